@@ -1,4 +1,4 @@
-"""JupyterLab and Notebook 7: drawings play beside a kernel, widgets talk to it, saved drawings play without one."""
+"""JupyterLab and Notebook 7: drawings play beside a kernel, live cells talk to it, saved drawings play without one."""
 
 import nbformat
 import pytest
@@ -12,17 +12,11 @@ CELLS = (
     "from dualpipe_lab import schedules, simulate\n"
     'timeline = simulate(schedules.build("1f1b", num_ranks=4, num_microbatches=8))\n'
     "timeline",
-    "import ipywidgets\n"
-    "from dualpipe_lab.viz import TimelineWidget\n"
-    "widget = TimelineWidget(timeline, time=3)\n"
-    'slider = ipywidgets.FloatSlider(3, max=100, step=1, description="time")\n'
-    'link = ipywidgets.link((slider, "value"), (widget, "time"))\n'
-    "ipywidgets.VBox([slider, widget])",
     'from dualpipe_lab.viz import play\nlive = play(["1f1b", "dualpipe"], num_microbatches=(1, 8, 24))\nlive',
     "edited = play(schedules.build('gpipe', num_ranks=2, num_microbatches=2))\nedited",
 )
 ONE_F_ONE_B = schedules.build("1f1b", num_ranks=4, num_microbatches=8)
-ELEMENT, WIDGET = ".jp-OutputArea-output > dp-timeline", ".jupyter-widgets dp-timeline"
+ELEMENT = ".jp-OutputArea-output > dp-timeline"
 STATE = "e => ({ time: e.time, playing: e.playing, selection: e.selection, makespan: e.makespan })"
 
 
@@ -96,36 +90,6 @@ def test_the_element_plays_beside_a_kernel(lab):
     check_that_keys_move(lab, drawing(lab, ELEMENT))
 
 
-def test_the_widget_and_python_set_each_other(lab):
-    element = drawing(lab, WIDGET)
-    lab.ask("0", "widget.time, widget.costs, widget.selection = 5, {'F': 2}, '1F0'")
-    lab.until("e => e.time === 5 && e.costs.F === 2 && e.selection === '1F0'", "the page follows Python", element)
-    assert element.evaluate(STATE)["makespan"] == simulate(ONE_F_ONE_B, Cost(F=2)).makespan
-    lab.told("widget.costs['latency']", "0")  # the page tells all costs, not only those that were set
-    end = press(lab, element, "End")["time"]
-    lab.told("widget.time, slider.value", f"({float(end)}, {float(end)})")
-    press(lab, element, "Escape")
-    lab.told("widget.selection", "''")
-    element.evaluate("e => e.shadowRoot.querySelector('.costs input').focus()")
-    lab.page.keyboard.press("ArrowRight")
-    lab.told("widget.costs['F']", "3")
-    lab.ask("0", "widget.playing = True")  # from the start: it was at the end
-    lab.until("e => e.playing && e.time > 4", "it plays beside the slider, which rounds its time", element)
-    press(lab, element, "Space")
-    lab.told("widget.playing", "False")
-
-
-def test_a_slider_beside_the_widget_moves_it(lab):
-    if lab.server.app == "notebook":
-        pytest.skip("Notebook 7 takes the arrow keys of a bare ipywidgets slider for itself")
-    element = drawing(lab, WIDGET)
-    lab.ask("0", "widget.time = 7")
-    lab.until("e => e.time === 7", "the page follows Python", element)
-    lab.until("() => document.querySelector('.noUi-handle').ariaValueNow === '7.0'", "the slider follows the widget")
-    lab.page.locator(".noUi-handle").first.press("ArrowRight")
-    lab.until("e => e.time === 8", "the widget follows the slider", element)
-
-
 # ---- live cells
 
 HERE = "e => ({ found: e.table.innerText, told: e.status.innerText, hint: !e.hint.hidden, makespan: e.drawn.makespan })"
@@ -184,7 +148,7 @@ def test_axe_finds_nothing_serious_in_live_cells(lab):
 
 def test_a_saved_live_cell_shows_its_drawing_and_what_to_run(lab, other):
     saved = nbformat.read(lab.server.notebooks / "drawings.ipynb", as_version=4)
-    assert sorted(saved.cells[2].outputs[0].data) == ["text/html", "text/plain"]
+    assert sorted(saved.cells[1].outputs[0].data) == ["text/html", "text/plain"]
     other.open(lab.server.copy("drawings.ipynb", "live.ipynb"))
     shown = live_cell(other, is_bound=False).evaluate(HERE)
     assert shown["makespan"] == simulate(schedules.build("1f1b", 4, 8)).makespan

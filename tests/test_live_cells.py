@@ -27,7 +27,7 @@ CALL = re.compile(r"^(?:viz\.)?play\(", re.MULTILINE)
 # what a page shows in place of a widget, and what would have to be fetched to show one
 LOST = re.compile(
     r"vnd\.jupyter\.widget-(?:view|state)|Error displaying widget|Loading widget|html-manager|"
-    r"\b(?:IntSlider|Dropdown|Checkbox|Textarea|VBox|HBox|GridBox|LiveWidget|TimelineWidget)\("
+    r"\b(?:IntSlider|Dropdown|Checkbox|Textarea|VBox|HBox|GridBox|LiveWidget)\("
 )
 
 

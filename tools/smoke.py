@@ -61,7 +61,7 @@ def main() -> None:
         shown = subprocess.run([*command, "2"], capture_output=True, text=True, check=True, cwd=folder)
         assert "0F0" in shown.stdout or "makespan" in shown.stdout, shown.stdout
     say("picture and command line", "drawn")
-    calls = {"matplotlib": "viz.plot_timelines(timeline)", "anywidget": "viz.TimelineWidget(timeline)"}
+    calls = {"matplotlib": "viz.plot_timelines(timeline)", "anywidget": "viz.play('gpipe').widget"}
     calls["psutil"] = "from dualpipe_course.grading.grader import Grader"
     for package, name in EXTRAS.items():
         if find_spec(package) is None:

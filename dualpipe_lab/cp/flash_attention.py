@@ -41,13 +41,11 @@ class Kernel(Protocol):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, offset: int | None, scale: float) -> tuple[Tensor, Tensor]:
         """Return `out_BHSD` and `lse_BHS`."""
-        ...
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, offset: int | None, scale: float
     ) -> Grads:
         """Return the gradients of q, k, v."""
-        ...
 
 
 class KeyTile(NamedTuple):
@@ -80,11 +78,16 @@ class FlashTiles:
         q_groups, k_all, v_all = _grouped(q, k.shape[1]), k.flatten(0, 1).to(wide), v.flatten(0, 1).to(wide)
         out, lse = (torch.empty(q_groups.shape[:axes], dtype=wide, device=q.device) for axes in (4, 3))
         tile = _Buffer(q_groups, self, k.shape[2])
-        for rows in self._rows(q.shape[2]):
+        for rows in _tiles(q.shape[2], self.num_queries):
             q_i = _rows_of(q_groups, rows).to(wide) * scale
-            state, weighted = _one_row_of_tiles(
-                q_i, k_all, v_all, self.key_tiles(rows, k.shape[2], offset, q.device), tile
-            )
+            state, weighted = MaxSum.identity(q_i[..., 0]), torch.zeros_like(q_i)
+            for keys, hidden in self.key_tiles(rows, k.shape[2], offset, q.device):
+                s = _scores(q_i, k_all[:, keys], hidden, tile)
+                maximum = torch.maximum(state.maximum, s.amax(-1))
+                p = s.sub_(reference(maximum)[..., None]).exp_()
+                rescaling = state.rescaling(maximum)
+                state = MaxSum(maximum, rescaling * state.total + p.sum(-1))
+                weighted = weighted.mul_(rescaling[..., None]).baddbmm_(p, v_all[:, keys])
             weighted.div_(state.total.masked_fill(state.total == 0, 1)[..., None])
             out[:, :, rows], lse[:, :, rows] = (
                 found.unflatten(1, (q_groups.shape[1], rows.stop - rows.start)) for found in (weighted, state.lse)
@@ -104,7 +107,7 @@ class FlashTiles:
         lse_groups = _grouped(lse.masked_fill(lse == NEG_INF, float("inf")), kv_heads)
         dq = torch.empty(q_groups.shape, dtype=wide, device=q.device)
         tile, tile_grad = (_Buffer(q_groups, self, k.shape[2]) for _ in range(2))
-        for rows in self._rows(q.shape[2]):
+        for rows in _tiles(q.shape[2], self.num_queries):
             q_i, do_i = _rows_of(q_groups, rows).to(wide) * scale, _rows_of(grad_groups, rows).to(wide)
             lse_i, delta_i = (_rows_of(x, rows)[..., None] for x in (lse_groups, delta))
             dq_i = torch.zeros_like(q_i)
@@ -122,36 +125,17 @@ class FlashTiles:
         self, rows: slice, num_keys: int, offset: int | None, device: torch.device | None = None
     ) -> Iterator[KeyTile]:
         """Yield the tiles of keys that some of the queries `rows` see; a tile that no query sees is skipped."""
-        for first in range(0, num_keys, self.num_keys):
-            keys = slice(first, min(first + self.num_keys, num_keys))
+        for keys in _tiles(num_keys, self.num_keys):
             if offset is None or keys.stop - 1 <= rows.start + offset:
                 yield KeyTile(keys, None)
-            elif first <= rows.stop - 1 + offset:
+            elif keys.start <= rows.stop - 1 + offset:
                 ones = torch.ones(rows.stop - rows.start, keys.stop - keys.start, dtype=torch.bool, device=device)
-                yield KeyTile(keys, ones.triu(rows.start + offset - first + 1))
-
-    def _rows(self, num_queries: int) -> Iterator[slice]:
-        for first in range(0, num_queries, self.num_queries):
-            yield slice(first, min(first + self.num_queries, num_queries))
+                yield KeyTile(keys, ones.triu(rows.start + offset - keys.start + 1))
 
 
-def _one_row_of_tiles(
-    q_i: Tensor,
-    k_all: Tensor,
-    v_all: Tensor,
-    key_tiles: Iterator[KeyTile],
-    tile: "_Buffer",
-) -> tuple[MaxSum, Tensor]:
-    """Return maximum and sum of the scores of some queries, and the sum of the values weighted by them."""
-    state, weighted = MaxSum.identity(q_i[..., 0]), torch.zeros_like(q_i)
-    for keys, hidden in key_tiles:
-        s = _scores(q_i, k_all[:, keys], hidden, tile)
-        maximum = torch.maximum(state.maximum, s.amax(-1))
-        p = s.sub_(reference(maximum)[..., None]).exp_()
-        rescaling = state.rescaling(maximum)
-        state = MaxSum(maximum, rescaling * state.total + p.sum(-1))
-        weighted = weighted.mul_(rescaling[..., None]).baddbmm_(p, v_all[:, keys])
-    return state, weighted
+def _tiles(length: int, size: int) -> Iterator[slice]:
+    for first in range(0, length, size):
+        yield slice(first, min(first + size, length))
 
 
 class _Buffer:
@@ -193,7 +177,7 @@ def flash_attention(
         v: `v_BKTD`.
         causal: the corner of the scores at which query and key have the same position, if S and T differ; None: every
             query sees every key.  A query that sees no key gets an output of zeros and a gradient of zeros.
-        scale: of the scores (default: D ** -0.5).
+        scale: of the scores (default: D ** -0.5, with which scores of random vectors have variance 1).
         tiles: the size of a tile; it changes nothing but rounding.
 
     Raises:
@@ -203,7 +187,7 @@ def flash_attention(
     if causal not in (None, "top_left", "bottom_right"):
         raise ValueError(f"causal is None, top_left or bottom_right, got {causal!r}")
     offset = None if causal is None else k.shape[2] - q.shape[2] if causal == "bottom_right" else 0
-    scale = default_scale(q) if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     out: Tensor = _FlashAttention.apply(q, k, v, offset, scale, tiles or FlashTiles())
     return out
 
@@ -228,12 +212,7 @@ class _FlashAttention(torch.autograd.Function):
 
 
 def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse queries, keys and values whose shapes do not fit together.
-
-    Raises:
-        ValueError: other than four axes, another batch or size of a head, or query heads that do not divide among the
-            key heads.
-    """
+    """Refuse queries, keys and values whose shapes do not fit together."""
     shapes = [tuple(tensor.shape) for tensor in (q, k, v)]
     if any(len(shape) != 4 for shape in shapes) or k.shape != v.shape:
         raise ValueError(f"attention takes q (batch, heads, positions, size) and k, v of one shape, got {shapes}")
@@ -243,11 +222,6 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"query heads are shared out among key heads, and {q.shape[1]} do not divide among {k.shape[1]}"
         )
-
-
-def default_scale(q: Tensor) -> float:
-    """Return D ** -0.5 for heads of size D: scores of random vectors then have variance 1."""
-    return float(q.shape[-1] ** -0.5)
 
 
 def _grouped(x: Tensor, num_kv_heads: int) -> Tensor:

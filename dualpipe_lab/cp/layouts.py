@@ -206,18 +206,6 @@ class MessageTimes(NamedTuple):
     latency: int
 
 
-class _Links:
-    """The links from each rank to the next one."""
-
-    def __init__(self, num_ranks: int, latency: int) -> None:
-        self.free, self.latency = [0] * num_ranks, latency
-
-    def send(self, rank: int, now: int, transfer: int) -> int:
-        """Return when the message has left; it arrives `latency` later."""
-        self.free[rank] = max(now, self.free[rank]) + transfer
-        return self.free[rank]
-
-
 def ring_forward_ns(work: Ns, kv: MessageTimes) -> list[int]:
     """Return when each rank has finished the forward of a ring.
 
@@ -226,13 +214,7 @@ def ring_forward_ns(work: Ns, kv: MessageTimes) -> list[int]:
     >>> ring_forward_ns([[10, 10], [10, 10]], MessageTimes([[14], [14]], latency=1))
     [25, 25]
     """
-    num_ranks = len(work)
-    now, links = [0] * num_ranks, _Links(num_ranks, kv.latency)
-    for step in range(num_ranks):
-        left = _start(now, links, kv, step)
-        now = [time + spent[step] for time, spent in zip(now, work, strict=True)]
-        now = _arrived(now, left, links.latency)
-    return now
+    return _ring_ns(work, kv, None)
 
 
 def ring_backward_ns(work: Ns, kv: MessageTimes, dkv: MessageTimes) -> list[int]:
@@ -241,28 +223,30 @@ def ring_backward_ns(work: Ns, kv: MessageTimes, dkv: MessageTimes) -> list[int]
     >>> ring_backward_ns([[10, 10], [10, 10]], MessageTimes([[4], [4]], 1), MessageTimes([[4, 4], [4, 4]], 1))
     [25, 25]
     """
+    return _ring_ns(work, kv, dkv)
+
+
+def _ring_ns(work: Ns, kv: MessageTimes, dkv: MessageTimes | None) -> list[int]:
     num_ranks = len(work)
-    now, links = [0] * num_ranks, _Links(num_ranks, kv.latency)
-    dkv_left: list[int] | None = None
+    now, free = [0] * num_ranks, [0] * num_ranks  # of the ranks; of the links from each rank to the next one
+
+    def send(transfer: Ns, step: int) -> list[int]:
+        for rank, time in enumerate(now):
+            free[rank] = max(time, free[rank]) + transfer[rank][step]
+        return list(free)
+
+    def wait(left: list[int] | None) -> None:
+        """Wait until the message of the previous rank has arrived and this rank's message has left."""
+        if left is not None:
+            now[:] = [max(time, left[rank - 1] + kv.latency, left[rank]) for rank, time in enumerate(now)]
+
+    dkv_left = None
     for step in range(num_ranks):
-        kv_left = _start(now, links, kv, step)
-        now = [time + spent[step] for time, spent in zip(now, work, strict=True)]
-        now = _arrived(now, dkv_left, links.latency)
-        if num_ranks > 1:
-            dkv_left = [links.send(rank, now[rank], dkv.transfer[rank][step]) for rank in range(num_ranks)]
-        now = _arrived(now, kv_left, links.latency)
-    return _arrived(now, dkv_left, links.latency)
-
-
-def _start(now: list[int], links: _Links, kv: MessageTimes, step: int) -> list[int] | None:
-    """Send the block of every rank to the next rank, unless this is the last step."""
-    if step == len(now) - 1:
-        return None
-    return [links.send(rank, time, kv.transfer[rank][step]) for rank, time in enumerate(now)]
-
-
-def _arrived(now: list[int], left: list[int] | None, latency: int) -> list[int]:
-    """Wait until the message of the previous rank has arrived and this rank's message has left."""
-    if left is None:
-        return now
-    return [max(time, left[rank - 1] + latency, left[rank]) for rank, time in enumerate(now)]
+        kv_left = send(kv.transfer, step) if step + 1 < num_ranks else None
+        now[:] = [time + spent[step] for time, spent in zip(now, work, strict=True)]
+        wait(dkv_left)
+        if dkv is not None and num_ranks > 1:
+            dkv_left = send(dkv.transfer, step)
+        wait(kv_left)
+    wait(dkv_left)
+    return now

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.cp.flash_attention import FlashTiles, Grads, Kernel, check_heads, default_scale
+from dualpipe_lab.cp.flash_attention import FlashTiles, Grads, Kernel, check_heads
 from dualpipe_lab.cp.layouts import BlockMask, SequenceLayout
 from dualpipe_lab.cp.ring import Ring, recv_buffer
 from dualpipe_lab.cp.sequence import check_local_shard
@@ -139,7 +139,7 @@ class BlockAttention:
         ring = Ring(group)
         check_local_shard(q, layout, ring, 2)
         check_local_shard(k, layout, ring, 2)
-        return cls(ring, layout, causal, default_scale(q) if scale is None else scale, kernel or FlashTiles())
+        return cls(ring, layout, causal, q.shape[-1] ** -0.5 if scale is None else scale, kernel or FlashTiles())
 
     def mask(self, source: int) -> BlockMask | None:
         """Return the mask of this rank's queries on the keys of rank `source`; None if no pair is visible."""

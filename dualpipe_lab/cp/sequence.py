@@ -61,11 +61,7 @@ def unshard(x: Tensor, layout: SequenceLayout, dim: int = 1, group: Group | None
 
 
 def check_local_shard(x: Tensor, layout: SequenceLayout, ring: Ring, dim: int) -> None:
-    """Refuse a tensor whose length is not what the layout gives this rank.
-
-    Raises:
-        ValueError: naming the rank of the ring, the length of the tensor and that of the layout.
-    """
+    """Refuse a tensor whose length is not what the layout gives this rank."""
     if layout.num_ranks != ring.size:
         raise ValueError(f"{layout} is used by a group of {ring.size} ranks; make the layout for {ring.size}")
     if x.shape[dim] != layout.size(ring.position):

@@ -27,19 +27,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.tp.cross_entropy import (
     LossOptions,
     Reduction,
-    at_least_float32,
     check_targets,
     local_targets,
     logits_grad,
     losses_of,
     reduced,
 )
-from dualpipe_lab.tp.linear import check_tokens, flat_tokens
-from dualpipe_lab.tp.mappings import TOKENS, start_all_gather, start_all_reduce, start_reduce_scatter
+from dualpipe_lab.tp.linear import at_least_float32, check_tokens, flat_tokens
+from dualpipe_lab.tp.mappings import TOKENS, start_all_gather, start_input_sum
 from dualpipe_lab.tp.shard import TensorParallel
 
 
@@ -126,12 +124,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             dz = logits_grad(z, *local, ctx.vocabulary_size, tp, ctx.options).to(weight.dtype)
             if dx is not None:
                 dx.view(-1, dx.shape[-1])[part] = dz @ weight
-                summing = _start_sum(dx, tp) if part == ctx.parts[-1] else None  # while dW of this chunk is computed
+                if part == ctx.parts[-1]:
+                    summing = start_input_sum(dx, tp)  # while dW of this chunk is computed
             if dw is not None:
                 dw += dz.t() @ rows[part]
             del z, dz  # before the next chunk's are made
         if dx is not None:
-            dx = (summing or _start_sum(dx, tp)).wait()
+            dx = (summing or start_input_sum(dx, tp)).wait()
         return dx, None if dw is None else dw.to(weight.dtype), *[None] * 5
 
 
@@ -169,20 +168,8 @@ def _shifted(numbers: Tensor, largest: Tensor, local: Tensor, num_columns: int) 
     return [at_target, shifted_sum, exp_sum * distance.exp()]
 
 
-def _start_sum(dx: Tensor, tp: TensorParallel) -> Pending[Tensor]:
-    """Launch the sum of dx over the ranks, of which a rank keeps its tokens under sequence parallelism."""
-    summing = start_reduce_scatter(dx, TOKENS, tp.group) if tp.sequence_parallel else start_all_reduce(dx, tp.group)
-    if not tp.overlap:
-        summing.wait()
-    return summing
-
-
 def check_chunk(chunk: int) -> None:
-    """Refuse a chunk that is not a number of tokens.
-
-    Raises:
-        ValueError: naming the value.
-    """
+    """Refuse a chunk that is not a number of tokens."""
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise ValueError(f"a chunk is a number of tokens of at least 1, got {chunk!r}; use 1024")
 

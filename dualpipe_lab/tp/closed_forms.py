@@ -133,11 +133,7 @@ def layer_kept_numbers(
 def check_heads(
     hidden_size: int, num_heads: int, num_kv_heads: int, tp_size: int, head_size: int | None = None
 ) -> None:
-    """Refuse numbers of heads that cannot be sharded over the ranks.
-
-    Raises:
-        ValueError: naming the rule and the values.
-    """
+    """Refuse numbers of heads that cannot be sharded over the ranks."""
     if head_size is None and hidden_size % num_heads:
         raise ValueError(f"hidden_size must divide by num_heads, got {hidden_size} and {num_heads}; or give head_size")
     if (head_size or hidden_size // num_heads) % 2:

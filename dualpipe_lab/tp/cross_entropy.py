@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
-from dualpipe_lab.tp.linear import flat_tokens
+from dualpipe_lab.tp.linear import at_least_float32, flat_tokens
 from dualpipe_lab.tp.mappings import start_all_reduce
 from dualpipe_lab.tp.shard import TensorParallel
 
@@ -137,17 +137,16 @@ def losses_of(
 ) -> tuple[Tensor, Tensor]:
     """Sum over the ranks; return the loss of every token, and the log of its softmax's denominator.
 
-    Args:
-        largest: `largest_T`, the largest logit on all ranks.
-        summands: this rank's z' of the target; with label smoothing its sum of z'; its sum of exp(z').
-        targets: `targets_T`.
-        vocabulary_size: as in `cross_entropy`.
-        tp: as in `cross_entropy`.
-        options: as in `cross_entropy`.
+    `largest_T` is the largest logit on all ranks.  `summands`: this rank's z' of the target; with label smoothing its
+    sum of z'; its sum of exp(z').
     """
-    log_sum, at_target, shifted_sum = _reduce(summands, tp, options)
-    smoothing, log_z = options.label_smoothing, largest + log_sum
-    likely = (1 - smoothing) * at_target + smoothing / vocabulary_size * shifted_sum
+    if options.packed:
+        sums = list(start_all_reduce(torch.stack(summands), tp.group).wait())
+    else:
+        sums = [pending.wait() for pending in [start_all_reduce(summand, tp.group) for summand in summands]]
+    smoothing, log_sum = options.label_smoothing, sums[-1].log()
+    log_z, shifted_sum = largest + log_sum, sums[1] if smoothing else 0.0
+    likely = (1 - smoothing) * sums[0] + smoothing / vocabulary_size * shifted_sum
     losses = log_sum - likely + options.z_loss * log_z.square()
     return losses.masked_fill_(targets == options.ignored, 0.0), log_sum
 
@@ -174,16 +173,6 @@ def logits_grad(
     return dz
 
 
-def _reduce(summands: list[Tensor], tp: TensorParallel, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum over the ranks; return the log of the denominator, the target's shifted logit, the sum of shifted logits."""
-    if options.packed:
-        sums = list(start_all_reduce(torch.stack(summands), tp.group).wait())
-    else:
-        sums = [pending.wait() for pending in [start_all_reduce(summand, tp.group) for summand in summands]]
-    shifted_sum = sums[1] if options.label_smoothing else torch.zeros_like(sums[0])
-    return sums[-1].log(), sums[0], shifted_sum
-
-
 def local_targets(targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
     """Return the tokens whose target lies in this rank's shard, and the target's column there.
 
@@ -200,11 +189,6 @@ def _at(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return found
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return a tensor in 32 bits, or in 64 if it has them."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
 def _check_logits(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> None:
     start, stop = tp.span(vocabulary_size)
     if logits.shape != (*targets.shape, stop - start):
@@ -215,11 +199,7 @@ def _check_logits(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: Ten
 
 
 def check_targets(targets: Tensor, vocabulary_size: int, options: LossOptions, reduction: Reduction) -> None:
-    """Refuse targets outside of the vocabulary, and an unknown reduction.
-
-    Raises:
-        ValueError: naming the rule and the value.
-    """
+    """Refuse targets outside of the vocabulary, and an unknown reduction."""
     if targets.is_floating_point():
         raise ValueError(f"targets are whole numbers, got {targets.dtype}; use targets.long()")
     # on a GPU the host waits for the answer, once per loss: a wrong target would read outside of the logits

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.linear import flat_tokens
 from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
-from dualpipe_lab.tp.shard import Shard, TensorParallel, full_state_dict, initialize_parameters, load_full_state_dict
+from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, load_full_state_dict
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -57,11 +57,6 @@ class VocabParallelEmbedding(nn.Module):
         table = cls(full.num_embeddings, full.embedding_dim, tp, full.padding_idx, full.weight.dtype)
         load_full_state_dict(table, full.state_dict())
         return table
-
-    def to_full(self) -> nn.Embedding:
-        """Gather the full table on every rank; all ranks of the group call this together."""
-        (weight,) = full_state_dict(self, self.tp.group).values()
-        return nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=self.padding_id)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return `x_..SD` of `ids_..S`; under sequence parallelism, the rank's tokens of it.

@@ -135,9 +135,7 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return y_BSD of x_BSD; under sequence parallelism both hold the rank's tokens.
 
-        Args:
-            x: the input.
-            positions: of all tokens in the sequence, `positions_S` (default: 0, 1, 2 ...).
+        `positions_S`: of all tokens in the sequence (default: 0, 1, 2 ...).
         """
         replicas = None if self.tp.coalesce else self.replicas
         weights = [self.q.weight, self.k.weight, self.v.weight]

@@ -41,15 +41,12 @@ class AttendLatents(Protocol):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return `o_BHSD` of queries, keys and values."""
-        ...
 
     def takes_latents(self, sizes: LatentSizes, num_heads: int) -> bool:
         """Whether it is given latents, for so many heads on this rank."""
-        ...
 
     def of_latents(self, q: Tensor, latents: Tensor, unfold: Tensor, sizes: LatentSizes) -> Tensor:
         """Return `o_BHSV` of `q_BHSK`, `c_BSC` (latent, rotated key position) and the weight that unfolds."""
-        ...
 
 
 class LatentAttention(nn.Module):
@@ -103,9 +100,7 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return y_BSD of x_BSD; under sequence parallelism both hold the rank's tokens.
 
-        Args:
-            x: the input.
-            positions: of all tokens in the sequence, `positions_S` (default: 0, 1, 2 ...).
+        `positions_S`: of all tokens in the sequence (default: 0, 1, 2 ...).
         """
         content, position = self.sizes.content, self.sizes.position
         latent, shared = self.kv_down(x).split([self.sizes.kv_rank, position], -1)

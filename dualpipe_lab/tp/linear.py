@@ -28,108 +28,87 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from dualpipe_lab import comm
 from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, start_all_gather, start_all_reduce, start_reduce_scatter
-from dualpipe_lab.tp.shard import Shard, TensorParallel, full_state_dict, initialize_parameters, load_full_state_dict
+from dualpipe_lab.tp.mappings import (
+    TOKENS,
+    gather_from_ranks,
+    gather_output_grad,
+    reduce_output,
+    start_all_gather,
+    start_all_reduce,
+    start_input_sum,
+)
+from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, load_full_state_dict
 
 
 class ColumnParallel(torch.autograd.Function):
-    """y_r = x W_r^T + b_r of a replicated x; the sum of dx travels while dW is computed."""
+    """y_i = x W_i^T + b for every weight; dx = sum over ranks and weights of dy_i W_i travels while dW_i are computed.
+
+    Only a single weight has a bias.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
-        ctx.tp = tp
-        ctx.save_for_backward(x, weight)
-        return linear(x, weight, bias)  # y_..SO of x_..SD and weight_OD: every rank has all of x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad
-        dx = dw = summing = None
-        if needs_dx:
-            dx = input_grad(dy, weight)  # dx_..SD, of which this rank has one summand
-            summing = comm.all_reduce(dx, group=ctx.tp.group, async_op=ctx.tp.overlap)
-        if needs_dw:
-            dw = weight_grad(dy, x)  # dW_OD, while the sum of dx travels
-        db = flat_tokens(dy).sum(0) if needs_db else None
-        if summing is not None:
-            summing.wait()
-        return dx, dw, db, None
-
-
-class SequenceColumnParallel(torch.autograd.Function):
-    """The same under sequence parallelism: all-gather the tokens of x, reduce-scatter those of dx."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
-        full = start_all_gather(x, TOKENS, tp.group).wait()
-        ctx.tp = tp
-        ctx.save_for_backward(x if tp.regather else full, weight)
-        return linear(full, weight, bias)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        tp: TensorParallel,
+        replicas: Sequence[Group | None],
+        *weights: Tensor,
+    ) -> tuple[Tensor, ...]:
+        full = start_all_gather(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
+        ctx.tp, ctx.replicas = tp, replicas
+        ctx.regathers = tp.sequence_parallel and tp.regather
+        ctx.save_for_backward(x if ctx.regathers else full, *weights)
+        return tuple(linear(full, weight, bias) for weight in weights)  # y_..SO of x_..SD and weight_OD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        tp, (needs_dx, needs_dw, needs_db, _) = ctx.tp, ctx.needs_input_grad
-        dw = gathering = scattering = None
-        if needs_dw and tp.regather:
-            gathering = start_all_gather(x, TOKENS, tp.group)  # while dx is computed
-        if needs_dx:
-            scattering = start_reduce_scatter(input_grad(dy, weight), TOKENS, tp.group)  # while dW is computed
-            if not tp.overlap:
-                scattering.wait()
-        if needs_dw:
-            dw = weight_grad(dy, x if gathering is None else gathering.wait())
-        db = flat_tokens(dy).sum(0) if needs_db else None
-        return None if scattering is None else scattering.wait(), dw, db, None
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        needs_dx, needs_db, _, _, *needs_dw = ctx.needs_input_grad
+        gathering = start_all_gather(x, TOKENS, ctx.tp.group) if ctx.regathers and any(needs_dw) else None
+        summing = _start_input_grad(dys, weights, ctx.tp) if needs_dx else None
+        if gathering is not None:
+            x = gathering.wait()
+        dws = [weight_grad(dy, x) if needed else None for dy, needed in zip(dys, needs_dw, strict=True)]
+        pending = [
+            start_all_reduce(dw, group) if dw is not None and group is not None else None
+            for dw, group in zip(dws, ctx.replicas, strict=True)
+        ]
+        db = flat_tokens(dys[0]).sum(0) if needs_db else None
+        dws = [dw if part is None else part.wait() for dw, part in zip(dws, pending, strict=True)]
+        return None if summing is None else summing.wait(), db, None, None, *dws
+
+
+def _start_input_grad(dys: Sequence[Tensor], weights: Sequence[Tensor], tp: TensorParallel) -> Pending[Tensor]:
+    """Add up dy_i W_i over this rank's weights, and launch the sum over the ranks."""
+    dx = flat_tokens(dys[0]) @ weights[0]
+    for dy, weight in zip(dys[1:], weights[1:], strict=True):
+        dx.addmm_(flat_tokens(dy), weight)
+    return start_input_sum(dx.unflatten(0, dys[0].shape[:-1]), tp)
 
 
 class RowParallel(torch.autograd.Function):
-    """y = sum over r of x_r W_r^T, plus b once; the backward sends nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        y = x @ weight.t()  # y_..SD of x_..SI and weight_DI: this rank's summand
-        comm.all_reduce(y, group=tp.group)
-        return y if bias is None else y.add_(bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        return *_row_grads(dy, x, weight, ctx.needs_input_grad), None
-
-
-class SequenceRowParallel(torch.autograd.Function):
-    """The same under sequence parallelism: reduce-scatter the tokens of y, all-gather those of dy."""
+    """y = sum over r of x_r W_r^T, plus b once; without sequence parallelism the backward sends nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
         ctx.save_for_backward(x, weight)
-        y = start_reduce_scatter(x @ weight.t(), TOKENS, tp.group).wait()
+        y = reduce_output(x @ weight.t(), tp)  # y_..SD of x_..SI and weight_DI
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dy = start_all_gather(dy, TOKENS, ctx.tp.group).wait()
-        x, weight = ctx.saved_tensors
-        return *_row_grads(dy, x, weight, ctx.needs_input_grad), None
-
-
-def _row_grads(dy: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    """dx_..SI, dW_DI and db_D; every rank has all tokens of dy, so each gradient is complete."""
-    dx = dy @ weight if needs[0] else None
-    dw = weight_grad(dy, x) if needs[1] else None
-    return dx, dw, flat_tokens(dy).sum(0) if needs[2] else None
+        dy = gather_output_grad(dy, ctx.tp)  # of all tokens, so each gradient is complete
+        (x, weight), (needs_dx, needs_dw, needs_db, _) = ctx.saved_tensors, ctx.needs_input_grad
+        dx = dy @ weight if needs_dx else None
+        dw = weight_grad(dy, x) if needs_dw else None
+        return dx, dw, flat_tokens(dy).sum(0) if needs_db else None, None
 
 
 class ShardedLinear(nn.Module):
@@ -167,14 +146,6 @@ class ShardedLinear(nn.Module):
         layer = cls(full.in_features, full.out_features, has_bias, tp, dtype=full.weight.dtype, **options)  # type: ignore[arg-type]
         load_full_state_dict(layer, full.state_dict())
         return layer
-
-    def to_full(self) -> nn.Linear:
-        """Gather the full layer on every rank; all ranks of the group call this together."""
-        state = full_state_dict(self, self.tp.group)
-        kind = {"dtype": self.weight.dtype, "device": self.weight.device}
-        full = nn.Linear(self.in_features, self.out_features, self.bias is not None, **kind)
-        full.load_state_dict(state)
-        return full
 
     def extra_repr(self) -> str:
         """Sizes of the full layer, and the shape of this rank's shard."""
@@ -222,8 +193,8 @@ class ColumnParallelLinear(ShardedLinear):
         Under sequence parallelism x holds the rank's tokens and y all tokens.
         """
         check_tokens(x)
-        product = SequenceColumnParallel if self.tp.sequence_parallel else ColumnParallel
-        y: Tensor = product.apply(x, self.weight, self.bias, self.tp)
+        y: Tensor
+        (y,) = ColumnParallel.apply(x, self.bias, self.tp, (None,), self.weight)
         return gather_from_ranks(y, -1, self.tp.group) if self.gather_output else y
 
 
@@ -251,14 +222,8 @@ class RowParallelLinear(ShardedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Return `y_..SD` of `x_..SI`; I: this rank's inputs; under sequence parallelism y holds the rank's tokens."""
         check_tokens(x)
-        product = SequenceRowParallel if self.tp.sequence_parallel else RowParallel
-        y: Tensor = product.apply(x, self.weight, self.bias, self.tp)
+        y: Tensor = RowParallel.apply(x, self.weight, self.bias, self.tp)
         return y
-
-
-def input_grad(dy: Tensor, weight: Tensor) -> Tensor:
-    """Return dx = dy W: `dx_..SD` of `dy_..SO` and `weight_OD`."""
-    return (flat_tokens(dy) @ weight).unflatten(0, dy.shape[:-1])
 
 
 def weight_grad(dy: Tensor, x: Tensor) -> Tensor:
@@ -271,12 +236,13 @@ def flat_tokens(x: Tensor) -> Tensor:
     return x.flatten(0, -2)  # which, unlike a view as (-1, ...), takes the empty shard of a rank without features
 
 
-def check_tokens(x: Tensor) -> None:
-    """Refuse a tensor without a dimension for tokens.
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return a tensor in 32 bits, or in 64 if it has them."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
-    Raises:
-        ValueError: fewer than two dimensions.
-    """
+
+def check_tokens(x: Tensor) -> None:
+    """Refuse a tensor without a dimension for tokens."""
     if x.dim() < 2:
         raise ValueError(f"a parallel layer takes [..., tokens, features], got shape {tuple(x.shape)}; pass x[None]")
 
@@ -294,48 +260,5 @@ def fused_column_linear(
             this rank holds (default: None for all).
     """
     check_tokens(x)
-    out: tuple[Tensor, ...] = FusedColumnParallel.apply(x, tp, tuple(replicas) or (None,) * len(weights), *weights)
+    out: tuple[Tensor, ...] = ColumnParallel.apply(x, None, tp, replicas or (None,) * len(weights), *weights)
     return out
-
-
-class FusedColumnParallel(torch.autograd.Function):
-    """y_i = x W_i^T for every weight; dx = sum over ranks and weights of dy_i W_i."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, tp: TensorParallel, replicas: tuple[Group | None, ...], *weights: Tensor
-    ) -> tuple[Tensor, ...]:
-        full = start_all_gather(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
-        ctx.tp, ctx.replicas = tp, replicas
-        ctx.regathers = tp.sequence_parallel and tp.regather
-        ctx.save_for_backward(x if ctx.regathers else full, *weights)
-        return tuple(linear(full, weight) for weight in weights)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        needs_dx, _, _, *needs_dw = ctx.needs_input_grad
-        gathering = start_all_gather(x, TOKENS, ctx.tp.group) if ctx.regathers and any(needs_dw) else None
-        summing = _start_input_grad(dys, weights, ctx.tp) if needs_dx else None
-        if gathering is not None:
-            x = gathering.wait()
-        dws = [weight_grad(dy, x) if needed else None for dy, needed in zip(dys, needs_dw, strict=True)]
-        pending = [
-            start_all_reduce(dw, group) if dw is not None and group is not None else None
-            for dw, group in zip(dws, ctx.replicas, strict=True)
-        ]
-        dws = [dw if part is None else part.wait() for dw, part in zip(dws, pending, strict=True)]
-        return None if summing is None else summing.wait(), None, None, *dws
-
-
-def _start_input_grad(dys: Sequence[Tensor], weights: Sequence[Tensor], tp: TensorParallel) -> Pending[Tensor]:
-    """Add up dy_i W_i over this rank's weights, and launch the sum over the ranks."""
-    dx = flat_tokens(dys[0]) @ weights[0]
-    for dy, weight in zip(dys[1:], weights[1:], strict=True):
-        dx.addmm_(flat_tokens(dy), weight)
-    dx = dx.unflatten(0, dys[0].shape[:-1])
-    summing = start_reduce_scatter(dx, TOKENS, tp.group) if tp.sequence_parallel else start_all_reduce(dx, tp.group)
-    if not tp.overlap:
-        summing.wait()
-    return summing

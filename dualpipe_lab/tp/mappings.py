@@ -21,7 +21,8 @@ Elsewhere: Megatron mappings.py.  Source: Shoeybi et al. 2019 (arXiv 1909.08053)
 (arXiv 2205.05198), section 4.2.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.tp.shard import TensorParallel
+
+Operator: TypeAlias = Callable[[Tensor, int, Group | None], Tensor]
 
 TOKENS = -2  # x_..SD: tokens are the last dimension but one, with or without a batch
 
@@ -52,7 +55,7 @@ def gather_from_ranks(x: Tensor, dim: int = -1, group: Group | None = None) -> T
 
     The gradient is right if every rank uses the result in the same way; otherwise use `gather_tokens`.
     """
-    out: Tensor = GatherFromRanks.apply(x, dim, group)
+    out: Tensor = AlongDimension.apply(x, _gather, local_slice, dim, group)
     return out
 
 
@@ -62,34 +65,28 @@ def slice_to_ranks(x: Tensor, dim: int = -1, group: Group | None = None) -> Tens
     Raises:
         ValueError: the dimension does not divide among the ranks.
     """
-    out: Tensor = SliceToRanks.apply(x, dim, group)
+    out: Tensor = AlongDimension.apply(x, local_slice, _gather, dim, group)
     return out
 
 
 def gather_tokens(x: Tensor, group: Group | None = None, dim: int = TOKENS) -> Tensor:
     """Gather the tokens of all ranks; the backward reduce-scatters the gradient, since each rank uses them differently.
 
-    Args:
-        x: `x_..SD`; S: this rank's tokens, D: features.
-        group: the ranks.
-        dim: the dimension of the tokens.
+    `x_..SD`; S: this rank's tokens, D: features.  `dim`: the dimension of the tokens.
     """
-    out: Tensor = GatherTokens.apply(x, dim, group)
+    out: Tensor = AlongDimension.apply(x, _gather, _reduce_scatter, dim, group)
     return out
 
 
 def reduce_scatter_tokens(x: Tensor, group: Group | None = None, dim: int = TOKENS) -> Tensor:
     """Sum over the ranks and keep this rank's tokens of the sum; the backward gathers the gradient.
 
-    Args:
-        x: `x_..SD`; S: all tokens, D: features.
-        group: the ranks.
-        dim: the dimension of the tokens.
+    `x_..SD`; S: all tokens, D: features.  `dim`: the dimension of the tokens.
 
     Raises:
         ValueError: the tokens do not divide among the ranks.
     """
-    out: Tensor = ReduceScatterTokens.apply(x, dim, group)
+    out: Tensor = AlongDimension.apply(x, _reduce_scatter, _gather, dim, group)
     return out
 
 
@@ -121,60 +118,26 @@ class ReduceFromRanks(torch.autograd.Function):
         return grad, None
 
 
-class GatherFromRanks(torch.autograd.Function):
-    """All-gather / slice."""
+class AlongDimension(torch.autograd.Function):
+    """An operator along a dimension, and the one that is its backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group | None) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return start_all_gather(x, dim, group).wait()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return local_slice(grad, ctx.dim, ctx.group), None, None
-
-
-class SliceToRanks(torch.autograd.Function):
-    """Slice / all-gather."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group | None) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return local_slice(x, dim, group)
+    def forward(ctx: Any, x: Tensor, operator: Operator, backward: Operator, dim: int, group: Group | None) -> Tensor:
+        ctx.operator, ctx.dim, ctx.group = backward, dim, group
+        return operator(x, dim, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return start_all_gather(grad, ctx.dim, ctx.group).wait(), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.operator(grad, ctx.dim, ctx.group), None, None, None, None
 
 
-class GatherTokens(torch.autograd.Function):
-    """All-gather / reduce-scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group | None) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return start_all_gather(x, dim, group).wait()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return start_reduce_scatter(grad, ctx.dim, ctx.group).wait(), None, None
+def _gather(x: Tensor, dim: int, group: Group | None) -> Tensor:
+    return start_all_gather(x, dim, group).wait()
 
 
-class ReduceScatterTokens(torch.autograd.Function):
-    """Reduce-scatter / all-gather."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group | None) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return start_reduce_scatter(x, dim, group).wait()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return start_all_gather(grad, ctx.dim, ctx.group).wait(), None, None
+def _reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Tensor:
+    return start_reduce_scatter(x, dim, group).wait()
 
 
 def start_all_reduce(x: Tensor, group: Group | None) -> Pending[Tensor]:
@@ -192,11 +155,7 @@ def start_all_gather(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor
 
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
-    """Launch the sum over the ranks, of which each rank keeps its shard along a dimension.
-
-    Raises:
-        ValueError: the dimension does not divide among the ranks.
-    """
+    """Launch the sum over the ranks, of which each rank keeps its shard; ValueError if `dim` does not divide."""
     size = comm.get_world_size(group)
     _check_divides(x.shape[dim], size, "a reduce-scatter")
     shards = x.unflatten(dim, (size, -1)).movedim(dim % x.dim(), 0).contiguous()
@@ -206,11 +165,7 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Pending[Te
 
 
 def local_slice(x: Tensor, dim: int, group: Group | None) -> Tensor:
-    """Return this rank's shard of a replicated tensor; sends nothing.
-
-    Raises:
-        ValueError: the dimension does not divide among the ranks.
-    """
+    """Return this rank's shard of a replicated tensor; ValueError if the dimension does not divide."""
     size = comm.get_world_size(group)
     _check_divides(x.shape[dim], size, "a slice")
     return x.chunk(size, dim)[comm.get_rank(group)]
@@ -219,13 +174,21 @@ def local_slice(x: Tensor, dim: int, group: Group | None) -> Tensor:
 def reduce_output(partial: Tensor, tp: TensorParallel) -> Tensor:
     """Sum the ranks' partial outputs, in place; under sequence parallelism, return the rank's tokens of the sum."""
     if tp.sequence_parallel:
-        return start_reduce_scatter(partial, TOKENS, tp.group).wait()
+        return _reduce_scatter(partial, TOKENS, tp.group)
     return start_all_reduce(partial, tp.group).wait()
 
 
 def gather_output_grad(grad: Tensor, tp: TensorParallel) -> Tensor:
     """Return the gradient of all tokens: under sequence parallelism, gather it from the ranks."""
-    return start_all_gather(grad, TOKENS, tp.group).wait() if tp.sequence_parallel else grad
+    return _gather(grad, TOKENS, tp.group) if tp.sequence_parallel else grad
+
+
+def start_input_sum(dx: Tensor, tp: TensorParallel) -> Pending[Tensor]:
+    """Launch the sum of dx over the ranks, of which a rank keeps its tokens under sequence parallelism."""
+    summing = start_reduce_scatter(dx, TOKENS, tp.group) if tp.sequence_parallel else start_all_reduce(dx, tp.group)
+    if not tp.overlap:
+        summing.wait()
+    return summing
 
 
 def _check_divides(length: int, num_ranks: int, what: str) -> None:

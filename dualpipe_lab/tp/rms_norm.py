@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.tp.linear import flat_tokens
+from dualpipe_lab.tp.linear import at_least_float32, flat_tokens
 from dualpipe_lab.tp.mappings import start_all_reduce
 from dualpipe_lab.tp.shard import Shard, TensorParallel
 
@@ -78,7 +78,7 @@ class RmsNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, hidden_size: int, eps: float, sharded: Sharded, tp: TensorParallel
     ) -> Tensor:
-        wide = _at_least_float32(x)
+        wide = at_least_float32(x)
         squares = wide.square().sum(-1, keepdim=True)
         if sharded == "hidden":
             squares = start_all_reduce(squares, tp.group).wait()
@@ -91,7 +91,7 @@ class RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        group, grad, normal = ctx.tp.group, _at_least_float32(grad), _at_least_float32(x) * scale
+        group, grad, normal = ctx.tp.group, at_least_float32(grad), at_least_float32(x) * scale
         weighted = grad * weight
         inner = (weighted * normal).sum(-1, keepdim=True)
         summing_inner = start_all_reduce(inner, group) if ctx.sharded == "hidden" else None
@@ -104,7 +104,3 @@ class RmsNorm(torch.autograd.Function):
         if summing_dgamma is not None:
             dgamma = summing_dgamma.wait()
         return dx.to(x.dtype), dgamma.to(weight.dtype), None, None, None, None
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -17,7 +17,7 @@ Source: Grattafiori et al. 2024 (arXiv 2407.21783), section 3.4.2, with the form
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor, inf, log, pi
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,14 @@ class RopeScaling:
     low_factor: float
     high_factor: float
     original_length: float
+    rotated_factor: ClassVar[float] = 1.0
+    score_factor: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if not (self.factor > 0 and 0 < self.low_factor < self.high_factor and self.original_length > 0):
             raise ValueError(
                 f"rotary angles are scaled with positive numbers, low_factor below high_factor, got {self}"
             )
-
-    @property
-    def rotated_factor(self) -> float:
-        """By what the rotated features of queries and keys are multiplied."""
-        return 1.0
-
-    @property
-    def score_factor(self) -> float:
-        """By what the scores of latent attention are multiplied."""
-        return 1.0
 
     def factors(self, base: float, head_size: int) -> list[float]:
         """Return by what the angle of each pair of features is multiplied."""

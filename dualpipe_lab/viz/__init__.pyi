@@ -2,7 +2,6 @@
 from .comparison import compare as compare
 from .live.play import play as play
 from .live.play import Play as Play
-from .widget import TimelineWidget as TimelineWidget
 from .explorer import Explorer as Explorer
 from .studio import Studio as Studio
 from .studio import Challenge as Challenge

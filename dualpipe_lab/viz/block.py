@@ -52,15 +52,8 @@ def transformer_block(
         for row, part in enumerate(parts):
             chosen = texts.get(part, part.removesuffix(" 2"))
             text = chosen if isinstance(chosen, str) else chosen[number]
-            boxes.append(
-                Box(
-                    f"{part} {number}",
-                    (left + 0.5, 1.3 + _STEP * row),
-                    (_WIDTH - 1, 1.3),
-                    text,
-                    colours.get(part, "plain"),
-                )
-            )
+            place, size = (left + 0.5, 1.3 + _STEP * row), (_WIDTH - 1, 1.3)
+            boxes.append(Box(f"{part} {number}", place, size, text, colours.get(part, "plain")))
             if row:
                 arrows.append(Arrow(f"{parts[row - 1]} {number}", f"{part} {number}", sides="bottom top"))
     for part, text in communication.items():

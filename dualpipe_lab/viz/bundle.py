@@ -13,7 +13,6 @@ from importlib import resources
 
 ENTRY = "register.mjs"
 _OWN = {"studio": "registerStudio"}  # elements with scripts of their own
-_WIDGET = "widget.mjs"
 _LIVE = "live-model.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
@@ -31,12 +30,6 @@ def classic_script() -> str:
 def element_script(name: str) -> str:
     """Return the script of an element such as the "studio", which needs the classic one before it."""
     return f"(() => {{\n{_joined(f'register-{name}.mjs')}{_OWN[name]}();\n}})();\n"
-
-
-@cache
-def widget_module() -> str:
-    """Return the module of the notebook widget, with the `render` function of anywidget."""
-    return f"{_joined(_WIDGET)}export default {{ render }};\n"
 
 
 @cache

@@ -8,6 +8,7 @@ Elsewhere: matplotlib `Axes.plot`.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dualpipe_lab.viz.drawing import Drawing
 from dualpipe_lab.viz.figure import GRID, LINES, MUTED, TEXT, inline_svg, new_axes, write
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _PLOT = (62, 44, 446, 194)  # left, top, right, bottom of the axes
 _LETTER = 6.6  # px, mean width of a letter at font size 12
 
 
-class Chart:
+class Chart(Drawing):
     """Lines over one axis; prints as a table, displays as SVG.
 
     Args:
@@ -77,9 +78,6 @@ class Chart:
 
     def __repr__(self) -> str:
         return f"<Chart {self.title!r}: {', '.join(self.lines)}>"
-
-    def _repr_html_(self) -> str:
-        return f'<div style="max-width:100%">{self.to_svg()}</div>'
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""

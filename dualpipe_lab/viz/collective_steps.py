@@ -25,12 +25,7 @@ class _Number(NamedTuple):
 
 
 _Row: TypeAlias = list[_Number]
-
-
-class _Move(NamedTuple):
-    src: int
-    dst: int
-    numbers: _Row
+_Move: TypeAlias = tuple[int, int, _Row]  # from, to, what
 
 
 class _Step(NamedTuple):
@@ -73,8 +68,8 @@ def collective_steps(name: str, before: Rows, after: Rows, root: int | None = No
         if not row:
             reached.clear()
     log = [
-        MessageStep(step.title, [(m.src, m.dst, _cell(m.numbers)) for m in step.moves], _held(step.rows))
-        for step in found
+        MessageStep(title, [(src, dst, _cell(numbers)) for src, dst, numbers in moves], _held(rows))
+        for title, moves, rows in found
     ]
     return Steps(name, _held(start), log, note)
 
@@ -100,7 +95,7 @@ def _ring(rows: list[_Row], steps: range, offset: int = 0) -> list[_Step]:
     for step in steps:
         adds = step < num_ranks - 1
         cuts = [_chunk(row, (rank - step - offset) % num_ranks, num_ranks) for rank, row in enumerate(rows)]
-        moves = [_Move(r, (r + 1) % num_ranks, rows[r][cut]) for r, cut in enumerate(cuts)]
+        moves = [(r, (r + 1) % num_ranks, rows[r][cut]) for r, cut in enumerate(cuts)]
         rows = [list(row) for row in rows]
         for (_, dst, numbers), cut in zip(moves, cuts, strict=True):
             mine = rows[dst][cut]
@@ -125,10 +120,7 @@ def _reduce_scatter(rows: list[_Row], root: int) -> list[_Step]:
 
 def _reduce(rows: list[_Row], root: int) -> list[_Step]:
     found = _reduce_scatter(rows, root)
-    owned = found[-1].rows if found else rows
-    moves = [_Move(rank, root, row) for rank, row in enumerate(owned) if rank != root]
-    total = [value for row in owned for value in row]
-    return [*found, _Step("finished chunks to the root", moves, [total if r == root else [] for r in range(len(rows))])]
+    return [*found, *_gather(found[-1].rows if found else rows, root, "finished chunks to the root")]
 
 
 def _all_gather(rows: list[_Row], root: int) -> list[_Step]:
@@ -136,7 +128,7 @@ def _all_gather(rows: list[_Row], root: int) -> list[_Step]:
     held: list[dict[int, _Row]] = [{rank: row} for rank, row in enumerate(rows)]
     for step in range(num_ranks - 1):
         sent = [(rank - step) % num_ranks for rank in range(num_ranks)]
-        moves = [_Move(rank, (rank + 1) % num_ranks, rows[index]) for rank, index in enumerate(sent)]
+        moves = [(rank, (rank + 1) % num_ranks, rows[index]) for rank, index in enumerate(sent)]
         for rank, index in enumerate(sent):
             held[(rank + 1) % num_ranks][index] = rows[index]
         after = [[value for index in sorted(pieces) for value in pieces[index]] for pieces in held]
@@ -147,18 +139,17 @@ def _all_gather(rows: list[_Row], root: int) -> list[_Step]:
 def _all_to_all(rows: list[_Row], root: int) -> list[_Step]:
     num_ranks = range(len(rows))
     blocks = [[row[_chunk(row, dst, len(rows))] for dst in num_ranks] for row in rows]
-    moves = [_Move(src, dst, blocks[src][dst]) for src in num_ranks for dst in num_ranks if src != dst]
-    return [
-        _Step("each rank's blocks", moves, [[v for src in num_ranks for v in blocks[src][dst]] for dst in num_ranks])
-    ]
+    moves = [(src, dst, blocks[src][dst]) for src in num_ranks for dst in num_ranks if src != dst]
+    after = [[v for src in num_ranks for v in blocks[src][dst]] for dst in num_ranks]
+    return [_Step("each rank's blocks", moves, after)]
 
 
 def _broadcast(rows: list[_Row], root: int) -> list[_Step]:
     num_ranks, found, reach = len(rows), list[_Step](), 1
     while reach < num_ranks:
         pairs = [(near, near + reach) for near in range(min(reach, num_ranks - reach))]
-        moves = [_Move((root + a) % num_ranks, (root + b) % num_ranks, rows[root]) for a, b in pairs]
-        reached = {move.dst for move in moves}
+        moves = [((root + a) % num_ranks, (root + b) % num_ranks, rows[root]) for a, b in pairs]
+        reached = {dst for _, dst, _ in moves}
         rows = [list(rows[root]) if rank in reached else row for rank, row in enumerate(rows)]
         found.append(_Step("every rank that has it gives it to one more", moves, rows))
         reach *= 2
@@ -167,13 +158,13 @@ def _broadcast(rows: list[_Row], root: int) -> list[_Step]:
 
 def _scatter(rows: list[_Row], root: int) -> list[_Step]:
     blocks = [rows[root][_chunk(rows[root], rank, len(rows))] for rank in range(len(rows))]
-    return [_Step("a block to every rank", [_Move(root, r, b) for r, b in enumerate(blocks) if r != root], blocks)]
+    return [_Step("a block to every rank", [(root, r, b) for r, b in enumerate(blocks) if r != root], blocks)]
 
 
-def _gather(rows: list[_Row], root: int) -> list[_Step]:
-    moves = [_Move(rank, root, row) for rank, row in enumerate(rows) if rank != root]
+def _gather(rows: list[_Row], root: int, title: str = "every rank's block to the root") -> list[_Step]:
+    moves = [(rank, root, row) for rank, row in enumerate(rows) if rank != root]
     total = [value for row in rows for value in row]
-    return [_Step("every rank's block to the root", moves, [total if r == root else [] for r in range(len(rows))])]
+    return [_Step(title, moves, [total if r == root else [] for r in range(len(rows))])]
 
 
 _STEPS: dict[str, Callable[[list[_Row], int], list[_Step]]] = {

@@ -11,6 +11,7 @@ from html import escape
 from typing import Protocol, TypeAlias
 
 from dualpipe_lab.timeline.colours import NUMBERED
+from dualpipe_lab.viz.drawing import scrollable, svg
 from dualpipe_lab.viz.steplog import Steps
 
 Rows: TypeAlias = Sequence[Sequence[float]]  # by rank: the numbers it holds
@@ -51,20 +52,17 @@ class Holdings:
         return f"<Holdings {self.name!r}: {self.num_ranks} ranks, {len(self.states)} states>"
 
     def _repr_html_(self) -> str:
-        label = escape(f"What each rank holds in {self.name}, scrollable", quote=True)
-        return f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="{label}">{self.to_svg()}</div>'
+        return scrollable(self.to_svg(), f"What each rank holds in {self.name}")
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element; text and lines take the page's text colour."""
-        cell = max(26.0, 8 + _LETTER * max((len(_number(value)) for value in self._values()), default=0))
+        values = (value for _, rows in self.states for row in rows for value in row)
+        cell = max(26.0, 8 + _LETTER * max((len(_number(value)) for value in values), default=0))
         lefts, width = self._columns(cell)
         width = max(width, _LETTER * len(f"{self.name}  {self.note}") + 8)
         height = _TOP + _ROW * self.num_ranks + 4
-        title, size = f"{self.name}: what each of {self.num_ranks} ranks holds", f"{width:.0f} {height}"
+        title = f"{self.name}: what each of {self.num_ranks} ranks holds"
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{width:.0f}" height="{height}" ',
-            f'role="img" aria-label="{escape(title)}" fill="currentColor" font-family="system-ui,sans-serif" ',
-            f'font-size="12"><title>{escape(title)}</title><desc>{escape(str(self))}</desc>',
             f'<text x="4" y="16"><tspan font-weight="600">{escape(self.name)}</tspan> ',
             f'<tspan opacity=".75">{escape(self.note)}</tspan></text>',
             *(
@@ -74,7 +72,7 @@ class Holdings:
         ]
         for index, left in enumerate(lefts):
             parts += self._column(index, left, cell)
-        return "".join([*parts, "</svg>"])
+        return svg(width, height, title, parts, str(self), scales=False)
 
     def _columns(self, cell: float) -> tuple[list[float], float]:
         """Return the left edge of each state's column and the right edge of the last."""
@@ -111,9 +109,6 @@ class Holdings:
         """Return the rank that held a number in the first state; None for no rank or several."""
         owners = [rank for rank, row in enumerate(self.states[0][1]) if value in row]
         return owners[0] if len(owners) == 1 else None
-
-    def _values(self) -> Iterator[float]:
-        yield from (value for _, rows in self.states for row in rows for value in row)
 
 
 class Picture(Protocol):

@@ -1,18 +1,15 @@
 """Up to three timelines on one axis: simulated, virtual and measured runs of one program, or several schedules.
 
-Chapter: book/start/time.  In: timelines in one unit.  Out: a drawing as text, HTML, file or widget.
+Chapter: book/start/time.  In: timelines in one unit.  Out: a drawing as text, HTML or file.
 The sliders recompute the simulated timelines.  Pointing at an action marks it in all timelines.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.embed import page, timeline_html
 from dualpipe_lab.viz.spec import timeline_spec
-
-if TYPE_CHECKING:
-    from dualpipe_lab.viz.widget import TimelineWidget
 
 
 class Comparison:
@@ -31,12 +28,6 @@ class Comparison:
         """Write the drawing as one HTML file that needs no network."""
         title = " and ".join(dict.fromkeys(timeline.name for timeline in self.timelines))
         Path(path).write_text(page(self.to_html(), title), encoding="utf-8")
-
-    def widget(self, **traits: Any) -> "TimelineWidget":
-        """Return the notebook widget of the same drawing."""
-        from dualpipe_lab.viz.widget import TimelineWidget
-
-        return TimelineWidget(*self.timelines, **traits)
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.timelines))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal, TypeAlias
 
+from dualpipe_lab.viz.drawing import Drawing, svg
+
 Side: TypeAlias = Literal["left", "right", "top", "bottom"]
 Point: TypeAlias = tuple[float, float]
 
@@ -82,7 +84,7 @@ class Arrow:
     shift: Point = (0, 0)
 
 
-class Diagram:
+class Diagram(Drawing):
     """Boxes and arrows; prints as text, displays as SVG.
 
     Args:
@@ -128,9 +130,6 @@ class Diagram:
     def __repr__(self) -> str:
         return f"<Diagram {self.title!r}: {len(self.boxes)} boxes, {len(self.arrows)} arrows>"
 
-    def _repr_html_(self) -> str:
-        return f'<div style="max-width:100%">{self.to_svg()}</div>'
-
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
         middles = [self._curve(arrow)[-1] for arrow in self.arrows]  # a curve between two upper sides rises above both
@@ -140,14 +139,8 @@ class Diagram:
         body += self._draw_legend(height + MARGIN)
         width = max(width, 7.2 * len(self.title), self._legend_width) + MARGIN
         height += MARGIN + (22 if self.legend else 0)
-        title = escape(self.title, quote=True)
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-            f'height="{height:.0f}" style="max-width:100%;height:auto" role="img" aria-label="{title}" '
-            f'fill="currentColor" font-family="system-ui,sans-serif" font-size="{_FONT:g}"><title>{title}</title>'
-            f'<desc>{escape(str(self))}</desc><text x="{MARGIN:g}" y="18" font-weight="600">{escape(self.title)}</text>'
-            f"{''.join(body)}</svg>"
-        )
+        title = f'<text x="{MARGIN:g}" y="18" font-weight="600">{escape(self.title)}</text>'
+        return svg(width, height, self.title, [title, *body], str(self))
 
     def _check_arrow(self, arrow: Arrow) -> None:
         missing = [name for name in (arrow.start, arrow.end) if name not in self.boxes]

@@ -11,6 +11,7 @@ from itertools import product
 
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.topology import Topology
+from dualpipe_lab.viz.drawing import Drawing, svg
 
 _FILL, _INK = "#0072b2", "#fff"  # Okabe and Ito 2008; contrast 5.2 : 1
 _LABEL, _CELL, _ROW, _HEAD, _TOP, _GAP = 46, 36, 28, 18, 28, 8  # px
@@ -22,7 +23,7 @@ _LIT = (  # the group below the pointer, or with the focus; Okabe and Ito's oran
 _COLUMNS = 8  # a longer last axis is wrapped
 
 
-class GridDrawing:
+class GridDrawing(Drawing):
     """The grid with the group of `rank` along `axis` highlighted; prints as text, displays as SVG.
 
     >>> print(GridDrawing(Topology([("dp", 2), ("tp", 4)]), "dp", rank=1))
@@ -61,9 +62,6 @@ class GridDrawing:
     def __repr__(self) -> str:
         return f"<GridDrawing of {self.title}>"
 
-    def _repr_html_(self) -> str:
-        return f'<div style="max-width:100%">{self.to_svg()}</div>'
-
     def to_svg(self) -> str:
         """Draw one accessible SVG element; text and lines take the page's text colour."""
         wide = min(self._columns[1], _COLUMNS)
@@ -71,18 +69,11 @@ class GridDrawing:
         panel = _HEAD + self._rows[1] * wraps * _ROW + _GAP
         width, height = _LABEL + wide * _CELL + 4, _TOP + len(self._panels()) * panel
         width = max(width, 240)
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" ',
-            f'height="{height}" style="max-width:100%;height:auto" role="group" aria-label="{escape(self.title)}" ',
-            'fill="currentColor" ',
-            f'font-family="system-ui,sans-serif" font-size="12"><title>{escape(self.title)}</title>',
-            f"<desc>{escape(str(self))}</desc>",
-            f'<text x="4" y="16" font-weight="600">{escape(self.name)}</text>',
-        ]
+        parts = [f'<text x="4" y="16" font-weight="600">{escape(self.name)}</text>']
         cells: dict[int, str] = {}
         for index, (label, first) in enumerate(self._panels()):
             parts += self._panel(label, first, _TOP + index * panel, wide, wraps, cells)
-        return "".join([*parts, *self._groups(cells), "</svg>"])
+        return svg(width, height, self.title, [*parts, *self._groups(cells)], str(self), role="group")
 
     def _groups(self, cells: dict[int, str]) -> Iterator[str]:
         """Yield the cells of each group as one element."""
@@ -110,12 +101,10 @@ class GridDrawing:
             cells[rank] = self._cell(rank, _LABEL + column * _CELL, y)
 
     def _cell(self, rank: int, x: int, y: int) -> str:
-        is_member = rank in self.group
-        fill, ink = (_FILL, _INK) if is_member else ("none", "currentColor")
-        weight = ' font-weight="700"' if is_member else ""  # not by colour alone
-        edge = (
-            ' stroke="currentColor" stroke-opacity=".5"' if not is_member else ' stroke="currentColor" stroke-width="2"'
-        )
+        fill, ink, weight, edge = "none", "currentColor", "", ' stroke="currentColor" stroke-opacity=".5"'
+        if rank in self.group:
+            fill, ink, edge = _FILL, _INK, ' stroke="currentColor" stroke-width="2"'
+            weight = ' font-weight="700"'  # not by colour alone
         return (
             f'<rect x="{x + 2}" y="{y + 2}" width="{_CELL - 4}" height="{_ROW - 5}" rx="3" fill="{fill}"{edge}/>'
             f'<text x="{x + _CELL // 2}" y="{y + 17}" text-anchor="middle" fill="{ink}"{weight}>{rank}</text>'

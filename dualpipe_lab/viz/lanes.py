@@ -13,12 +13,13 @@ from itertools import pairwise
 from dualpipe_lab.timeline.colours import OTHER, PALETTE
 from dualpipe_lab.timeline.spans import Span, Time
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
+from dualpipe_lab.viz.drawing import Drawing, svg
 
 _WIDTH, _TOP, _ROW, _BAR, _LEFT, _RIGHT = 460, 30, 34, 22, 4, 16  # px
 _NAME, _AXIS, _LETTER = 14, 34, 6.6  # px: height of a row's name and of the axis, mean width of a letter
 
 
-class Lanes:
+class Lanes(Drawing):
     """Rows of spans; prints as a table, displays as SVG.
 
     Args:
@@ -60,25 +61,15 @@ class Lanes:
     def __repr__(self) -> str:
         return f"<Lanes {self.title!r}: {', '.join(self.rows)}>"
 
-    def _repr_html_(self) -> str:
-        return f'<div style="max-width:100%">{self.to_svg()}</div>'
-
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
         height = _TOP + (_ROW + _NAME) * len(self.rows) + _AXIS
-        label = escape(self.title, quote=True)
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-            f'height="{height}" style="max-width:100%;height:auto" role="img" aria-label="{label}" fill="currentColor" '
-            f'font-family="system-ui,sans-serif" font-size="12"><title>{label}</title><desc>{escape(str(self))}</desc>',
-            f'<text x="{_LEFT}" y="16" font-weight="600">{escape(self.title)}</text>',
-            *self._axis(height - _AXIS),
-        ]
+        parts = [f'<text x="{_LEFT}" y="16" font-weight="600">{escape(self.title)}</text>', *self._axis(height - _AXIS)]
         for index, (name, spans) in enumerate(self.rows.items()):
             y = _TOP + index * (_ROW + _NAME)
             parts.append(f'<text x="{_LEFT}" y="{y + 10}" font-size="11" opacity=".75">{escape(name)}</text>')
             parts += [piece for span in spans for piece in self._bar(span, y + _NAME)]
-        return "".join([*parts, "</svg>"])
+        return svg(_WIDTH, height, self.title, parts, str(self))
 
     def _bar(self, span: Span, y: float) -> Iterator[str]:
         fill, ink, _ = PALETTE.get(span.kind, OTHER)

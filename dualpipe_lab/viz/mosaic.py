@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TypeAlias
 
+from dualpipe_lab.timeline.colours import NUMBERED
+from dualpipe_lab.viz.drawing import rect, svg
+
 Cell: TypeAlias = str | tuple[str, str] | None  # a kind; a kind and a short text; nothing
 Rows: TypeAlias = Sequence[Sequence[Cell]]
 
-# Okabe and Ito 2008, as in the pictures of collectives, with the colour of a text on top
-_COLOURS = (
-    ("#0072b2", "#fff"), ("#e69f00", "#000"), ("#009e73", "#000"), ("#cc79a7", "#000"),
-    ("#56b4e9", "#000"), ("#f0e442", "#000"), ("#d55e00", "#000"), ("#595959", "#fff"),
-)  # fmt: skip
 _GRID, _CELL, _LEFT, _TOP, _ROW, _LETTER = 192, 34, 20, 44, 18, 6.4  # px
 
 
@@ -47,8 +45,8 @@ class Mosaic:
         if not lengths or any(len(found) != 1 or not found[0] for found in lengths.values()):
             raise ValueError(f"{title}: a mosaic has grids with rows of one length each, got {lengths}")
         self.kinds = list(dict.fromkeys(kind for kinds in map(self.count, self.grids) for kind in kinds))
-        if len(self.kinds) > len(_COLOURS):
-            raise ValueError(f"{title}: there are colours for {len(_COLOURS)} kinds of cells, got {self.kinds}")
+        if len(self.kinds) > len(NUMBERED):
+            raise ValueError(f"{title}: there are colours for {len(NUMBERED)} kinds of cells, got {self.kinds}")
 
     def count(self, name: str) -> dict[str, int]:
         """Return the number of cells of each kind in one grid, in order of appearance, without empty cells."""
@@ -79,12 +77,8 @@ class Mosaic:
         bottom = _TOP + size * len(grid) + 8
         width = max(_LEFT + size * len(grid[0]), _LEFT + _LETTER * max(len(name) + 2, *map(_length, found.items())))
         height = bottom + _ROW * len(found)
-        label = escape(f"{self.title}, {self._caption(name)}", quote=True)
         middle = _TOP + size * len(grid) / 2
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-            f'height="{height:.0f}" style="max-width:100%;height:auto" role="img" aria-label="{label}" '
-            f'fill="currentColor" font-family="system-ui,sans-serif" font-size="12"><title>{label}</title>',
             f'<text x="{_LEFT}" y="14" font-weight="600">{escape(name)}</text>',
             f'<text x="{_LEFT}" y="34" font-size="11" opacity=".75">{escape(self.columns)} →</text>',
             f'<text transform="translate(13 {middle:.1f}) rotate(-90)" text-anchor="middle" font-size="11" '
@@ -92,21 +86,19 @@ class Mosaic:
             *self._cells(grid, size),
         ]
         for row, (kind, number) in enumerate(found.items()):
-            y, colour = bottom + _ROW * row + 12, _COLOURS[self.kinds.index(kind)][0]
+            y, colour = bottom + _ROW * row + 12, NUMBERED[self.kinds.index(kind)][0]
             parts.append(f'<rect x="{_LEFT}" y="{y - 9:.1f}" width="11" height="11" fill="{colour}"/>')
             parts.append(f'<text x="{_LEFT + 17}" y="{y + 1:.1f}">{escape(kind)}: {number}</text>')
-        return "".join([*parts, "</svg>"])
+        return svg(width, height, f"{self.title}, {self._caption(name)}", parts)
 
     def _cells(self, grid: Sequence[Sequence[tuple[str, str]]], size: float) -> Iterator[str]:
         font = min(11.0, 0.75 * size)
         for i, row in enumerate(grid):
             for j, (kind, text) in enumerate(row):
                 x, y = _LEFT + size * j, _TOP + size * i
-                fill, ink = _COLOURS[self.kinds.index(kind)] if kind else ("none", "")
-                yield (
-                    f'<rect x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" height="{size:.1f}" fill="{fill}" '
-                    'stroke="currentColor" stroke-opacity=".35" stroke-width=".6"/>'
-                )
+                fill, ink = NUMBERED[self.kinds.index(kind)] if kind else ("none", "")
+                edge = 'stroke="currentColor" stroke-opacity=".35" stroke-width=".6"'
+                yield rect(x, y, size, size, f'fill="{fill}" {edge}')
                 if text:
                     place = f'x="{x + size / 2:.1f}" y="{y + size / 2 + 0.36 * font:.1f}"'
                     style = f'text-anchor="middle" font-size="{font:.1f}" fill="{ink}"'

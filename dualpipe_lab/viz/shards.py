@@ -13,10 +13,11 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from dualpipe_lab.timeline.colours import NUMBERED
+from dualpipe_lab.viz.drawing import rect, scrollable, svg
+
 Intervals: TypeAlias = tuple[tuple[int, int], ...]  # [begin, end) of each piece of a shard
 
-# Okabe and Ito 2008, as in the pictures of collectives
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442", "#d55e00", "#595959")
 _BACK = "#d55e00"  # readable on white and on black
 _LEFT, _TOP, _ROW, _LONGEST, _SHORTEST, _LETTER, _FOOT = 70, 62, 66, 54, 9, 6.4, 76  # px
 
@@ -75,6 +76,11 @@ class Transition(NamedTuple):
     forward_bytes: int = 0
     backward_bytes: int = 0
 
+    @property
+    def sides(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Words and bytes, forward and backward."""
+        return (self.forward, self.forward_bytes), (self.backward, self.backward_bytes)
+
 
 class Shards:
     """The shards of a layer's tensors on every rank, with arrows; prints as a table, displays as SVG.
@@ -112,11 +118,8 @@ class Shards:
         columns = [["", *(f"rank {rank}" for rank in ranks), "forward", "backward"]]
         for index, tensor in enumerate(self.tensors):
             if index:
-                transition = self.transitions[index - 1]
-                sides = (transition.forward, transition.forward_bytes), (transition.backward, transition.backward_bytes)
-                columns.append(
-                    ["", *("" for _ in ranks), *(f"{word}: {size:,} B" if word else "" for word, size in sides)]
-                )
+                told = (f"{word}: {size:,} B" if word else "" for word, size in self.transitions[index - 1].sides)
+                columns.append(["", *("" for _ in ranks), *told])
             title = f"{tensor.name} {tensor.shape[0]}x{tensor.shape[1]}"
             columns.append([title, *(tensor.words(rank, self.num_ranks) for rank in ranks), "", ""])
         padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns if any(column)]
@@ -126,19 +129,15 @@ class Shards:
         return f"<Shards {self.name!r}: {self.num_ranks} ranks, {', '.join(tensor.name for tensor in self.tensors)}>"
 
     def _repr_html_(self) -> str:
-        label = escape(f"Which part of each tensor lives where in {self.name}, scrollable", quote=True)
-        return f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="{label}">{self.to_svg()}</div>'
+        return scrollable(self.to_svg(), f"Which part of each tensor lives where in {self.name}")
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element; text and lines take the page's text colour."""
         places = self._places()
         width = max(places[-1][1], _LETTER * 1.1 * len(self.name)) + 6
         height = _TOP + _ROW * self.num_ranks + (_FOOT if self.transitions else 4)
-        title = escape(f"{self.name}: which part of each tensor lives where", quote=True)
+        title = f"{self.name}: which part of each tensor lives where"
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" ',
-            f'height="{height}" role="img" aria-label="{title}" fill="currentColor" ',
-            f'font-family="system-ui,sans-serif" font-size="12"><title>{title}</title><desc>{escape(str(self))}</desc>',
             f'<text x="4" y="16" font-weight="600">{escape(self.name)}</text>',
             *(
                 f'<text x="4" y="{_middle(rank) + 4}" opacity=".75">rank {rank}</text>'
@@ -150,7 +149,7 @@ class Shards:
             parts += self._tensor(tensor, left, right)
         for transition, (one, other) in zip(self.transitions, pairwise(places), strict=True):
             parts += self._transition(transition, one[1], other[0])
-        return "".join([*parts, "</svg>"])
+        return svg(width, height, title, parts, str(self), scales=False)
 
     def _places(self) -> list[tuple[float, float]]:
         """Return the left and right edge of each tensor's column, in px."""
@@ -158,14 +157,9 @@ class Shards:
         x = float(_LEFT)
         for index, tensor in enumerate(self.tensors):
             if index:
-                transition = self.transitions[index - 1]
-                words = (
-                    transition.forward,
-                    transition.backward,
-                    _size(transition.forward_bytes),
-                    _size(transition.backward_bytes),
-                )
-                x += max(30.0, _LETTER * max(map(len, words)) + 8 if any(words[:2]) else 0)
+                sides = self.transitions[index - 1].sides
+                longest = max(max(len(told), len(_size(size))) for told, size in sides)
+                x += max(30.0, _LETTER * longest + 8 if any(told for told, _ in sides) else 0)
             label = max(len(tensor.name), len(_shape(tensor)))
             width = max(self._length(tensor.shape[1]), _LETTER * label)
             places.append((x, x + width))
@@ -184,37 +178,29 @@ class Shards:
         for rank in range(self.num_ranks):
             x, y = centre - width / 2, _middle(rank) - height / 2
             owner = tensor.owner(rank, self.num_ranks)
-            colour = 'fill="currentColor" fill-opacity=".3"' if owner is None else f'fill="{_COLOURS[owner % 8]}"'
+            colour = 'fill="currentColor" fill-opacity=".3"' if owner is None else f'fill="{NUMBERED[owner % 8][0]}"'
             for start, stop in tensor.shard(rank, self.num_ranks):
-                begin, length = (
-                    start / (tensor.shape[tensor.dim or 0] or 1),
-                    (stop - start) / (tensor.shape[tensor.dim or 0] or 1),
-                )
-                box = (x, y + begin * height, width, length * height)
+                size = tensor.shape[tensor.dim or 0] or 1
+                begin, length = start / size, (stop - start) / size
                 if tensor.dim == 1:
-                    box = (x + begin * width, y, length * width, height)
-                yield _rect(box, colour)
-            yield _rect((x, y, width, height), 'fill="none" stroke="currentColor" stroke-opacity=".6"')
+                    yield rect(x + begin * width, y, length * width, height, colour)
+                else:
+                    yield rect(x, y + begin * height, width, length * height, colour)
+            yield rect(x, y, width, height, 'fill="none" stroke="currentColor" stroke-opacity=".6"')
             if tensor.is_summand:
-                yield (
-                    f'<text x="{centre + width / 2 + 3:.1f}" y="{_middle(rank) + 5}" font-size="15" '
-                    'font-weight="600">+</text>'
-                )
+                place = f'x="{centre + width / 2 + 3:.1f}" y="{_middle(rank) + 5}"'
+                yield f'<text {place} font-size="15" font-weight="600">+</text>'
 
     def _transition(self, transition: Transition, left: float, right: float) -> Iterator[str]:
         centre, bottom = (left + right) / 2, _TOP + _ROW * self.num_ranks
         for rank in range(self.num_ranks):
             yield _arrow(left + 5, right - 5, _middle(rank) - 6, "currentColor")
             yield _arrow(right - 5, left + 5, _middle(rank) + 6, _BACK)
-        for size, shift, colour in (
-            (transition.forward_bytes, -4, "currentColor"),
-            (transition.backward_bytes, 4, _BACK),
-        ):
+        start, stop = _middle(0) - 14, _middle(self.num_ranks - 1) + 14
+        for (_, size), shift, colour in zip(transition.sides, (-4, 4), ("currentColor", _BACK), strict=True):
             if size:
-                start, stop = _middle(0) - 14, _middle(self.num_ranks - 1) + 14
                 yield f'<path d="M{centre + shift:.1f} {start}V{stop}" stroke="{colour}" stroke-width="3"/>'
-        sides = (transition.forward, transition.forward_bytes), (transition.backward, transition.backward_bytes)
-        for row, (words, size) in enumerate(sides):
+        for row, (words, size) in enumerate(transition.sides):
             if words:
                 place = f'x="{centre:.1f}" text-anchor="middle" font-size="11"'
                 yield f'<text {place} y="{bottom + 14 + 36 * row}">{escape(words)}</text>'
@@ -231,11 +217,6 @@ def _arrow(start: float, stop: float, y: float, colour: str) -> str:
     back = 5 if stop > start else -5
     head = f"M{stop - back:.1f} {y - 3}L{stop:.1f} {y}L{stop - back:.1f} {y + 3}"
     return f'<path d="M{start:.1f} {y}H{stop:.1f}{head}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-
-
-def _rect(box: tuple[float, float, float, float], style: str) -> str:
-    x, y, width, height = (f"{value:.1f}" for value in box)
-    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {style}/>'
 
 
 def _middle(rank: int) -> int:

@@ -9,6 +9,7 @@ Elsewhere: matplotlib `Axes.barh(left=...)`.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dualpipe_lab.viz.drawing import Drawing
 from dualpipe_lab.viz.figure import BARS, MUTED, TEXT, inline_svg, new_axes, write
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _STYLE = (  # what is below the pointer, or has the focus
 )
 
 
-class Stacks:
+class Stacks(Drawing):
     """Rows of pieces; prints as a table, displays as SVG.
 
     Args:
@@ -81,9 +82,6 @@ class Stacks:
 
     def __repr__(self) -> str:
         return f"<Stacks {self.title!r}: {self.summary}>"
-
-    def _repr_html_(self) -> str:
-        return f'<div style="max-width:100%">{self.to_svg()}</div>'
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""

@@ -45,7 +45,7 @@ class Steps:
             another number of ranks holds.
     """
 
-    def __init__(self, name: str, start: Held, log: Iterable[MessageStep], note: str = "") -> None:
+    def __init__(self, name: str, start: Held, log: Iterable[MessageStep | tuple[Any, ...]], note: str = "") -> None:
         self.name, self.note = name, note
         self.start = _cells(start)
         self.log = tuple(MessageStep(*step) for step in log)
@@ -108,7 +108,10 @@ class Steps:
             for message in messages if moves else ():
                 held[message.src].pop(message.label, None)
             for message, value in zip(messages, values, strict=True) if start else ():
-                (receive or _put)(held[message.dst], _label(message), value, number)
+                if receive is None:
+                    held[message.dst][_label(message)] = value
+                else:
+                    receive(held[message.dst], _label(message), value, number)
             sent = [
                 (message.src, message.dst, (_words_of(value), _colour(message.label, message.src)))
                 for message, value in zip(messages, values, strict=True)
@@ -191,7 +194,7 @@ def steps(name: str, start: Held, log: Iterable[MessageStep | tuple[Any, ...]], 
     rank 1: x1 x0
     rank 2: x2 x1
     """
-    return Steps(name, start, (MessageStep(*step) for step in log), note)
+    return Steps(name, start, log, note)
 
 
 def rounds_of(timeline: Timeline) -> list[list[Message]]:
@@ -212,10 +215,6 @@ def _label(message: Message) -> str:
 def _colour(label: str, otherwise: int | None = None) -> int | None:
     number = re.search(r"\d+$", label)
     return int(number[0]) if number else otherwise
-
-
-def _put(held: dict[str, Any], label: str, value: Any, number: int) -> None:
-    held[label] = value
 
 
 def _cells_of(values: Mapping[str, Any]) -> list[Cell]:

@@ -9,7 +9,7 @@ from cp_runs import assert_close, draw
 from runs import launch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dualpipe_lab.cp.closed_forms import AttentionSizes, latent_sent_bytes, sent_bytes, unfolding_flops
+from dualpipe_lab.cp.closed_forms import latent_sent_bytes, unfolding_flops
 from dualpipe_lab.cp.latent_ring import LatentRing, latent_ring_attention, sends_latents
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
@@ -105,17 +105,6 @@ def test_output_gradients_bytes_and_flops_equal_one_process_and_the_closed_forms
         for rank in range(num_ranks):
             assert sent[rank] == latent_sent_bytes(sizes, layout, rank, BATCH, 8, 8), case
             assert flops[rank] == unfolding_flops(sizes, HEADS, layout, rank, BATCH, causal), case
-
-
-def test_latents_save_the_ratio_of_their_numbers():
-    """Beside keys and values of the size of keys, which `ring_attention` sends; in bf16, with gradients in float32."""
-    sizes, heads = LatentSizes(), 16
-    layout = make_layout("zigzag", 64, 4)
-    latents = latent_sent_bytes(sizes, layout, 0, 2, 2, 4)
-    keys = sent_bytes("ring", layout, 0, AttentionSizes(2, heads, heads, sizes.key, 2, 4))
-    assert [full * sizes.cached for full in latents] != list(keys)
-    for short, full in zip(latents, keys, strict=True):
-        assert short * 2 * heads * sizes.key == full * sizes.cached
 
 
 def test_no_keys_or_values_are_kept_for_the_backward():

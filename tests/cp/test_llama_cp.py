@@ -4,6 +4,7 @@ import pytest
 import torch
 from cp_runs import assert_close
 from runs import launch
+from torch.nn.functional import pad
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
@@ -27,11 +28,11 @@ def batch():
     return ids, labels
 
 
-def plain(state):
+def plain(state, ids, labels):
     """Loss and gradients on one process, of the same weights."""
     model = PlainLlama(CONFIG, torch.float64)
     model.load_state_dict(state)
-    loss = model.loss(*batch())
+    loss = model.loss(ids, labels)
     loss.backward()
     return {"loss": loss.detach()} | {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -51,7 +52,7 @@ def test_loss_and_gradients_are_those_of_plain_torch(axes):
             for is_sequence_parallel in (False, True) if mesh.size("tp") > 1 else (False,):
                 layout = make_layout(name, LENGTH, mesh.size("cp"))
                 model = Llama(CONFIG, mesh, is_sequence_parallel, dtype=torch.float64, layout=layout)
-                expected = plain(full_state_dict(model, model.tp.group))
+                expected = plain(full_state_dict(model, model.tp.group), *batch())
                 ids, labels = (shard(tensor[rows], layout, mesh.rank("cp")) for tensor in batch())
                 group = mesh.group("dp", "cp")
                 loss = model.loss(ids, labels, num_tokens=num_valid_tokens(labels, group))
@@ -67,6 +68,24 @@ def test_loss_and_gradients_are_those_of_plain_torch(axes):
             assert ours.keys() == expected.keys()
             for name, value in expected.items():
                 assert_close(ours[name], value, case=(case, name))
+
+
+def test_a_length_that_zigzag_cannot_deal_out_is_padded_and_masked():
+    """Nothing sees what stands behind it, and what has no label has no gradient."""
+    ids, labels = (tensor[:, : LENGTH - 3] for tensor in batch())
+    padded = [pad(tensor, (0, 3), value=value) for tensor, value in ((ids, 0), (labels, -100))]
+    layout = make_layout("zigzag", LENGTH, 4)
+
+    def fn(rank, world_size):
+        model = Llama(CONFIG, lab.Topology([("cp", 4)]), dtype=torch.float64, layout=layout)
+        parts = [shard(tensor, layout, rank) for tensor in padded]
+        model.loss(*parts, num_tokens=int((labels != -100).sum())).backward()
+        all_reduce_gradients(model.parameters())
+        return full_state_dict(model, of="grad"), plain(full_state_dict(model), ids, labels)
+
+    for ours, expected in launch(fn, 4):
+        for name, value in ours.items():
+            assert_close(value, expected[name], case=name)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from runs import counted, draw, launch, leaf
-from torch import nn
 from torch.nn import functional
 from tp_runs import assert_a1, attention_step, distance, distances, local, modes
 
-import dualpipe_lab as lab
 from dualpipe_lab.tp.closed_forms import check_heads, kv_bytes
 from dualpipe_lab.tp.gqa import GroupedQueryAttention, causal_attention
 from dualpipe_lab.tp.rope import rotate, rotation
@@ -94,47 +92,6 @@ def test_key_heads_have_their_copies_on_neighbours_and_stay_the_same():
         assert not torch.equal(found[0][kind], found[2][kind])
 
 
-def test_where_every_number_is_exact_the_bits_are_those_of_one_process():
-    """Two tokens, no queries: the weights are 1 and 1/2, and whole numbers have one sum in any order."""
-
-    def whole_numbers(seed, *shape):
-        return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)).double()
-
-    x, dy = whole_numbers(1, BATCH, 2, HIDDEN), whole_numbers(2, BATCH, 2, HIDDEN)
-
-    def fn(rank, world_size):
-        same = {}
-        for heads in ((4, 4), (8, 2), (4, 1)):
-            whole = {name: whole_numbers(number, *w.shape) for number, (name, w) in enumerate(state(*heads).items())}
-            whole["q.weight"].zero_()
-            layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, dtype=torch.float64)
-            load_full_state_dict(layer, whole)
-            found, expected = attention_step(layer, x, dy, None), exact(x, whole, dy)
-            same[heads] = {name: torch.equal(found[name], expected[name]) for name in expected}
-        return same
-
-    for found in launch(fn, 4):
-        for heads, same in found.items():
-            assert len(same) == 5
-            assert all(same.values()), (heads, same)
-
-
-def exact(x, whole, dy):
-    """The case without queries by hand: token 0 takes its own value, token 1 the mean of both."""
-    k, v, o = (whole[f"{name}.weight"] for name in "kvo")
-    size = o.shape[1] // len(v)
-    p = torch.tensor([[1, 0], [0.5, 0.5]], dtype=torch.float64)
-    mixed = (p @ (x @ v.t())).unflatten(-1, (-1, HEAD)).repeat_interleave(size, -2).flatten(-2)
-    d_values = (p.t() @ (dy @ o)).unflatten(-1, (-1, size, HEAD)).sum(-2).flatten(-2)
-    return {
-        "y": mixed @ o.t(),
-        "dx": d_values @ v,
-        "k.weight": torch.zeros_like(k),
-        "v.weight": d_values.flatten(0, 1).t() @ x.flatten(0, 1),
-        "o.weight": dy.flatten(0, 1).t() @ mixed.flatten(0, 1),
-    }
-
-
 def test_messages_are_one_sum_each_way_and_that_of_the_copies():
     def fn(rank, world_size):
         found = {}
@@ -195,8 +152,3 @@ def test_rotations_keep_lengths_and_depend_on_distances_alone():
 def test_heads_that_do_not_divide_are_refused_without_a_rank(sizes, message):
     with pytest.raises(ValueError, match=message):
         check_heads(*sizes)
-
-
-def test_a_rank_refuses_them_too():
-    with pytest.raises(lab.RankError, match="num_heads must divide among the ranks, got 3 on 2 ranks"):
-        launch(lambda rank, world_size: nn.Sequential(GroupedQueryAttention(12, 3, 1)), 2)

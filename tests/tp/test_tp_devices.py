@@ -50,9 +50,9 @@ def test_layers_move_between_the_full_layer_of_a_cpu_and_shards_of_a_device():
         table = VocabParallelEmbedding(7, 4, dtype=torch.float64)
         layers = column, row, table, *(RMSNorm(4, sharded=sharded) for sharded in ("none", "tokens", "hidden"))
         places = {tensor.device.type for layer in layers for tensor in layer.parameters()}
-        wholes = [layer.to_full() for layer in (column, row, table)]
-        places |= {tensor.device.type for whole in wholes for tensor in whole.parameters()}
-        return places, wholes[0].weight.detach()
+        wholes = [full_state_dict(layer) for layer in (column, row, table)]
+        places |= {tensor.device.type for whole in wholes for tensor in whole.values()}
+        return places, wholes[0]["weight"]
 
     weight = draw(0, 5, 3)
     for places, back in launch(fn, 2, weight, backend="nccl"):

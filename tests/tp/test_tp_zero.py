@@ -1,5 +1,7 @@
 """Tensor parallelism under ZeRO, on 2 x 2 ranks: norms, clipping and weights of one process."""
 
+from itertools import product
+
 import pytest
 import torch
 from llama_runs import SIZES
@@ -20,6 +22,7 @@ from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import full_state_dict
 
+STAGES = Ddp, Zero1, Zero2, Zero3
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 3
@@ -57,81 +60,66 @@ def build(stage, model):
     return stage(model, *units, model.mesh, ZeroOptions(HYPER))
 
 
-def train(optimizer, rank):
+def train(optimizer, mesh):
     model, norms = optimizer.module, []
     for ids, targets in batches():
-        rows = shard_slice(len(ids), model.mesh.size("dp"), model.mesh.rank("dp"))
+        rows = shard_slice(len(ids), mesh.size("dp"), mesh.rank("dp"))
         optimizer.zero_grad()
         model.loss(ids[rows], targets[rows], num_tokens=int((targets != -100).sum())).backward()
         norms.append(optimizer.step(max_norm=MAX_NORM).norm)
     return norms
 
 
+def trained(stage, config, mesh, sequence_parallel, coalesce=False):
+    """Norms and those of one process, how far the weights are apart, and the all-reduces of the training."""
+    model = Llama(config, mesh, sequence_parallel, coalesce=coalesce, dtype=torch.float64)
+    expected_norms, expected = one_process(config, full_state_dict(model, model.tp.group))
+    optimizer, before = build(stage, model), all_reduces()
+    norms = train(optimizer, mesh)
+    calls = all_reduces() - before
+    with optimizer.gathered():
+        weights = full_state_dict(model, model.tp.group)
+    assert min(expected_norms) > 2 * MAX_NORM  # it does clip
+    assert expected.keys() - weights.keys() <= {"head.weight"}  # tied: known as the embedding's
+    return norms, expected_norms, max(distance(weights[key], expected[key]) for key in weights), calls
+
+
+def check(case, norms, expected, off):
+    assert norms == pytest.approx(expected, rel=1e-12), case
+    assert off < 1e-12, case
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_and_weights_are_those_of_one_process(name):
     """Every stage, with the whole sequence on each rank of tp and with parts of it."""
-    config = MODELS[name]
 
     def fn(rank, world_size):
-        found, mesh = {}, lab.Mesh(TOPOLOGY)
-        for stage in (Ddp, Zero1, Zero2, Zero3):
-            for sequence_parallel in (False, True):
-                model = Llama(config, mesh, sequence_parallel, dtype=torch.float64)
-                state = full_state_dict(model, model.tp.group)
-                optimizer = build(stage, model)
-                norms = train(optimizer, rank)
-                if stage is Zero3:
-                    with optimizer.gathered():
-                        weights = full_state_dict(model, model.tp.group)
-                else:
-                    weights = full_state_dict(model, model.tp.group)
-                expected_norms, expected = one_process(config, state)
-                assert min(expected_norms) > 2 * MAX_NORM  # it does clip
-                assert expected.keys() - weights.keys() <= {"head.weight"}  # tied: known as the embedding's
-                off = max(distance(weights[key], expected[key]) for key in weights)
-                found[stage.__name__, sequence_parallel] = norms, expected_norms, off
-        return found
+        mesh, cases = lab.Mesh(TOPOLOGY), product(STAGES, (False, True))
+        return {(stage.__name__, cut): trained(stage, MODELS[name], mesh, cut) for stage, cut in cases}
 
     for found in launch(fn, 4, timeout=400):
         assert len(found) == 8
-        for case, (norms, expected, off) in found.items():
-            assert norms == pytest.approx(expected, rel=1e-12), case
-            assert off < 1e-12, case
+        for case, (*results, _) in found.items():
+            check(case, *results)
 
 
 @pytest.mark.parametrize(("sizes", "kv_heads"), [((2, 2), 1), ((1, 4), 2)], ids=str)
 def test_on_a_mesh_gradients_left_partial_are_those_of_one_process(sizes, kv_heads):
     """Norms of token shards over all ranks of tp, key heads over their copies: one message per step for each."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=kv_heads, qk_norm=True)
-    axes = ("dp", "tp")
 
     def fn(rank, world_size):
-        found, mesh = {}, lab.Mesh(lab.Topology(list(zip(axes, sizes, strict=True))))
-        for stage in (Ddp, Zero1, Zero2, Zero3):
-            counts = []
-            for coalesce in (False, True):
-                model = Llama(config, mesh, sequence_parallel=True, coalesce=coalesce, dtype=torch.float64)
-                state = full_state_dict(model, model.tp.group)
-                optimizer = build(stage, model)
-                before = all_reduces()
-                norms = train(optimizer, rank)
-                counts.append(all_reduces() - before)
-            model, expected = optimizer.module, one_process(config, state)
-            with optimizer.gathered():
-                weights = full_state_dict(model, model.tp.group)
-            off = max(distance(weights[key], expected[1][key]) for key in weights)
-            found[stage.__name__] = norms, expected[0], off, counts[0] - counts[1]
-        return found
+        mesh = lab.Mesh(lab.Topology(list(zip(("dp", "tp"), sizes, strict=True))))
+        return {s.__name__: [trained(s, config, mesh, True, coalesce) for coalesce in (False, True)] for s in STAGES}
 
     num_layers, num_messages = SIZES["num_layers"], 1 if kv_heads == 1 else 2
     per_backward = num_layers * (2 + 2 + 2) + 1  # norms of a layer, of heads, copies of k and v; the last norm
     saved = STEPS * (per_backward - num_messages)
     for found in launch(fn, 4, timeout=400):
         assert len(found) == 4
-        for case, (norms, expected, off, fewer) in found.items():
-            assert norms == pytest.approx(expected, rel=1e-12), case
-            assert off < 1e-12, case
-            assert case == "Ddp" or fewer == saved, case  # its buckets are all-reduced, and are others
+        for case, ((*_, calls), (*results, fewer)) in found.items():
+            check(case, *results)
+            assert case == "Ddp" or calls - fewer == saved, case  # its buckets are all-reduced, and are others
 
 
 def all_reduces():

@@ -21,7 +21,7 @@ def node():
     def run(specs, script="numbers.mjs"):
         lines = "\n".join(json.dumps(spec) for spec in specs) + "\n"
         command = ["node", str(HERE / script)]
-        result = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=60)
+        result = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     return run

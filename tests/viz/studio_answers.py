@@ -2,6 +2,11 @@
 
 from dualpipe_lab.pp import schedules
 
+ROOM = [
+    "0F0 0F1 0I0 0W0 0I1 0F2 0W1 0F3 0I2 0W2 0I3 0F4 0W3 0F5 0I4 0W4 0I5 0W5",
+    "1F0 1F1 1I0 1W0 1I1 1W1 1F2 1F3 1I2 1W2 1I3 1W3 1F4 1F5 1I4 1W4 1I5 1W5",
+    "2F0 2I0 2F1 2I1 2W0 2W1 2F2 2I2 2F3 2I3 2W2 2W3 2F4 2I4 2F5 2I5 2W4 2W5",
+]
 ANSWERS = {
     "mend": {
         "time": schedules.build("1f1b", 2, 2).rows(),
@@ -43,18 +48,7 @@ ANSWERS = {
             "3F0 3I0 3F1 3I1 3F2 3I2 3W0 3W1 3W2 3F3 3I3 3W3 3F4 3I4 3F5 3I5 3W4 3W5",
         ],
     },
-    "room": {
-        "time": [
-            "0F0 0F1 0I0 0W0 0I1 0F2 0W1 0F3 0I2 0W2 0I3 0F4 0W3 0F5 0I4 0W4 0I5 0W5",
-            "1F0 1F1 1I0 1W0 1I1 1W1 1F2 1F3 1I2 1W2 1I3 1W3 1F4 1F5 1I4 1W4 1I5 1W5",
-            "2F0 2I0 2F1 2I1 2W0 2W1 2F2 2I2 2F3 2I3 2W2 2W3 2F4 2I4 2F5 2I5 2W4 2W5",
-        ],
-        "memory": [
-            "0F0 0F1 0I0 0W0 0I1 0F2 0W1 0F3 0I2 0W2 0I3 0F4 0W3 0F5 0I4 0W4 0I5 0W5",
-            "1F0 1F1 1I0 1W0 1I1 1W1 1F2 1F3 1I2 1W2 1I3 1W3 1F4 1F5 1I4 1W4 1I5 1W5",
-            "2F0 2I0 2F1 2I1 2W0 2W1 2F2 2I2 2F3 2I3 2W2 2W3 2F4 2I4 2F5 2I5 2W4 2W5",
-        ],
-    },
+    "room": {"time": ROOM, "memory": ROOM},
     "split": {
         "time": schedules.build("zero_bubble_h1", 4, 6).rows(),
         "memory": [
@@ -64,10 +58,7 @@ ANSWERS = {
             "3F0 3I0 3F1 3I1 3F2 3I2 3W0 3W1 3W2 3F3 3I3 3W3 3F4 3I4 3F5 3I5 3W4 3W5",
         ],
     },
-    "copies": {
-        "time": schedules.build("easy_dualpipe", 2, 4).rows(),
-        "memory": schedules.build("easy_dualpipe", 2, 4).rows(),
-    },
+    "copies": dict.fromkeys(("time", "memory"), schedules.build("easy_dualpipe", 2, 4).rows()),
     "turn": {
         "time": schedules.build("zbv", 2, 4).rows(),
         "memory": [
@@ -87,8 +78,5 @@ ANSWERS = {
             "2F0 2I0 2F1 2I1 2W0 2F2 2I2 2W1 2W2 2F3 2I3 2W3 2F4 2I4 2W4",
         ],
     },
-    "dualpipe": {
-        "time": schedules.build("zbv", 4, 8).rows(),
-        "memory": schedules.build("zbv", 4, 8).rows(),
-    },
+    "dualpipe": dict.fromkeys(("time", "memory"), schedules.build("zbv", 4, 8).rows()),
 }

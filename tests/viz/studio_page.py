@@ -28,6 +28,13 @@ def act(page, name, detail=None):
     page.evaluate("([name, detail]) => document.querySelector('dp-studio').act(name, detail)", [name, detail])
 
 
+def retype(page, lines):
+    """Replace every row."""
+    for rank, row in enumerate(lines):
+        act(page, "point", {"rank": rank, "position": 0})
+        act(page, "retype", row)
+
+
 def verdict(page):
     return page.locator("dp-studio .verdict").inner_text()
 

@@ -1,7 +1,7 @@
 """What a reader chooses in the element: colours, memory bands, streams; by keyboard, by controls, by option."""
 
 import pytest
-from drawing_page import element
+from drawing_page import check_accessibility, element
 
 from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.ep import overlap
@@ -90,11 +90,9 @@ def test_streams_play_together_and_a_bar_can_be_chosen(page):
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_nothing_serious_with_everything_shown(page, theme, width):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page.set_viewport_size({"width": width, "height": 800})
     both = compare(pair(), pair(), colour_by="microbatch").to_html(script=False)
     shown = timeline_html(piped(), colour_by="direction", memory="all", streams=True, activation_bytes=2**30)
     page.show(shown + both, theme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    found = axe.Axe().run(page).response["violations"]
-    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
+    check_accessibility(page)

@@ -1,8 +1,8 @@
 """The schedule studio in a browser: writing, dragging and breaking a schedule, by keyboard, pointer and finger."""
 
 import pytest
-from drawing_page import document
-from studio_page import act, board, cell, message, open_studio, press, rows, studio, verdict, with_challenges
+from drawing_page import check_accessibility, document
+from studio_page import act, board, cell, message, open_studio, press, retype, rows, studio, verdict, with_challenges
 
 from dualpipe_lab import pp
 from dualpipe_lab.pp import Cost, Program, schedules
@@ -144,13 +144,11 @@ def test_others_are_compared_on_one_axis_with_the_same_costs(page):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious_and_a_phone_need_not_scroll_sideways(page, theme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     with_challenges(page, theme)
     for summary in page.locator("dp-studio details.section:not([open]) > summary").all()[::-1]:
         summary.click()
     act(page, "challenge", 0)
-    found = axe.Axe().run(page).response["violations"]
-    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
+    check_accessibility(page)
     page.set_viewport_size({"width": 390, "height": 800})
     page.wait_for_timeout(200)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -229,9 +227,7 @@ def test_a_press_explains_while_the_drawing_plays(page):
 def test_a_stage_may_be_on_two_ranks_where_the_reader_says_so(page):
     program = schedules.build("dualpipe", 2, 4)
     open_studio(page, ("1f1b", 2, 4))
-    for rank, row in enumerate(program.rows()):
-        act(page, "point", {"rank": rank, "position": 0})
-        act(page, "retype", row)
+    retype(page, program.rows())
     assert not verdict(page).startswith("Valid")
     page.locator("dp-studio summary", has_text="Size, costs and memory").click()
     page.get_by_label("On how many ranks a stage may be").select_option("two ranks")

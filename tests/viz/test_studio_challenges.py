@@ -2,7 +2,7 @@
 
 import pytest
 from studio_answers import ANSWERS
-from studio_page import act, rows, studio, verdict, with_challenges
+from studio_page import act, retype, rows, studio, verdict, with_challenges
 
 from dualpipe_course import check
 from dualpipe_course.exercise import Wrong
@@ -37,9 +37,7 @@ def test_the_challenges_are_solved_with_all_stars_and_the_notebook_accepts_them(
         for star in ("time", "memory"):
             act(page, "challenge", index)
             answer = ANSWERS[challenge.name][star]
-            for rank, row in enumerate(answer):
-                act(page, "point", {"rank": rank, "position": 0})
-                act(page, "retype", row)
+            retype(page, answer)
             found = judge(challenge, answer)
             assert studio(page, "e.figures.makespan") == found.timeline.makespan
             words = page.locator("dp-studio .judgement").inner_text()
@@ -83,9 +81,7 @@ def test_the_page_judges_every_schedule_as_the_notebook_does(page, challenge):
         except ValueError:
             continue
         act(page, "challenge", CHALLENGES.index(challenge))
-        for rank, row in enumerate(program.rows()):
-            act(page, "point", {"rank": rank, "position": 0})
-            act(page, "retype", row)
+        retype(page, program.rows())
         assert rows(page) == program.rows()
         page_says = page.locator("dp-studio .judgement").inner_text()
         solved = page_says.startswith("Solved")

@@ -5,7 +5,7 @@ the closed forms, and the validator's verdict.
   makespan, bubble fraction, peak live activations   simulated; the closed form of the schedule stands beside them
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from inspect import signature
 from typing import Any, NamedTuple
@@ -184,11 +184,3 @@ def _peak(timeline: Timeline) -> str:
 def ticks_text(time: Time | None) -> str:
     """Return a time in ticks as words; nothing for None."""
     return "" if time is None else f"{number(time)} tick{'s' * (time != 1)}"
-
-
-def names_of(what: str | Sequence[str]) -> list[str]:
-    """Return the schedules of a live cell; ValueError for an unknown name."""
-    names = [what] if isinstance(what, str) else list(what)
-    for name in names:
-        variant(name)
-    return names

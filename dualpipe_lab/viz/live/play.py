@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.comparison import Comparison
 from dualpipe_lab.viz.embed import element, timeline_html
@@ -76,12 +77,8 @@ class Play:
         rows = [[name, *map(words_of, pair)] for name, pair in zip(self.outcome.numbers, pairs, strict=True)]
         told = {"verdict": self.outcome.verdict, "remark": self.outcome.remark, "error": self.error}
         names = [control.name for control in self.controls]
-        return {
-            "rows": rows,
-            "beside": self.outcome.beside,
-            **told,
-            "costs": any(name in pipeline.COST_NAMES for name in names),
-        }
+        has_costs = any(name in pipeline.COST_NAMES for name in names)
+        return {"rows": rows, "beside": self.outcome.beside, **told, "costs": has_costs}
 
     @property
     def drawing(self) -> Spec:
@@ -137,10 +134,8 @@ class Play:
         shown = {control.name: self.values[control.name] for control in self.controls}
         lines = [f"{name} = {value}" for name, value in shown.items() if "\n" not in str(value)]
         state = self.state
-        rows = [
-            f"{name}: {value}" + (f" ({state['beside']}: {other})" if other else "")
-            for name, value, other in state["rows"]
-        ]
+        beside = state["beside"]
+        rows = [f"{name}: {one}" + (f" ({beside}: {other})" if other else "") for name, one, other in state["rows"]]
         return "\n".join([", ".join(lines), *([self.error] if self.error else [*rows, state["verdict"]])]).rstrip()
 
     def __repr__(self) -> str:
@@ -178,7 +173,9 @@ def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
         return Play(orders.order_outcome(what), *split_controls(given, {}))
     if callable(what):
         return Play(what, *split_controls(controls, {}))
-    names = pipeline.names_of(what)
+    names = [what] if isinstance(what, str) else list(what)
+    for name in names:
+        variant(name)  # an unknown one is refused before anything is drawn
     chosen: dict[str, Any] = {"schedule": names} if len(names) > 1 else {}
     found, fixed = split_controls({**chosen, **pipeline.SIZES, **pipeline.COSTS, **controls}, pipeline.STARTS)
     fixed |= {"per_rank": per_rank} if chosen else {"schedule": names[0], "per_rank": per_rank}

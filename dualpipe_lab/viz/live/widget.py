@@ -8,12 +8,12 @@ element, and `play(...).widget` as a cell's last line shows the same with the co
 """
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from dualpipe_lab._optional import extra
 from dualpipe_lab.viz.bundle import live_module
-from dualpipe_lab.viz.live.controls import Choice, Control, Slider, Text, Toggle
+from dualpipe_lab.viz.live.controls import Choice, Control, Slider, Toggle
 
 with extra("notebook", "a live cell with controls"):
     import anywidget
@@ -22,18 +22,6 @@ with extra("notebook", "a live cell with controls"):
 
 _COLUMNS = "repeat(auto-fill, minmax(min(26em, 100%), 1fr))"
 DELAY = 0.1  # seconds without a change until the numbers follow
-
-
-class Playable(Protocol):
-    """What a widget asks of a `Play`."""
-
-    controls: list[Control]
-
-    @property
-    def state(self) -> dict[str, Any]: ...  # noqa: D102
-    @property
-    def drawing(self) -> dict[str, Any]: ...  # noqa: D102
-    def set(self, **values: Any) -> Any: ...  # noqa: D102
 
 
 class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types here
@@ -48,7 +36,7 @@ class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no
     state = traitlets.Dict().tag(sync=True)
     controls = traitlets.Instance(ipywidgets.Box).tag(sync=True, **ipywidgets.widget_serialization)
 
-    def __init__(self, play: Playable) -> None:
+    def __init__(self, play: Any) -> None:  # a `Play`, whose file imports this one
         self._play = play
         self._timer: asyncio.TimerHandle | None = None
         self._inputs = {control.name: _input(control) for control in play.controls}
@@ -86,10 +74,6 @@ def _input(control: Control) -> Any:
         return ipywidgets.Dropdown(options=control.options, value=control.start, **about)
     if isinstance(control, Toggle):
         return ipywidgets.Checkbox(control.start, **about)
-    return _text(control, about)
-
-
-def _text(control: Text, about: dict[str, Any]) -> Any:
     about |= {"layout": {"width": "auto", "grid_area": "auto / 1 / auto / -1"}, "style": {"description_width": "6em"}}
     if "\n" in control.start:
         return ipywidgets.Textarea(control.start, rows=1 + control.start.count("\n"), **about)

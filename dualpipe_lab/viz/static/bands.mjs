@@ -14,7 +14,7 @@ export function heldBy(track, rank) {
   return (track.held[rank] ??= liveActivations(track, rank, sizeOf));
 }
 
-export function heldNow({ times, counts }, time) {
+function heldNow({ times, counts }, time) {
   let low = 0, high = times.length;
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -25,7 +25,7 @@ export function heldNow({ times, counts }, time) {
 }
 
 // [divisor, unit] of a track's memory, by its largest peak.
-export function memoryUnit(track) {
+function memoryUnit(track) {
   if (track.bytes == null) return [1, "live activations"];
   const most = mostHeld(track);
   return BYTES.find(([divisor]) => most >= divisor) ?? BYTES.at(-1);

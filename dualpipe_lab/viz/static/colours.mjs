@@ -11,7 +11,7 @@ export const WAYS = ["kind", "direction", "stage", "microbatch"];
 const CARRIED = /^(\d+)([FBIW])(\d+)$/;
 
 // The direction of each microbatch: 0 if it enters on the rank of the lowest microbatch, otherwise 1.
-export function directionsOf(track) {
+function directionsOf(track) {
   return (track.directions ??= findDirections(track));
 }
 

@@ -3,7 +3,7 @@
 // A bar has an id: that of its span, or, for a message, its number behind all spans.  Bars that overlap stand in several
 // lines, each in the first that is free; the same as dualpipe_lab/timeline/streams.py.
 
-export const COMMUNICATION = "communication";
+const COMMUNICATION = "communication";
 const MOST_LINES = 4; // more that overlap share the last ones
 
 export const isMessage = (track, id) => id >= track.rankOf.length;

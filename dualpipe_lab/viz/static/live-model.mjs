@@ -49,7 +49,7 @@ function initialize({ model }) {
 }
 
 // The view, for front ends that show widgets only.
-export function renderLive({ model, el }) {
+function renderLive({ model, el }) {
   const element = document.createElement("dp-live"), place = document.createElement("div");
   place.slot = "drawing";
   element.append(place);

@@ -1,6 +1,6 @@
 // Two painters with one set of strokes: a canvas for the screen, and SVG text for the file.
 
-export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif';
+const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif';
 
 export class CanvasPainter {
   constructor(context, theme) {

@@ -29,7 +29,7 @@ export function parseRows(rows) {
 export const compile = (rows) => compileParts(parseRows(rows));
 
 // The same of parts [stage, number of the kind, microbatch], the first part of every step, the first step of every rank.
-export function compileParts({ parts, firstPart, rankStart }) {
+function compileParts({ parts, firstPart, rankStart }) {
   const numRanks = rankStart.length - 1;
   const program = {
     numRanks,

@@ -5,10 +5,10 @@
 // Programs and steps are values: an edit makes a new program that shares the unchanged rows, and nothing is changed in
 // place.  `numDirections` is null for any number of routes, as in Python.  `notes` says what reading left out.
 
-export const MOST_CHARACTERS = 4_000_000;
+const MOST_CHARACTERS = 4_000_000;
 export const MOST_STEPS = 2 ** 18;
-export const MOST_RANKS = 1024;
-export const MOST_DIGITS = 15; // of an index: such numbers are exact, four times as large too
+const MOST_RANKS = 1024;
+const MOST_DIGITS = 15; // of an index: such numbers are exact, four times as large too
 
 const MESSAGE_WORDS = ["SEND_F", "RECV_F", "SEND_B", "RECV_B"];
 const KIND_WORDS = ["F", "B", "I", "W", ...MESSAGE_WORDS].join(" ");

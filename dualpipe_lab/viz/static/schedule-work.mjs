@@ -6,7 +6,7 @@ import { KINDS } from "./program.mjs";
 import { firstOf, firstParts, findPart, kindText, OTHER_KIND, partText, positionOf, stepAt } from "./schedule-flat.mjs";
 import { isPair, stepText } from "./schedule-rows.mjs";
 
-export const MOST_LISTED = 12;
+const MOST_LISTED = 12;
 
 // At most 12 problems are kept, the others counted.  `marks`: the places that each problem names, [{rank, position}].
 export function newProblems() {
@@ -22,7 +22,7 @@ export function addProblem(problems, write, places = () => []) {
 }
 
 // Numbers in ascending order, at most 6 of them.
-export const listing = (numbers, count = numbers.length) =>
+const listing = (numbers, count = numbers.length) =>
   numbers.slice(0, 6).join(", ") + (count > 6 ? ` and ${count - 6} more` : "");
 
 export const placeOfStep = (flat, step) => ({ rank: flat.rankOf[step], position: positionOf(flat, step) });

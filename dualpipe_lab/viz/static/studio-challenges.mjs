@@ -8,7 +8,7 @@ const STORE = "dualpipe-lab-challenges";
 const STARS = ["solved", "time", "memory"];
 
 // The same rules as Python's: {isSolved, stars: {time, memory}, reason}; `reason` says what is missing.
-export function judgeChallenge(challenge, program, result, figures) {
+function judgeChallenge(challenge, program, result, figures) {
   const no = (reason) => ({ isSolved: false, stars: { time: false, memory: false }, reason });
   const { ranks, stages, microbatches, goal, in_flight: room } = challenge;
   if (program.ranks.length !== ranks || program.numStages !== stages || program.numMicrobatches !== microbatches) {

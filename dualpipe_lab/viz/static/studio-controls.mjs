@@ -17,7 +17,7 @@ export function menu(words, options, change) {
   return { select, fill };
 }
 
-export function textField(words, attributes, commit) {
+function textField(words, attributes, commit) {
   const input = make("input", { type: "text", spellcheck: "false", autocomplete: "off", "aria-label": words, ...attributes });
   input.addEventListener("keydown", (event) => event.key === "Enter" && commit(input.value));
   return input;

@@ -15,7 +15,7 @@ const quoted = (text) => JSON.stringify(text).replaceAll("\u2028", "\\u2028").re
 const pythonValue = (value) => (value == null ? "None" : Array.isArray(value) ? `[${value.join(", ")}]` : String(value));
 
 // A script that builds the program, simulates it with these costs, and runs it on one process per rank.
-export function pythonText({ program, costs }) {
+function pythonText({ program, costs }) {
   const { numStages, numMicrobatches, numDirections } = program;
   const rows = programRows(program).map((row) => `    ${quoted(row)},`).join("\n");
   const given = Object.entries(costs).filter(([, value]) => value != null).map(([key, value]) => `${key}=${pythonValue(value)}`);

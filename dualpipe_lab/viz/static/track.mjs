@@ -131,7 +131,7 @@ function recordedMessages(track, rows) {
   }));
 }
 
-export function feedNames(track, part) {
+function feedNames(track, part) {
   const stage = track.stage[part], microbatch = track.microbatch[part];
   if (track.kind[part] === 0) return [`${stage - 1}F${microbatch}`];
   return track.kind[part] < 3 ? [`${stage + 1}B${microbatch}`, `${stage + 1}I${microbatch}`] : [];
