@@ -23,7 +23,7 @@ OPAQUE = {"subprocess", "runpy", "get_ipython", "exec", "eval", "import_module",
 
 
 class Found(NamedTuple):
-    """What a name needs to be loaded, and the module that it is, if it is one."""
+    """The files that an import of a name loads, and the module of that name if there is one."""
 
     needs: frozenset[str]
     module: str | None = None

@@ -31,7 +31,7 @@ _execute = NotebookClient.async_execute
 
 
 def candidates() -> range:
-    """Return the ports below those that the system gives to whoever asks for any; some thousand in any case."""
+    """Return the ports below those that the system hands out itself; at least some thousand."""
     try:
         first = int(RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):

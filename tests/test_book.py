@@ -162,13 +162,6 @@ def test_every_library_name_in_the_text_exists():
     assert wrong == []
 
 
-def test_the_check_of_names_sees_a_wrong_one(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("Call `lab.launch` or `lab.lunch`.\n```python\nfrom dualpipe_lab import Program, Pogrom\n```\n")
-    assert names_in(page) == [f"dualpipe_lab.{name}" for name in ("Pogrom", "Program", "launch", "lunch")]
-    assert [name for name in names_in(page) if not exists(name)] == ["dualpipe_lab.Pogrom", "dualpipe_lab.lunch"]
-
-
 def test_every_part_has_a_page_in_the_reference():
     pages = [BOOK / "appendix" / "api.md", *sorted((BOOK / "appendix" / "api").glob("*.md"))]
     shown = [found for page in pages for found in re.findall(r"\.\. facade:: ([\w.]+)", page.read_text())]

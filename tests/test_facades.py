@@ -42,11 +42,6 @@ def test_pages_and_benchmarks_import_from_facades():
     assert wrong == {}
 
 
-def test_a_deeper_import_is_seen():
-    text = "  from dualpipe_lab.dp.zero2 import Zero2\nimport dualpipe_lab.tp.linear\nfrom dualpipe_lab.dp import Zero2"
-    assert deeper_imports(text) == ["dualpipe_lab.dp.zero2", "dualpipe_lab.tp.linear"]
-
-
 def test_every_part_has_a_facade():
     assert {"dualpipe_lab", *(f"dualpipe_lab.{part}" for part in PARTS)} <= set(FACADES)
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -141,18 +140,6 @@ def test_a_kernel_is_born_as_an_ordinary_one_and_shares_nothing(start, tmp_path,
     assert not set(draws[0]) & set(draws[1])
 
 
-def test_a_figure_is_shown_as_by_an_ordinary_kernel(start):
-    figure = "import matplotlib.pyplot as plt, sys\nsys.displayhook = print\nplt.plot([1, 2])\nprint(plt.get_backend())"
-    shown = []
-    for way in ("local-provisioner", "forked"):
-        found = []
-        kernel = start(way)
-        kernel.client.execute_interactive(figure, timeout=PATIENCE, output_hook=found.append)
-        shown.append([{**each["content"], "transient": ""} for each in found if each["msg_type"] == "display_data"])
-    assert "image/png" in shown[0][0]["data"]
-    assert shown[0] == shown[1]
-
-
 def test_a_kernel_launches_ranks_from_a_fork_server_that_was_forked_with_it(start):
     kernel = start()
     said = kernel.run("import os\n" + RANKS)
@@ -276,18 +263,3 @@ def test_the_book_and_the_replay_fork_and_learners_and_graders_do_not(monkeypatc
     assert commands("lab") == commands("grade", "SUBMISSIONS=x", "NBVAL=1") == commands("exercises") == []
     monkeypatch.setenv(VARIABLE, "forked")
     assert replay._environment(dict.fromkeys(("work", "home", "tmp"), tmp_path))[VARIABLE] == "local-provisioner"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["forked", "local-provisioner"])
-def test_a_solution_passes_in_a_forked_kernel_and_in_an_ordinary_one(way):
-    """The replay of all solutions forks, so one of them shows that nothing else is needed."""
-    notebook = "solutions/tp/column-parallel/column-parallel.ipynb"
-    options = ["-o", "addopts=", "-W", "default", "-p", "no:cacheprovider", "--nbval-cell-timeout=120", "--nbval"]
-    options += ["--nbval-sanitize-with", "dualpipe_course/sanitize.cfg"]
-    command = [sys.executable, "-m", "pytest", "-q", *options, notebook]
-    environment = os.environ | {VARIABLE: way}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    cells = [cell for cell in json.loads((ROOT / notebook).read_text())["cells"] if cell["cell_type"] == "code"]
-    assert re.search(rf"^{len(cells)} passed", done.stdout, re.MULTILINE), done.stdout
-    assert "NOTE" not in done.stdout + done.stderr

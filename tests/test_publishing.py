@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -127,29 +126,6 @@ def test_the_container_copies_files_that_exist_and_installs_the_lock_and_nothing
     assert "pip" not in {word for words in lines for word in words}
     user = [words[1] for words in lines if words[0] == "USER"]
     assert user == ["learner"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not os.environ.get("DUALPIPE_LAB_BUILD_IMAGE"), reason="DUALPIPE_LAB_BUILD_IMAGE is not set: gigabytes"
-)
-def test_the_container_starts_ranks(tmp_path):
-    program = next(filter(shutil.which, ("docker", "podman")), None)
-    if program is None or subprocess.run([program, "info"], capture_output=True, check=False).returncode:
-        pytest.skip("neither docker nor podman runs here")
-    index = os.environ.get("TORCH_INDEX_URL", "")
-    build = [program, "build", "--quiet", f"--build-arg=TORCH_INDEX_URL={index}", "--tag=dualpipe-lab-test", str(ROOT)]
-    subprocess.run(build, check=True)
-    script = tmp_path / "ranks.py"
-    script.write_text("import dualpipe_lab as lab\nif __name__ == '__main__':\n    print(lab.launch(max, 2))\n")
-    mount = f"--volume={script}:/ranks.py:ro"
-    done = subprocess.run(
-        [program, "run", "--rm", mount, "dualpipe-lab-test", "python", "/ranks.py"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[2, 2]\n"
 
 
 def test_workflows_run_what_everybody_runs():

@@ -1,135 +1,121 @@
-"""How far a reader walks from the cell of a notebook to `torch.distributed`: calls and files, for five topics.
+"""What a debugger steps through: distinct functions and files of the library, `comm` and `launch` included, per call.
 
-`python tests/test_reading_depth.py` prints the longest walk of each topic.
+`python tests/test_reading_depth.py` prints the table as measured.
 """
 
+import inspect
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 import dualpipe_lab as lab
 
-TORCH = "torch/distributed/distributed_c10d.py"
 PACKAGE = str(Path(lab.__file__).parent)
-MOST_CALLS, MOST_FILES = 5, 4
-ENTRIES = (
-    *("all_reduce", "all_to_all_single", "all_to_all", "isend", "irecv", "send", "recv", "batch_isend_irecv"),
-    *("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "broadcast"),
-)
+CEILINGS = {  # call: functions, files
+    "comm.all_reduce": (31, 9),
+    "ColumnParallelLinear": (38, 9),
+    "Ddp": (56, 16),
+    "Zero1": (66, 18),
+    "Zero2": (71, 17),
+    "Zero3": (83, 18),
+    "ring_attention": (69, 17),
+    "dispatch + combine": (43, 11),
+    "MoE": (84, 16),
+    "build dualpipe": (12, 3),
+    "simulate dualpipe": (40, 9),
+    "step of gpipe": (91, 20),
+    "step of dualpipe": (100, 20),
+    "checkpoint.save": (89, 23),
+}
 
 
-def walks(body):
-    """Run `body` and return, for each call of torch, the library's functions between the two as (file, function)."""
-    found = []
+def is_function(code):
+    """Whether a frame is of a function: a module or a class that a lazy import runs is none, nor is a comprehension."""
+    return code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.endswith(("comp>", "expr>"))
+
+
+def stepped_through(body):
+    """Run `body`, and return how many functions of the library it enters in this thread, and in how many files."""
+    entered = set()
 
     def watch(frame, event, argument):
-        if event != "call" or frame.f_code.co_name not in ENTRIES or not frame.f_code.co_filename.endswith(TORCH):
-            return
-        walk, frame = [], frame.f_back
-        while frame is not None and frame.f_code.co_name != "the_cell":
-            if frame.f_code.co_filename.startswith(PACKAGE):
-                name = frame.f_code.co_filename.removeprefix(PACKAGE).lstrip("/")
-                walk.append((name, frame.f_code.co_name))
-            frame = frame.f_back
-        found.append(walk[::-1])
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and is_function(code):
+            entered.add((code.co_filename, code.co_firstlineno))
 
     sys.setprofile(watch)
     try:
         body()
     finally:
         sys.setprofile(None)
-    return found
+    return len(entered), len({file for file, _ in entered})
 
 
-def column_parallel(rank, world_size):
-    from dualpipe_lab.tp import ColumnParallelLinear, TensorParallel
-
-    layer = ColumnParallelLinear(8, 8, TensorParallel())
-    x = torch.randn(4, 8, requires_grad=True)
-
-    def the_cell():
-        layer(x).sum().backward()
-
-    return walks(the_cell)
-
-
-def zero_2(rank, world_size):
-    from dualpipe_lab.dp import Zero2
-
-    model = torch.nn.Linear(8, 8)
-    optimizer = Zero2(model)
-
-    def the_cell():
+def trained(sharding):
+    def body():
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
 
-    return walks(the_cell)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    optimizer = sharding(model, *([[model[0]]] if sharding.__name__ == "Zero3" else []))
+    return body
 
 
-def ring_attention(rank, world_size):
-    from dualpipe_lab.cp import make_layout
-    from dualpipe_lab.cp import ring_attention as attention
-
-    q, k, v = (torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3))
-    layout = make_layout("contiguous", 4 * world_size, world_size)
-
-    def the_cell():
-        attention(q, k, v, layout).sum().backward()
-
-    return walks(the_cell)
-
-
-def moe(rank, world_size):
-    from dualpipe_lab import ep
-
-    layer = (getattr(ep, "MoE", None) or ep.SMoE)(ep.TopKRouter(8, 4, 2), ep.Experts(8, 16, 4))
-    x = torch.randn(6, 8, requires_grad=True)
-
-    def the_cell():
-        layer(x).sum().backward()
-
-    return walks(the_cell)
-
-
-def dualpipe(rank, world_size):
+def pipelined(name, rank, world_size):
     from dualpipe_lab import pp
 
-    program = pp.schedules.dualpipe(world_size, 2 * world_size)
-    stages = {stage: torch.nn.Linear(4, 4) for stage in range(program.num_stages)}
+    program = pp.schedules.build(name, world_size, 2 * world_size)
+    stages = {stage: torch.nn.Linear(4, 4) for stage in {action.stage for action in program.actions(rank)}}
     runtime = pp.PipelineRuntime(program, stages, torch.nn.functional.mse_loss)
     data = [torch.randn(2, 4) for _ in range(2 * world_size)]
-
-    def the_cell():
-        runtime.step(data, data)
-
-    return walks(the_cell)
+    return lambda: runtime.step(data, data)
 
 
-TOPICS = (column_parallel, zero_2, ring_attention, moe, dualpipe)
+def measured(rank, world_size, folder):
+    """Functions and files of every call, the objects that it needs made before."""
+    from dualpipe_lab import comm, cp, dp, ep, pp, tp
+
+    def exchanged():
+        splits = ep.exchange_splits([2, 2])
+        ep.combine(ep.dispatch(x, splits), splits).sum().backward()
+
+    x = torch.randn(4, 8, requires_grad=True)
+    q, k, v = (torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3))
+    layout = cp.make_layout("contiguous", 4 * world_size, world_size)
+    column = tp.ColumnParallelLinear(8, 8)
+    moe = ep.MoE(ep.TopKRouter(8, 4, 2), ep.Experts(8, 16, 4))
+    saved = dp.Zero1(torch.nn.Linear(8, 8))
+    program = pp.schedules.dualpipe(8, 20)
+    calls = {
+        "comm.all_reduce": lambda: comm.all_reduce(torch.ones(4)),
+        "ColumnParallelLinear": lambda: column(x).sum().backward(),
+        **{sharding.__name__: trained(sharding) for sharding in (dp.Ddp, dp.Zero1, dp.Zero2, dp.Zero3)},
+        "ring_attention": lambda: cp.ring_attention(q, k, v, layout).sum().backward(),
+        "dispatch + combine": exchanged,
+        "MoE": lambda: moe(x).sum().backward(),
+        "build dualpipe": lambda: pp.schedules.dualpipe(8, 20),
+        "simulate dualpipe": lambda: pp.simulate(program),
+        "step of gpipe": pipelined("gpipe", rank, world_size),
+        "step of dualpipe": pipelined("dualpipe", rank, world_size),
+        "checkpoint.save": lambda: dp.checkpoint.save(folder, 1, saved),
+    }
+    return {name: stepped_through(body) for name, body in calls.items()}
 
 
-def files_of(walk):
-    """Files of a walk; what all topics share (messages and their bookkeeping) counts as one."""
-    return {"comm" if file.startswith(("comm/", "launch/")) else file for file, _ in walk}
+def table(found):
+    return "\n".join(f"{name:22} {counts[0]:3} functions in {counts[1]:2} files" for name, counts in found.items())
 
 
-def longest(topic):
-    found = [walk for walks_of_rank in lab.launch(topic, 2) for walk in walks_of_rank]
-    assert found, f"{topic.__name__} called nothing of torch.distributed"
-    return max(found, key=lambda walk: (len(walk), len(files_of(walk))))
-
-
-@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.__name__)
-def test_torch_is_at_most_five_calls_and_four_files_away(topic):
-    walk = longest(topic)
-    assert len(walk) <= MOST_CALLS, walk
-    assert len(files_of(walk)) <= MOST_FILES, walk
+def test_a_debugger_steps_through_few_functions_and_files(tmp_path):
+    found = lab.launch(measured, 2, str(tmp_path))[0]
+    assert found.keys() == CEILINGS.keys()
+    over = [name for name, most in CEILINGS.items() if found[name][0] > most[0] or found[name][1] > most[1]]
+    assert not over, f"over their ceilings: {over}; measured:\n{table(found)}"
 
 
 if __name__ == "__main__":
-    for topic in TOPICS:
-        walk = longest(topic)
-        print(f"{topic.__name__:16} {len(walk)} calls, {len(files_of(walk))} files")
-        print("\n".join(f"    {file}: {name}" for file, name in walk))
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        print(table(lab.launch(measured, 2, folder)[0]))

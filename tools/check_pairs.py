@@ -25,7 +25,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def differences(page: Path) -> list[str]:
-    """What separates a page from its notebook, in jupytext's words, and outputs that do not belong there."""
+    """Describe how a page and its notebook differ, and which outputs a notebook must not store."""
     path = page.with_suffix(".ipynb")
     if not path.exists():
         return [f"{page} has no notebook beside it"]

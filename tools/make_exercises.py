@@ -204,7 +204,7 @@ def difference(made: list[Cell], path: Path) -> str | None:
 
 
 def check(made: dict[Path, Any], root: Path) -> list[str]:
-    """What separates the exercises on disk from those that the solutions make."""
+    """Describe how the exercises on disk differ from those that the solutions make."""
     wanted = {path.with_suffix(suffix): notebook for path, notebook in made.items() for suffix in FORMS}
     found = {path for suffix in FORMS for path in root.rglob(f"*{suffix}") if ".ipynb_checkpoints" not in path.parts}
     problems = [difference(cells_of(notebook), path) for path, notebook in wanted.items()]

@@ -1,7 +1,7 @@
 """Exercises of "ZeRO-1": its numbers, a sharded momentum, shards that overlap, whole parameters on ranks.
 
-Chapter: book/dp/zero-1.  A sharded step is judged by the weights of one process, by the bytes of the tensors that live
-after it, whoever holds them, and by the bytes in the ledger.
+Chapter: book/dp/zero-1.  A sharded step has to give the weights of one process; the checks also count the bytes of
+all tensors that live after the step, and the bytes in the ledger.
 """
 
 from collections.abc import Callable

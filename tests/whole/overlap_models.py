@@ -1,6 +1,7 @@
 """In a rank: a step of a V3 model on a pipeline with interruptible stages, and its distance from one process."""
 
 import torch
+from stage_runs import bias_of
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -31,11 +32,6 @@ OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 HOOKS = {"overlapped": overlapped_forward_backward, "serial": run_pair_serially}
 
 
-def bias_of(number, config):
-    generator = torch.Generator().manual_seed(number)
-    return 0.5 * torch.randn(config.num_experts, generator=generator, dtype=torch.float64)
-
-
 def batch(config, number, num_data):
     """`ids` and `targets` of all data ranks, [rank, microbatch, row, token]."""
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +47,7 @@ def one_process(config, number, num_data, second=None):
     initialize_parameters(model)
     loads = {}
     for place, layer in numbered(model):
-        layer.mlp.router.selection_bias = bias_of(place, config)
+        layer.mlp.router.selection_bias = bias_of(place, config.num_experts)
         layer.mlp.router.register_forward_hook(
             lambda _, x, out, place=place: loads.update({place: out[1].flatten().bincount(minlength=8)})
         )
@@ -80,7 +76,7 @@ def build(
     )  # fmt: skip
     for stage in model.stages.values():
         for number, layer in numbered(stage):
-            layer.mlp.router.bias.copy_(bias_of(number, config))
+            layer.mlp.router.bias.copy_(bias_of(number, config.num_experts))
     return model
 
 
@@ -133,7 +129,7 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
     backwards = {s: sum(a.kind in "BW" and a.stage == s for a in program.actions(mesh.rank("pp"))) for s in modules}
     assert all(len(each) == 1 and each.pop() == backwards[s] for s, each in calls().items())
     if config.balance == 0:  # the last stage's balance loss counts with its head's
-        only = next_loss(config, number, num_data) if model.multi_token else heads[1]
+        only = one_process(config, number, num_data)[0] if model.multi_token else heads[1]  # of the next token alone
         errors["evaluation"] = float(abs(heads[0] - only))
     for module in modules.values():
         errors |= gradient_errors(module, mesh, grads, () if optimizer else ("dp", "ep", "cp"))
@@ -144,11 +140,6 @@ def sum_of(losses, group):
     total = torch.stack([torch.zeros((), dtype=torch.float64), *losses]).sum()
     comm.all_reduce(total, group=group)
     return total
-
-
-def next_loss(config, number, num_data):
-    """The loss of the next token alone, in one process: what an evaluation has."""
-    return one_process(config, number, num_data)[0]
 
 
 def loads_of(modules):

@@ -140,6 +140,20 @@ def angles_of(module):
     return forward
 
 
+def loaded(folder, dtype=torch.float64):
+    """transformers' model of a folder that has every key of it and no other."""
+    found, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=dtype)
+    if found.config.architectures[0].startswith(("DeepseekV3", "Qwen3Moe")):
+        found.set_experts_implementation("eager")
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return found
+
+
+def close(found, expected, bound=1e-10):
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= bound * max(1.0, float(expected.abs().max()))
+
+
 def gradients(model, ids, targets):
     """Logits, loss and raw gradients by published name."""
     logits = model(ids).logits

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 import transformers
 from published import DEEPSEEK, reference
+from test_pretrained_configs import QWEN3_30B_A3B
 
 import dualpipe_lab as lab
 from dualpipe_lab import models, schedules
@@ -19,19 +20,6 @@ from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, publish
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 YARN = {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "rope_theta": 10000}
-QWEN = {  # Qwen3-30B-A3B
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-}
 
 
 def tensors_in_files(config, is_fp8):
@@ -115,7 +103,7 @@ def test_deepseek_v3_is_sliced_from_headers_in_seconds(tmp_path, monkeypatch):
 
 
 def test_qwen3_moe_is_sliced_from_headers(tmp_path):
-    values = transformers.Qwen3MoeConfig(**QWEN).to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
+    values = transformers.Qwen3MoeConfig(**QWEN3_30B_A3B).to_dict()
     write_headers(tmp_path / "qwen", values, 16)
     topology = lab.Topology([("dp", 2), ("tp", 8)], edp=1)
     ranks = models.slices_of(tmp_path / "qwen", topology)
@@ -169,7 +157,7 @@ def test_scales_are_read_with_the_slices_that_they_belong_to(tmp_path, monkeypat
 
 
 def test_sizes_that_do_not_divide_are_refused(tmp_path):
-    values = transformers.Qwen3MoeConfig(**QWEN).to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
+    values = transformers.Qwen3MoeConfig(**QWEN3_30B_A3B).to_dict()
     write_headers(tmp_path / "qwen", values, 2)
     for axes, message in (
         ({"ep": 3}, "128 experts"),
