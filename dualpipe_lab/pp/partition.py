@@ -48,11 +48,6 @@ class Partition:
         """The largest load."""
         return max(self.loads)
 
-    def rank_loads(self, home: Sequence[int]) -> tuple[Time, ...]:
-        """Return the load of every rank if stage s is on rank home[s], such as a route of a program."""
-        ranks = range(1 + max(home))
-        return tuple(sum(load for load, at in zip(self.loads, home, strict=True) if at == rank) for rank in ranks)
-
     def __str__(self) -> str:
         layers, loads = " ".join(map(str, self.sizes)), " ".join(map(number, self.loads))
         return f"layers per stage {layers}; loads {loads}; bottleneck {number(self.bottleneck)}"
@@ -98,10 +93,6 @@ def _least_bottleneck(sums: Sums, num_stages: int) -> int:
 
 
 def _best_cut(sums: Sums, least: list[int], start: int, last: int) -> int:
-    """Return the least bottleneck of a stage from `start` to a cut and those behind, by bisection over the cuts.
-
-    More layers on this stage make its load larger and the bottleneck of the other stages smaller.
-    """
     low, high = start + 1, last
     while low < high:
         cut = (low + high) // 2
@@ -113,7 +104,6 @@ def _best_cut(sums: Sums, least: list[int], start: int, last: int) -> int:
 
 
 def _most_even(sums: Sums, num_stages: int, bottleneck: int) -> list[int]:
-    """Return the cuts, from 0 to the number of layers, of the most even split within a bottleneck."""
     end = len(sums) - 1
     first = [end]  # first[k]: the first layer from which on k stages are enough
     total: dict[int, int] = {end: 0}  # the least sum of squares from a layer on

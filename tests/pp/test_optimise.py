@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_grid import legal
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
@@ -18,12 +19,7 @@ from dualpipe_lab.pp.validation.validator import validate
 
 
 def programs(*sizes):
-    for name in schedules.names(synchronous=True):
-        for p, m in sizes:
-            try:
-                yield schedules.build(name, p, m)
-            except ValueError:
-                continue
+    return [program for name in schedules.names(synchronous=True) for program in legal(name, sizes)]
 
 
 ticks = st.integers(0, 6)

@@ -75,7 +75,6 @@ class _RankState:
         self.is_free = True
 
     def ready(self, kind: str) -> list[Cell]:
-        """Return the cells whose action of a kind is ready."""
         if kind == F:
             return self.forwards
         return self.weights if kind == W else self.backwards
@@ -98,7 +97,6 @@ class _Run:
             self.announce(0, F, (0, microbatch))
 
     def num_steps(self) -> int:
-        """Return the number of steps of a complete program."""
         return len(self.home) * (3 if self.rules.split else 2) - self.num_pairs * (1 if not self.rules.split else 2)
 
     def announce(self, when: Time, kind: str, cell: Cell) -> None:
@@ -123,11 +121,9 @@ class _Run:
                     self.choose(state, now)
 
     def may_start_forward(self, state: _RankState, stage: int) -> bool:
-        """Whether the memory limit allows a forward of a stage."""
         return state.held + state.later[stage] < self.rules.in_flight[state.rank]
 
     def choose(self, state: _RankState, now: Time) -> None:
-        """Start the most urgent step of a free rank, if there is one."""
         allowed = [cell for cell in state.forwards if self.may_start_forward(state, cell[0])]
         forward = min(allowed, key=self._forward_key, default=None)
         backward = min(state.backwards, key=self._backward_key, default=None)
@@ -164,7 +160,6 @@ class _Run:
             self.release(state.rank, now + ticks, stage, kind, microbatch)
 
     def release(self, rank: int, made: Time, stage: int, kind: str, microbatch: int) -> None:
-        """Add the event of the action that a result makes ready."""
         if kind == W or (kind != F and stage == 0):
             return
         is_last = kind == F and stage == self.program.num_stages - 1

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.pp.runtime.payload import names_of
-from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
+from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, names_of
 
 Extra = Mapping[int, Sequence[Mapping[str, Any]]]
 

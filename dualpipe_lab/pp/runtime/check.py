@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
-from dualpipe_lab.pp.runtime.payload import call_with
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, GivenShapes, spec_of
-from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, arguments_of, as_tensors, has_gradient, scaled
+from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, arguments_of, as_tensors, call_with, has_gradient, scaled
 from dualpipe_lab.pp.validation.validator import validate
 
 

@@ -13,10 +13,9 @@ import torch
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.pp.program import SEND_F, Action, B, F, Program
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
-from dualpipe_lab.pp.runtime.payload import with_names
 from dualpipe_lab.pp.runtime.rank_plan import made_by
 from dualpipe_lab.pp.runtime.shape_inference import BoundaryShapes, gradients_of, spec_of
-from dualpipe_lab.pp.runtime.stage import Tensors
+from dualpipe_lab.pp.runtime.stage import Tensors, with_names
 
 
 class PipelineComm:

@@ -43,14 +43,12 @@ from dualpipe_lab.pp.runtime.check import (
     check_unwrapped,
     check_world,
 )
-from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
-from dualpipe_lab.pp.runtime.payload import output_of
 from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
 from dualpipe_lab.pp.runtime.rank_plan import RankPlan, choose_lookahead, plan_rank
-from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads
+from dualpipe_lab.pp.runtime.replicated_grads import GradientSync, ReplicatedGrads
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
-from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, run_pair_serially, span_title
+from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, output_of, run_pair_serially, span_title
 from dualpipe_lab.pp.validation.validator import validate
 
 
@@ -120,8 +118,9 @@ class PipelineRuntime:
         validate(lowered, blocking=p2p.in_order, in_order=p2p.in_order)
         self._plan = plan_rank(lowered, self._rank, lookahead)
         self._forward_plan = plan_rank(lowered, self._rank, lookahead, forward_only=True)
-        self._shapes: BoundaryShapes
-        self._shapes = InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
+        self._shapes: BoundaryShapes = (
+            InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
+        )
         self.p2p = self._p2p = p2p
         self._comm = PipelineComm(program, p2p, self._shapes)
         self._sum_mirrors = sum_mirrors

@@ -272,20 +272,12 @@ def zbv_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) 
     if ticks.F == ticks.I == ticks.W:
         fewer = 3 * num_ranks - 1 - 2 * num_microbatches, 4 * num_ranks - 1 - 4 * num_microbatches
         return _work(num_microbatches, ticks) + ticks.F * max(num_ranks - 1, *fewer)
-    _check_long_input_gradient("zbv_makespan", num_ranks, num_microbatches, ticks)
+    if max(ticks.F, ticks.W) > ticks.I or num_microbatches < 2 * num_ranks - 1:
+        raise ValueError(
+            f"zbv_makespan holds for I >= F, I >= W and at least {2 * num_ranks - 1} microbatches, got F={ticks.F}, "
+            f"I={ticks.I}, W={ticks.W} and {num_microbatches}; use simulate()"
+        )
     return _work(num_microbatches, ticks) + (num_ranks - 1) * max(ticks.I, 2 * (ticks.I - ticks.W))
-
-
-def zbv_local_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return ZBV's longest local bubble; ValueError unless I is the longest and there are 2P - 1 microbatches.
-
-    >>> zbv_local_bubble(4, 8), zbv_local_bubble(4, 8, Cost(F=5, I=6, W=4))
-    (0, 12)
-    """
-    check_counts("zbv_local_bubble", num_ranks=num_ranks, num_microbatches=num_microbatches)
-    ticks = stage_ticks("ZBV", 2 * num_ranks, cost)
-    _check_long_input_gradient("zbv_local_bubble", num_ranks, num_microbatches, ticks)
-    return (num_ranks - 1) * max(ticks.I - ticks.F, 2 * (ticks.I - ticks.W))
 
 
 def v_half_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
@@ -388,11 +380,3 @@ def v_min_peak_activations(num_ranks: int, num_microbatches: int) -> int:
 
 def _work(num_microbatches: int, ticks: StageTicks) -> Time:
     return 2 * num_microbatches * (ticks.F + ticks.I + ticks.W)
-
-
-def _check_long_input_gradient(form: str, num_ranks: int, num_microbatches: int, ticks: StageTicks) -> None:
-    if max(ticks.F, ticks.W) > ticks.I or num_microbatches < 2 * num_ranks - 1:
-        raise ValueError(
-            f"{form} holds for I >= F, I >= W and at least {2 * num_ranks - 1} microbatches, got F={ticks.F}, "
-            f"I={ticks.I}, W={ticks.W} and {num_microbatches}; use simulate()"
-        )
