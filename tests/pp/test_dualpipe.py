@@ -66,12 +66,6 @@ def test_half_the_microbatches_travel_the_other_way(name):
             assert rank == (stage if microbatch < half else last - stage)
 
 
-def test_dualpipev_is_placed_on_a_v():
-    for program in legal("dualpipev"):
-        last = program.num_stages - 1
-        assert all(rank == min(stage, last - stage) for (stage, _), rank in program.placement.items())
-
-
 @settings(deadline=None)
 @given(half=st.integers(1, 8), more=st.integers(0, 16))
 def test_any_size_is_valid_and_holds_no_more_than_stated(half, more):

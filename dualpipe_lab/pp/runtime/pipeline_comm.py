@@ -56,7 +56,7 @@ class PipelineComm:
         p2p = self._p2p
         source = self._program.rank_of(result.stage, result.microbatch)
         allocated = (torch.empty(shape, dtype=dtype, device=p2p.device) for shape, dtype, _ in spec)
-        buffers = with_names(allocated, (name for *_, name in spec))
+        buffers = with_names(allocated, [name for *_, name in spec])
         tags = [p2p.result_tag(result, number) for number in range(len(buffers))]
         messages = [p2p.receive(buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
         self._receives[result] = Pending(p2p.launch(messages), lambda: buffers)

@@ -56,10 +56,9 @@ def names_of(tensors: Tensors) -> tuple[str, ...]:
     return tensors.names if isinstance(tensors, NamedTensors) else ("",) * len(tensors)
 
 
-def with_names(tensors: Iterable[Tensor], names: Iterable[str]) -> Tensors:
+def with_names(tensors: Iterable[Tensor], names: Sequence[str]) -> Tensors:
     """Return tensors under names, or as a plain tuple if the names are empty."""
-    named = list(zip(names, tensors, strict=True))
-    return NamedTensors(dict(named)) if any(name for name, _ in named) else tuple(tensor for _, tensor in named)
+    return NamedTensors(dict(zip(names, tensors, strict=True))) if any(names) else tuple(tensors)
 
 
 def call_with(function: Callable[..., Any], tensors: Tensors, extra: Mapping[str, Any]) -> Any:
