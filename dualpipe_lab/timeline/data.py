@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter, itemgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from dualpipe_lab.timeline.spans import WAIT, WORK, Message, Span, Time, feeds
 
@@ -146,42 +146,39 @@ def _covered(spans: Iterable[Span]) -> Time:
     return total
 
 
-class LiveCount(NamedTuple):
-    """The kind of action that raises a count, at its start or its end, and the kinds whose end lowers it."""
-
-    opens: str
-    at_start: bool
-    closes: str
+Changes: TypeAlias = list[tuple[Time, int]]  # time, +1 or -1
+_ACTIVATIONS = ("F", True, "BW")  # what raises a count, whether at its start, and what lowers it at its end
+_PENDING_WEIGHT_GRADS = ("I", False, "W")
 
 
-class _Change(NamedTuple):
-    time: Time
-    delta: int
-    key: tuple[int, int]  # stage, microbatch
-
-
-_ACTIVATIONS = LiveCount("F", True, "BW")
-_PENDING_WEIGHT_GRADS = LiveCount("I", False, "W")
-
-
-def _step_function(spans: Sequence[Span], counted: LiveCount) -> list[tuple[Time, int]]:
-    count = _open_before(changes := _changes(spans, counted))
-    steps: dict[Time, int] = {0: count}
-    for time, delta, _ in changes:
-        count += delta
-        steps[time] = count  # the last change at a time decides
-    counts = list(steps.items())
+def _step_function(spans: Sequence[Span], counted: tuple[str, bool, str]) -> list[tuple[Time, int]]:
+    before, changes = _changes(spans, counted)
+    times = [0, *(time for time, _ in changes)]
+    totals = accumulate((delta for _, delta in changes), initial=before)
+    counts = list(dict(zip(times, totals, strict=True)).items())  # the last change at a time decides
     return [entry for i, entry in enumerate(counts) if i == 0 or entry[1] != counts[i - 1][1]]
 
 
-def _peak(spans: Sequence[Span], counted: LiveCount) -> int:
+def _peak(spans: Sequence[Span], counted: tuple[str, bool, str]) -> int:
     """Return the largest count, counts of zero duration included."""
-    changes = _changes(spans, counted)
-    return max(accumulate((delta for _, delta, _ in changes), initial=_open_before(changes)))
+    before, changes = _changes(spans, counted)
+    return max(accumulate((delta for _, delta in changes), initial=before))
 
 
-def _open_before(changes: "list[_Change]") -> int:
-    """Return how many were open at time 0: those that end without a beginning, as in a stretch of a longer run."""
+def _changes(spans: Sequence[Span], counted: tuple[str, bool, str]) -> tuple[int, Changes]:
+    """Return the changes of a count, and how many were open at time 0: those that end without a beginning.
+
+    A stretch of a longer run has such ends.
+    """
+    opens, at_start, closes = counted
+    changes: list[tuple[Time, int, tuple[int, int]]] = []
+    for span in spans:
+        actions = span.actions
+        at = span.start if at_start else span.end
+        changes += [(at, 1, (stage, m)) for stage, kind, m in actions if kind == opens]
+        changes += [(span.end, -1, (stage, m)) for stage, kind, m in actions if kind in closes]
+    # Stable: where one span ends and the next begins, the activation is freed before the next one is made.
+    changes.sort(key=itemgetter(0))
     open_now: defaultdict[tuple[int, int], int] = defaultdict(int)
     before = 0
     for _, delta, key in changes:
@@ -189,18 +186,7 @@ def _open_before(changes: "list[_Change]") -> int:
             before += 1
         else:
             open_now[key] += delta
-    return before
-
-
-def _changes(spans: Sequence[Span], counted: LiveCount) -> "list[_Change]":
-    changes: list[_Change] = []
-    for span in spans:
-        actions = span.actions
-        at = span.start if counted.at_start else span.end
-        changes += [_Change(at, 1, (stage, m)) for stage, kind, m in actions if kind == counted.opens]
-        changes += [_Change(span.end, -1, (stage, m)) for stage, kind, m in actions if kind in counted.closes]
-    # Stable: where one span ends and the next begins, the activation is freed before the next one is made.
-    return sorted(changes, key=itemgetter(0))
+    return before, [(time, delta) for time, delta, _ in changes]
 
 
 # The critical path

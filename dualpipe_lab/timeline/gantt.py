@@ -54,7 +54,8 @@ def cell_label(action: ActionKey, lower: int | None) -> str:
 def _scale(timeline: TimelineData, available: int) -> tuple[Fraction, str]:
     """Return the number of columns of the makespan, and the scale."""
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
-    grain = _grain([time for span in spans for time in (span.start, span.end)])
+    times = {Fraction(time) for span in spans for time in (span.start, span.end)}
+    grain = Fraction(gcd(*(time.numerator for time in times)), lcm(*(time.denominator for time in times)))
     ticks = timeline.makespan / grain
     if ticks > available:
         shortest = min((span.duration for span in spans if span.kind != WAIT), default=timeline.makespan)
@@ -64,11 +65,6 @@ def _scale(timeline: TimelineData, available: int) -> tuple[Fraction, str]:
     needed = max(ceil(len(_longest(span)) * grain / span.duration) for span in spans)
     airy = max(ceil((len(_longest(span)) + 1) * grain / span.duration) for span in spans)
     return (ticks * min(airy, most), LABELS) if needed <= most else (ticks * min(most, 2), LETTERS)
-
-
-def _grain(times: list[Time]) -> Fraction:
-    exact = {Fraction(time) for time in times}
-    return Fraction(gcd(*(time.numerator for time in exact)), lcm(*(time.denominator for time in exact)))
 
 
 def _longest(span: Span) -> str:

@@ -63,7 +63,7 @@ def test_dualpipe_s_forms_are_exact_for_any_costs(half, more, cost):
 def test_the_published_form_is_the_middle_s_idle_time_where_f_is_i_and_w_is_not_longer(half, more, w, longer, gain):
     cost = Cost(F=w + longer, I=w + longer, W=w, overlap=w + (w + longer) * (1 + gain))
     p, m = 2 * half, 2 * (2 * half + more)
-    published = (half - 1) * (cost.overlap + cost.F + w - 2 * w)  # (P/2 - 1)(F&B + B - 3W)
+    published = (half - 1) * (cost.overlap + cost.F - 2 * w)  # (P/2 - 1)(F&B + B - 3W)
     assert simulate(schedules.dualpipe(p, m), cost).bubble_time(half) == published
     assert simulate(schedules.dualpipev(half, m), cost).bubble_time(half - 1) == published
 
@@ -125,11 +125,6 @@ def test_easy_dualpipe_s_forms_are_exact_for_any_costs(half, pairs, f, b):
         b = f
     cost = Cost(F=f, B=b)
     assert simulate(schedules.easy_dualpipe(p, m), cost).makespan == closed_forms.easy_dualpipe_makespan(p, m, cost)
-
-
-def test_a_longer_batch_costs_easy_dualpipe_its_lead():
-    idle = [simulate(schedules.easy_dualpipe(8, m)).bubble_time(0) for m in (8, 16, 24, 32)]
-    assert idle == [12, 17, 23, 29]  # 1F1B: 21 whatever the batch
 
 
 def test_slow_links_cost_the_v_more_because_its_stages_are_shorter():

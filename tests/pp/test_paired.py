@@ -10,12 +10,11 @@ from schedule_grid import SIZES, num_crossings
 
 from dualpipe_lab.pp import closed_forms, schedules
 from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import B, F, I, Overlap, Program, W
 from dualpipe_lab.pp.schedules import interleaved, paired_interleaved, paired_one_f_one_b, paired_zero_bubble_h1
 from dualpipe_lab.pp.schedules.looped import round_sizes
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import validate
 
 VIRTUAL = (1, 2, 3, 4)
 COSTS = [Cost(), Cost(F=2, I=2, W=2, overlap=5), Cost(F=2, I=4, W=1, overlap=6), Cost(F=7, I=1, W=2, overlap=7)]
@@ -74,18 +73,6 @@ def test_any_size_and_exact_costs(p, m, v, f, i, w, share):
             for rank, pairs in enumerate(pairs_of(program)):
                 idle = timeline.makespan - v * m * (f + i + w) + pairs * (f + i + w - pair)
                 assert timeline.bubble_time(rank) == idle
-
-
-def test_programs_are_valid_within_their_peaks_and_need_them(subtests):
-    for v, build in product(VIRTUAL, FORMS):
-        with subtests.test(v=v, build=build):
-            for p, m in SIZES:
-                program = build(p, m, v)
-                peaks = peaks_of(build, p, m, v)
-                validate(lower(validate(program, in_flight=peaks)), blocking=True)
-                with pytest.raises(InvalidProgram, match="makes it hold"):
-                    validate(program, in_flight=[peaks[0] - 1, *peaks[1:]])
-                assert all(program.rank_of(stage, m - 1) == stage % p for stage in range(v * p))
 
 
 def test_without_gain_a_pair_is_its_two_actions_one_after_the_other():

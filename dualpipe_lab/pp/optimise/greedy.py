@@ -66,18 +66,12 @@ class _RankState:
     def __init__(self, rank: int, stages: Sequence[int]) -> None:
         self.rank = rank
         self.later = {stage: sum(other > stage for other in stages) for stage in stages}
-        self.forwards: list[Cell] = []
-        self.backwards: list[Cell] = []
-        self.weights: list[Cell] = []
+        backwards: list[Cell] = []
+        self.ready: dict[str, list[Cell]] = {F: [], B: backwards, I: backwards, W: []}
         self.announced: list[tuple[Time, str, Cell]] = []
         self.steps: list[ProgramStep] = []
         self.held = 0
         self.is_free = True
-
-    def ready(self, kind: str) -> list[Cell]:
-        if kind == F:
-            return self.forwards
-        return self.weights if kind == W else self.backwards
 
 
 class _Run:
@@ -115,7 +109,7 @@ class _Run:
                     continue
                 state = self.ranks[self.home[cell]]
                 state.announced.remove((now, kind, cell))
-                state.ready(kind).append(cell)
+                state.ready[kind].append(cell)
             for state in self.ranks:
                 if state.is_free:
                     self.choose(state, now)
@@ -124,9 +118,9 @@ class _Run:
         return state.held + state.later[stage] < self.rules.in_flight[state.rank]
 
     def choose(self, state: _RankState, now: Time) -> None:
-        allowed = [cell for cell in state.forwards if self.may_start_forward(state, cell[0])]
+        allowed = [cell for cell in state.ready[F] if self.may_start_forward(state, cell[0])]
         forward = min(allowed, key=self._forward_key, default=None)
-        backward = min(state.backwards, key=self._backward_key, default=None)
+        backward = min(state.ready[B], key=self._backward_key, default=None)
         if forward and backward and self.rules.pairs:
             self.num_pairs += 1
             self.start(state, now, Overlap(_action(F, forward), _action(B, backward)))
@@ -134,12 +128,12 @@ class _Run:
             self.start(state, now, _action(I if self.rules.split else B, backward))
         elif forward:
             self.start(state, now, _action(F, forward))
-        elif state.weights and not self.is_worth_waiting(state, now):
-            self.start(state, now, _action(W, state.weights[0]))
+        elif state.ready[W] and not self.is_worth_waiting(state, now):
+            self.start(state, now, _action(W, state.ready[W][0]))
 
     def is_worth_waiting(self, state: _RankState, now: Time) -> bool:
         """Whether a more urgent action than W becomes ready within the rank's patience."""
-        until = now + self.rules.patience * self.ticks[W][state.weights[0][0]]
+        until = now + self.rules.patience * self.ticks[W][state.ready[W][0][0]]
         return any(
             when < until and (kind != F or self.may_start_forward(state, cell[0]))
             for when, kind, cell in state.announced
@@ -153,10 +147,10 @@ class _Run:
         state.is_free = False
         heapq.heappush(self.events, (now + ticks, next(self.number), _FREE, (state.rank, 0)))
         for stage, kind, microbatch in actions:
-            state.ready(kind).remove((stage, microbatch))
+            state.ready[kind].remove((stage, microbatch))
             state.held += (kind == F) - (kind in (B, W))
             if kind == I:
-                state.weights.append((stage, microbatch))
+                state.ready[W].append((stage, microbatch))
             self.release(state.rank, now + ticks, stage, kind, microbatch)
 
     def release(self, rank: int, made: Time, stage: int, kind: str, microbatch: int) -> None:

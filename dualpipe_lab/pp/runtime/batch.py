@@ -84,11 +84,7 @@ def make_batch(
     weights: Sequence[float] | None,
     extra: Extra | None,
 ) -> Batch:
-    """Check that each argument has one entry per microbatch of a program, and return the batch.
-
-    Raises:
-        ValueError: if inputs, targets, weights or extra inputs do not have one entry per microbatch.
-    """
+    """Return the batch; ValueError if an argument does not have one entry per microbatch of a program."""
     weights = weights if weights is not None else [1 / number] * number
     given = {"inputs": inputs, "targets": targets if targets is not None else inputs, "weights": weights}
     given |= {f"extra inputs of stage {stage}": values for stage, values in (extra or {}).items()}

@@ -61,11 +61,7 @@ class ReplicatedGrads:
         return self._holders[stage]
 
     def check_shards(self) -> None:
-        """Compare with the mirrors which shards of the gradients each rank keeps; all ranks of the pipeline call it.
-
-        Raises:
-            ValueError: a mirror keeps other shards than this rank.
-        """
+        """Raise ValueError if a mirror keeps other shards of the gradients; all ranks of the pipeline call it."""
         layouts = {stage: _layout(module) for stage, module in self._modules.items()}
         for rank, others in enumerate(comm.all_gather_object(layouts, self._p2p.group)):
             for stage in sorted(layouts.keys() & others.keys()):
@@ -193,14 +189,7 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 
 
 class GradientSync:
-    """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete.
-
-    Args:
-        stages: the stages of this rank.
-        replicated: the stages that other ranks hold too.
-        p2p: the ranks of the pipeline.
-        sum_mirrors: whether each step adds the gradients of the mirrors.
-    """
+    """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete."""
 
     def __init__(
         self, stages: Mapping[int, Stage], replicated: ReplicatedGrads, p2p: PipelineP2P, sum_mirrors: bool
@@ -211,12 +200,7 @@ class GradientSync:
         self._compared: list[Synchronizer] = []
 
     def begin_step(self) -> None:
-        """Find the synchronizers, and tell them that the pipeline says when gradients are complete.
-
-        Raises:
-            ValueError: a synchronizer sums over ranks of this pipeline with other stages, or over mirrors that the
-                step adds.
-        """
+        """Find the synchronizers, and tell them that the pipeline says when gradients are complete."""
         self._find()
         stages: dict[Synchronizer, list[list[nn.Parameter]]] = {}
         for found in self._found.values():

@@ -37,8 +37,7 @@ from dualpipe_lab.pp.program import (
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
 from dualpipe_lab.pp.runtime.check import check_output, check_stages, check_world
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
-from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
-from dualpipe_lab.pp.runtime.rank_plan import RankPlan, choose_lookahead, plan_rank
+from dualpipe_lab.pp.runtime.rank_plan import PipelineComm, RankPlan, choose_lookahead, plan_rank
 from dualpipe_lab.pp.runtime.replicated_grads import GradientSync, ReplicatedGrads
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
 from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, output_of, run_pair_serially, span_title

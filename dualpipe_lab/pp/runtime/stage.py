@@ -62,11 +62,7 @@ def with_names(tensors: Iterable[Tensor], names: Sequence[str]) -> Tensors:
 
 
 def call_with(function: Callable[..., Any], tensors: Tensors, extra: Mapping[str, Any]) -> Any:
-    """Call a module with a tuple as its arguments, or with a dictionary as its keyword arguments.
-
-    Raises:
-        ValueError: a tensor that arrives and an extra input have one name.
-    """
+    """Call a module with a tuple as its arguments, or with a dictionary as its keyword arguments."""
     if not isinstance(tensors, NamedTensors):
         return function(*tensors, **extra)
     if twice := sorted(extra.keys() & set(tensors.names)):
