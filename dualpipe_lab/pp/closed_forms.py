@@ -10,134 +10,43 @@ condition raises ValueError otherwise and says why.
 Source of recomputation: Chen et al. 2016 (arXiv 1604.06174), section 3.
 """
 
-from dualpipe_lab.pp.schedules.dualpipe import (
-    dualpipe_bubble,
-    dualpipe_makespan,
-    dualpipe_peak_activations,
-    dualpipev_bubble,
-    dualpipev_makespan,
-    dualpipev_num_messages,
-    dualpipev_peak_activations,
-    published_dualpipe_bubble,
-)
-from dualpipe_lab.pp.schedules.easy_dualpipe import (
-    easy_dualpipe_bubble,
-    easy_dualpipe_makespan,
-    easy_dualpipe_peak_activations,
-)
-from dualpipe_lab.pp.schedules.flush import (
-    bubble_fraction,
-    gpipe_makespan,
-    gpipe_peak_activations,
-    num_messages,
-    one_f_one_b_makespan,
-    one_f_one_b_peak_activations,
-)
-from dualpipe_lab.pp.schedules.looped import (
-    interleaved_makespan,
-    interleaved_peak_activations,
-    looped_bfs_makespan,
-    looped_bfs_peak_activations,
-    looped_num_messages,
-)
-from dualpipe_lab.pp.schedules.paired import (
-    paired_interleaved_makespan,
-    paired_num_pairs,
-    paired_one_f_one_b_makespan,
-    paired_peak_activations,
-    paired_zero_bubble_h1_makespan,
-)
-from dualpipe_lab.pp.schedules.pipedream import (
-    double_buffered_version,
-    double_buffered_versions_kept,
-    stashed_version,
-    stashed_versions_kept,
-    synced_version,
-    synced_versions_kept,
-)
-from dualpipe_lab.pp.schedules.v_shapes import (
-    v_half_makespan,
-    v_half_peak_activations,
-    v_half_ticks_per_microbatch,
-    v_min_makespan,
-    v_min_peak_activations,
-    v_min_ticks_per_microbatch,
-    zbv_local_bubble,
-    zbv_makespan,
-    zbv_peak_activations,
-)
-from dualpipe_lab.pp.schedules.zero_bubble import (
-    zero_bubble_h1_local_bubble,
-    zero_bubble_h1_makespan,
-    zero_bubble_h1_peak_activations,
-    zero_bubble_h2_local_bubble,
-    zero_bubble_h2_makespan,
-    zero_bubble_h2_peak_activations,
-)
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe_bubble as dualpipe_bubble
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe_makespan as dualpipe_makespan
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe_peak_activations as dualpipe_peak_activations
+from dualpipe_lab.pp.schedules.dualpipe import dualpipev_makespan as dualpipev_makespan
+from dualpipe_lab.pp.schedules.dualpipe import dualpipev_num_messages as dualpipev_num_messages
+from dualpipe_lab.pp.schedules.dualpipe import dualpipev_peak_activations as dualpipev_peak_activations
+from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe_bubble as easy_dualpipe_bubble
+from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe_makespan as easy_dualpipe_makespan
+from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe_peak_activations as easy_dualpipe_peak_activations
+from dualpipe_lab.pp.schedules.flush import bubble_fraction as bubble_fraction
+from dualpipe_lab.pp.schedules.flush import gpipe_makespan as gpipe_makespan
+from dualpipe_lab.pp.schedules.flush import gpipe_peak_activations as gpipe_peak_activations
+from dualpipe_lab.pp.schedules.flush import num_messages as num_messages
+from dualpipe_lab.pp.schedules.flush import one_f_one_b_makespan as one_f_one_b_makespan
+from dualpipe_lab.pp.schedules.flush import one_f_one_b_peak_activations as one_f_one_b_peak_activations
+from dualpipe_lab.pp.schedules.looped import interleaved_makespan as interleaved_makespan
+from dualpipe_lab.pp.schedules.looped import interleaved_peak_activations as interleaved_peak_activations
+from dualpipe_lab.pp.schedules.looped import looped_bfs_makespan as looped_bfs_makespan
+from dualpipe_lab.pp.schedules.looped import looped_bfs_peak_activations as looped_bfs_peak_activations
+from dualpipe_lab.pp.schedules.looped import looped_num_messages as looped_num_messages
+from dualpipe_lab.pp.schedules.paired import paired_interleaved_makespan as paired_interleaved_makespan
+from dualpipe_lab.pp.schedules.paired import paired_one_f_one_b_makespan as paired_one_f_one_b_makespan
+from dualpipe_lab.pp.schedules.paired import paired_zero_bubble_h1_makespan as paired_zero_bubble_h1_makespan
+from dualpipe_lab.pp.schedules.v_shapes import v_half_makespan as v_half_makespan
+from dualpipe_lab.pp.schedules.v_shapes import v_half_peak_activations as v_half_peak_activations
+from dualpipe_lab.pp.schedules.v_shapes import v_half_ticks_per_microbatch as v_half_ticks_per_microbatch
+from dualpipe_lab.pp.schedules.v_shapes import v_min_makespan as v_min_makespan
+from dualpipe_lab.pp.schedules.v_shapes import v_min_peak_activations as v_min_peak_activations
+from dualpipe_lab.pp.schedules.v_shapes import v_min_ticks_per_microbatch as v_min_ticks_per_microbatch
+from dualpipe_lab.pp.schedules.v_shapes import zbv_makespan as zbv_makespan
+from dualpipe_lab.pp.schedules.v_shapes import zbv_peak_activations as zbv_peak_activations
+from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1_makespan as zero_bubble_h1_makespan
+from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1_peak_activations as zero_bubble_h1_peak_activations
+from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h2_local_bubble as zero_bubble_h2_local_bubble
+from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h2_makespan as zero_bubble_h2_makespan
+from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h2_peak_activations as zero_bubble_h2_peak_activations
 from dualpipe_lab.timeline import Time
-
-__all__ = [
-    "bubble_fraction",
-    "double_buffered_version",
-    "double_buffered_versions_kept",
-    "dualpipe_bubble",
-    "dualpipe_makespan",
-    "dualpipe_peak_activations",
-    "dualpipev_bubble",
-    "dualpipev_makespan",
-    "dualpipev_num_messages",
-    "dualpipev_peak_activations",
-    "easy_dualpipe_bubble",
-    "easy_dualpipe_makespan",
-    "easy_dualpipe_peak_activations",
-    "gpipe_makespan",
-    "gpipe_peak_activations",
-    "interleaved_makespan",
-    "interleaved_peak_activations",
-    "looped_bfs_makespan",
-    "looped_bfs_peak_activations",
-    "looped_num_messages",
-    "num_messages",
-    "one_f_one_b_makespan",
-    "one_f_one_b_peak_activations",
-    "paired_interleaved_makespan",
-    "paired_num_pairs",
-    "paired_one_f_one_b_makespan",
-    "paired_peak_activations",
-    "paired_zero_bubble_h1_makespan",
-    "published_dualpipe_bubble",
-    "recompute_peak",
-    "recompute_stored",
-    "stashed_version",
-    "stashed_versions_kept",
-    "synced_version",
-    "synced_versions_kept",
-    "v_half_makespan",
-    "v_half_peak_activations",
-    "v_half_ticks_per_microbatch",
-    "v_min_makespan",
-    "v_min_peak_activations",
-    "v_min_ticks_per_microbatch",
-    "zbv_local_bubble",
-    "zbv_makespan",
-    "zbv_peak_activations",
-    "zero_bubble_h1_local_bubble",
-    "zero_bubble_h1_makespan",
-    "zero_bubble_h1_peak_activations",
-    "zero_bubble_h2_local_bubble",
-    "zero_bubble_h2_makespan",
-    "zero_bubble_h2_peak_activations",
-]
-
-
-def recompute_stored(num_layers: int, length: int) -> int:
-    """Return the number of segment inputs that are stored between forward and backward.
-
-    >>> recompute_stored(16, 1), recompute_stored(16, 5)
-    (16, 4)
-    """
-    _check(num_layers, length)
-    return -(-num_layers // length)
 
 
 def recompute_peak(num_layers: int, length: int, inside: Time) -> Time:
@@ -146,9 +55,9 @@ def recompute_peak(num_layers: int, length: int, inside: Time) -> Time:
     >>> recompute_peak(16, 4, inside=9)
     40
     """
-    return recompute_stored(num_layers, length) + min(length, num_layers) * inside
-
-
-def _check(num_layers: int, length: int) -> None:
     if num_layers < 1 or length < 1:
         raise ValueError(f"layers and segment lengths are at least 1, got {num_layers} and {length}")
+    return -(-num_layers // length) + min(length, num_layers) * inside
+
+
+__all__ = sorted(name for name, value in list(globals().items()) if callable(value))

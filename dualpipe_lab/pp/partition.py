@@ -3,14 +3,14 @@
 Chapter: book/pp/interleaved.  In: the cost of every layer, the number of stages.  Out: the layers of each stage.
   bottleneck   the largest load of a stage; with M microbatches the makespan has it M times and every other load once
                (see `dualpipe_lab.pp.closed_forms.gpipe_makespan`)
-  time         O(stages * layers * log layers), by dynamic programming from the last stage to the first
+  time         O(stages * layers * layers per stage), by dynamic programming from the last stage to the first
 Ties: of all splits with the least bottleneck, the most even split (least sum of squared loads); of these, the split
 with the fewest layers on early stages, because under 1F1B an early stage holds the activations of more microbatches.
 Elsewhere: torch leaves the split to the user; DeepSpeed `partition_balanced`; Megatron can count embedding and head as
 one layer each.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -48,11 +48,6 @@ class Partition:
         """The largest load."""
         return max(self.loads)
 
-    def rank_loads(self, home: Sequence[int]) -> tuple[Time, ...]:
-        """Return the load of every rank if stage s is on rank home[s], such as a route of a program."""
-        ranks = range(1 + max(home))
-        return tuple(sum(load for load, at in zip(self.loads, home, strict=True) if at == rank) for rank in ranks)
-
     def __str__(self) -> str:
         layers, loads = " ".join(map(str, self.sizes)), " ".join(map(number, self.loads))
         return f"layers per stage {layers}; loads {loads}; bottleneck {number(self.bottleneck)}"
@@ -89,71 +84,28 @@ def partition(layers: int | Sequence[Time], num_stages: int, embedding: Time = 0
 
 
 def _least_bottleneck(sums: Sums, num_stages: int) -> int:
-    """Return the least possible bottleneck; least[i] is that of the layers from i on, for one stage more each time."""
-    end = len(sums) - 1
-    least = [sums[end] - before for before in sums]
-    for later in range(1, num_stages):  # how many stages follow the one that starts at layer i
-        least = [_best_cut(sums, least, i, end - later) for i in range(end - later)]
-    return least[0]
-
-
-def _best_cut(sums: Sums, least: list[int], start: int, last: int) -> int:
-    """Return the least bottleneck of a stage from `start` to a cut and those behind, by bisection over the cuts.
-
-    More layers on this stage make its load larger and the bottleneck of the other stages smaller.
-    """
-    low, high = start + 1, last
+    low, high = 0, sums[-1]
     while low < high:
-        cut = (low + high) // 2
-        if sums[cut] - sums[start] >= least[cut]:
-            high = cut
-        else:
-            low = cut + 1
-    return min(max(sums[cut] - sums[start], least[cut]) for cut in (low - 1, low) if cut > start)
+        middle, end = (low + high) // 2, 0
+        for _ in range(num_stages):  # each stage takes as many layers as fit
+            end = bisect_right(sums, sums[end] + middle) - 1
+        low, high = (low, middle) if end == len(sums) - 1 else (middle + 1, high)
+    return low
 
 
-def _most_even(sums: Sums, num_stages: int, bottleneck: int) -> list[int]:
+def _most_even(sums: Sums, num_stages: int, bottleneck: int) -> tuple[int, ...]:
     """Return the cuts, from 0 to the number of layers, of the most even split within a bottleneck."""
     end = len(sums) - 1
-    first = [end]  # first[k]: the first layer from which on k stages are enough
-    total: dict[int, int] = {end: 0}  # the least sum of squares from a layer on
-    choices: list[dict[int, int]] = []
-    for stages in range(1, num_stages + 1):
-        first.append(bisect_left(sums, sums[first[-1]] - bottleneck))
-        row = _Row(sums, total, bottleneck, (first[-2], end - stages + 1))
-        row.solve(first[-1], end - stages, *row.cuts)
-        total, choices = row.total, [row.choice, *choices]
-    cuts = [0]
-    for choice in choices:
-        cuts.append(choice[cuts[-1]])
-    return cuts
-
-
-class _Row:
-    """One stage more in front: where to cut, for every layer at which it may start.
-
-    Squares of sums make the best cut move right as the start moves right, so solving the middle start first halves the
-    cuts that are left for the starts on either side of it.
-    """
-
-    def __init__(self, sums: Sums, later: dict[int, int], bottleneck: int, cuts: tuple[int, int]) -> None:
-        self.sums, self.later, self.bottleneck, self.cuts = sums, later, bottleneck, cuts
-        self.total: dict[int, int] = {}
-        self.choice: dict[int, int] = {}
-
-    def solve(self, low: int, high: int, first_cut: int, last_cut: int) -> None:
-        """Find the best cut for the starts from `low` to `high`, knowing that it lies between two others."""
-        if low > high:
-            return
-        start = (low + high) // 2
-        within = bisect_right(self.sums, self.sums[start] + self.bottleneck) - 1
-        cuts = range(max(first_cut, start + 1), min(last_cut, within) + 1)
-        self.total[start], self.choice[start] = min((self._squares(start, cut), cut) for cut in cuts)
-        self.solve(low, start - 1, first_cut, self.choice[start])
-        self.solve(start + 1, high, self.choice[start], last_cut)
-
-    def _squares(self, start: int, cut: int) -> int:
-        return (self.sums[cut] - self.sums[start]) ** 2 + self.later[cut]
+    best: dict[int, tuple[int, tuple[int, ...]]] = {end: (0, (end,))}  # by start: the sum of squares, and the cuts
+    for _ in range(num_stages):
+        later, best = best, {}
+        for start in range(end):
+            cuts = range(start + 1, bisect_right(sums, sums[start] + bottleneck))
+            found = [((sums[cut] - sums[start]) ** 2 + later[cut][0], later[cut][1]) for cut in cuts if cut in later]
+            if found:
+                total, behind = min(found)
+                best[start] = total, (start, *behind)
+    return best[0][1]
 
 
 def _exact(what: str, cost: object) -> Time:

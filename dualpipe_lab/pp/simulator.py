@@ -65,7 +65,6 @@ class _Run:
             self.home[stage][microbatch] = rank
 
     def advance(self, rank: int, end: int) -> None:
-        """Run one rank up to a position before which every input is known."""
         spans = self.spans[rank]
         now: Time = spans[-1].end if spans else 0
         for step in self.ranks[rank][self.position[rank] : end]:
@@ -86,7 +85,6 @@ class _Run:
         self.position[rank] = end
 
     def pair(self, step: Overlap, rank: int, now: Time) -> Span:
-        """Run an overlapped pair: both inputs first, both results at the end."""
         ready = [self.inputs[kind][stage].get(microbatch, 0) for stage, kind, microbatch in step]
         start = max(now, *ready)
         done = start + self.cost.of_pair(step, self.ticks)

@@ -7,7 +7,7 @@ least 4.5 : 1, in which the cell says in letters what its colour says.
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.spans import WAIT, ActionKey, Span
@@ -63,11 +63,9 @@ def colour_named(name: str) -> Colour:
 
 def check_colour_by(by: str) -> ColourBy:
     """Return `by`; ValueError if cells cannot be coloured by it."""
-    for known in get_args(ColourBy):
-        if by == known:
-            checked: ColourBy = known
-            return checked
-    raise ValueError(f"cells are coloured by {', '.join(get_args(ColourBy))}, got {by!r}")
+    if by not in get_args(ColourBy):
+        raise ValueError(f"cells are coloured by {', '.join(get_args(ColourBy))}, got {by!r}")
+    return cast(ColourBy, by)
 
 
 def directions(timeline: TimelineData) -> dict[int, int]:

@@ -10,16 +10,16 @@ Busy and idle times are those of the stream "work"; a rank whose communication a
   pending W           from the end of I to the end of W; a full backward B leaves none
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
-from operator import itemgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, TypeAlias
 
-from dualpipe_lab.timeline.critical_path import critical_path
-from dualpipe_lab.timeline.spans import WAIT, WORK, Message, Span, Time
+from dualpipe_lab.timeline.spans import WAIT, WORK, Message, Span, Time, feeds
 
 Source: TypeAlias = Literal["simulated", "virtual", "measured"]
 Unit: TypeAlias = Literal["ticks", "ns"]
@@ -133,7 +133,7 @@ class TimelineData:
         Each span starts when the previous one ends, or when its message arrives.  Shortening a span outside the path
         does not shorten the run.
         """
-        return critical_path(self.spans_by_rank, self.messages)
+        return _critical_path(self.spans_by_rank, self.messages)
 
 
 def _covered(spans: Iterable[Span]) -> Time:
@@ -146,43 +146,39 @@ def _covered(spans: Iterable[Span]) -> Time:
     return total
 
 
-class LiveCount(NamedTuple):
-    """The kind of action that raises a count, at its start or its end, and the kinds whose end lowers it."""
-
-    opens: str
-    at_start: bool
-    closes: str
+Changes: TypeAlias = list[tuple[Time, int]]  # time, +1 or -1
+_ACTIVATIONS = ("F", True, "BW")  # what raises a count, whether at its start, and what lowers it at its end
+_PENDING_WEIGHT_GRADS = ("I", False, "W")
 
 
-class _Change(NamedTuple):
-    time: Time
-    delta: int
-    key: tuple[int, int]  # stage, microbatch
-
-
-_ACTIVATIONS = LiveCount("F", True, "BW")
-_PENDING_WEIGHT_GRADS = LiveCount("I", False, "W")
-
-
-def _step_function(spans: Sequence[Span], counted: LiveCount) -> list[tuple[Time, int]]:
-    """Return [(time, count)]; a count is valid until the time of the next entry."""
-    count = _open_before(changes := _changes(spans, counted))
-    steps: dict[Time, int] = {0: count}
-    for time, delta, _ in changes:
-        count += delta
-        steps[time] = count  # the last change at a time decides
-    counts = list(steps.items())
+def _step_function(spans: Sequence[Span], counted: tuple[str, bool, str]) -> list[tuple[Time, int]]:
+    before, changes = _changes(spans, counted)
+    times = [0, *(time for time, _ in changes)]
+    totals = accumulate((delta for _, delta in changes), initial=before)
+    counts = list(dict(zip(times, totals, strict=True)).items())  # the last change at a time decides
     return [entry for i, entry in enumerate(counts) if i == 0 or entry[1] != counts[i - 1][1]]
 
 
-def _peak(spans: Sequence[Span], counted: LiveCount) -> int:
+def _peak(spans: Sequence[Span], counted: tuple[str, bool, str]) -> int:
     """Return the largest count, counts of zero duration included."""
-    changes = _changes(spans, counted)
-    return max(accumulate((delta for _, delta, _ in changes), initial=_open_before(changes)))
+    before, changes = _changes(spans, counted)
+    return max(accumulate((delta for _, delta in changes), initial=before))
 
 
-def _open_before(changes: "list[_Change]") -> int:
-    """Return how many were open at time 0: those that end without a beginning, as in a stretch of a longer run."""
+def _changes(spans: Sequence[Span], counted: tuple[str, bool, str]) -> tuple[int, Changes]:
+    """Return the changes of a count, and how many were open at time 0: those that end without a beginning.
+
+    A stretch of a longer run has such ends.
+    """
+    opens, at_start, closes = counted
+    changes: list[tuple[Time, int, tuple[int, int]]] = []
+    for span in spans:
+        actions = span.actions
+        at = span.start if at_start else span.end
+        changes += [(at, 1, (stage, m)) for stage, kind, m in actions if kind == opens]
+        changes += [(span.end, -1, (stage, m)) for stage, kind, m in actions if kind in closes]
+    # Stable: where one span ends and the next begins, the activation is freed before the next one is made.
+    changes.sort(key=itemgetter(0))
     open_now: defaultdict[tuple[int, int], int] = defaultdict(int)
     before = 0
     for _, delta, key in changes:
@@ -190,15 +186,103 @@ def _open_before(changes: "list[_Change]") -> int:
             before += 1
         else:
             open_now[key] += delta
-    return before
+    return before, [(time, delta) for time, delta, _ in changes]
 
 
-def _changes(spans: Sequence[Span], counted: LiveCount) -> "list[_Change]":
-    changes: list[_Change] = []
-    for span in spans:
-        actions = span.actions
-        at = span.start if counted.at_start else span.end
-        changes += [_Change(at, 1, (stage, m)) for stage, kind, m in actions if kind == counted.opens]
-        changes += [_Change(span.end, -1, (stage, m)) for stage, kind, m in actions if kind in counted.closes]
-    # Stable: where one span ends and the next begins, the activation is freed before the next one is made.
-    return sorted(changes, key=itemgetter(0))
+# The critical path
+
+SpanIndex: TypeAlias = tuple[int, int]  # rank, position among the rank's spans
+
+_ARRIVED = attrgetter("arrived")
+_START = attrgetter("start")
+
+
+def _critical_path(spans_by_rank: Sequence[Sequence[Span]], messages: Sequence[Message]) -> list[Span]:
+    """Walk back from the last end to the event that determined each start.
+
+    The event is the previous span on the same rank, or the message that the span waited for, whichever ended later.  A
+    message that queued for its link waited for the previous message on that link.  On a rank with several streams the
+    previous span is the one that ended last before the start, and of its own stream where two ended together.
+    """
+    work = [[span for span in spans if span.kind != WAIT] for spans in spans_by_rank]
+    walk = _Walk(work, messages)
+    last = [(work[r][i].end, -r, work[r][i].stream == WORK, i) for r, i in map(walk.last, range(len(work))) if i >= 0]
+    if not last:
+        return []
+    _, rank, _, position = max(last)
+    index: SpanIndex | None = (-rank, position)
+    found = []
+    while index is not None:
+        found.append(work[index[0]][index[1]])
+        index = walk.before(*index)
+    return found[::-1]
+
+
+class _Walk:
+    def __init__(self, work: Sequence[Sequence[Span]], messages: Sequence[Message]) -> None:
+        self.work = work
+        # by rank and stream: (ends, positions) of its spans
+        self.streams: list[dict[str, tuple[list[Time], list[int]]]] = [{} for _ in work]
+        for streams, spans in zip(self.streams, work, strict=True):
+            for position, span in enumerate(spans):
+                ends, positions = streams.setdefault(span.stream, ([], []))
+                ends.append(span.end)
+                positions.append(position)
+        self.inbox: defaultdict[int, list[Message]] = defaultdict(list)
+        self.link: defaultdict[SpanIndex, list[Message]] = defaultdict(list)
+        self.by_label: dict[tuple[int, str], Message] = {}
+        for message in sorted(messages, key=_ARRIVED):
+            self.inbox[message.dst].append(message)
+            self.link[message.src, message.dst].append(message)
+            self.by_label[message.dst, message.label] = message
+        self.maker = {
+            (rank, f"{stage}{kind}{microbatch}"): (rank, position)
+            for rank, spans in enumerate(work)
+            for position, span in enumerate(spans)
+            for stage, kind, microbatch in span.actions
+        }
+
+    def before(self, rank: int, position: int) -> SpanIndex | None:
+        """Return the index of the span that determined the start of this one; None for the first."""
+        message, previous = self._awaited(self.work[rank][position]), self._previous(rank, position)
+        if message is not None and (previous < 0 or message.arrived > self.work[rank][previous].end):
+            return self._sender(message)
+        return (rank, previous) if previous >= 0 else None
+
+    def last(self, rank: int) -> SpanIndex:
+        """Return the index of the span of a rank that ends last, one of its work before others; position -1: none."""
+        found = [(ends[-1], name == WORK, at[-1]) for name, (ends, at) in self.streams[rank].items()]
+        return rank, max(found)[2] if found else -1
+
+    def _previous(self, rank: int, position: int) -> int:
+        """Return the position of the span before this one, on its stream or on another of its rank; -1: none."""
+        span, streams = self.work[rank][position], self.streams[rank]
+        if len(streams) == 1:
+            return position - 1
+        positions = streams[span.stream][1]
+        own = positions[bisect_left(positions, position) - 1] if positions[0] < position else -1
+        found = [(self.work[rank][own].end, True, own)] if own >= 0 else []
+        for name, (ends, places) in streams.items():
+            index = bisect_right(ends, span.start) - 1
+            if name != span.stream and index >= 0 and places[index] < position:  # so the walk ends
+                found.append((ends[index], False, places[index]))
+        return max(found)[2] if found else -1
+
+    def _awaited(self, span: Span) -> Message | None:
+        if span.actions:
+            candidates = [self.by_label.get((span.rank, label)) for action in span.actions for label in feeds(action)]
+            return max((message for message in candidates if message is not None), key=_ARRIVED, default=None)
+        inbox = self.inbox[span.rank]  # not pipeline work: the last message that was there when it started
+        index = bisect_right(inbox, span.start, key=_ARRIVED) - 1
+        return inbox[index] if index >= 0 else None
+
+    def _sender(self, message: Message) -> SpanIndex | None:
+        queue = self.link[message.src, message.dst]
+        index = bisect_left(queue, message.arrived, key=_ARRIVED)
+        while message.left is not None and index > 0:  # it queued behind the message before it
+            index -= 1
+            message = queue[index]
+        if made := self.maker.get((message.src, message.label)):
+            return made
+        position = bisect_left(self.work[message.src], message.sent, key=_START) - 1
+        return (message.src, position) if position >= 0 else None

@@ -5,12 +5,12 @@ The width determines the scale: letter and microbatch (F3), the letter alone (F)
 summarises a stretch of time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from math import ceil, gcd, lcm
+from typing import TypeAlias
 
 from dualpipe_lab.timeline.data import TimelineData
-from dualpipe_lab.timeline.overview import buckets, symbol
 from dualpipe_lab.timeline.spans import WAIT, WORK, ActionKey, Span, Time
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
@@ -54,7 +54,8 @@ def cell_label(action: ActionKey, lower: int | None) -> str:
 def _scale(timeline: TimelineData, available: int) -> tuple[Fraction, str]:
     """Return the number of columns of the makespan, and the scale."""
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
-    grain = _grain([time for span in spans for time in (span.start, span.end)])
+    times = {Fraction(time) for span in spans for time in (span.start, span.end)}
+    grain = Fraction(gcd(*(time.numerator for time in times)), lcm(*(time.denominator for time in times)))
     ticks = timeline.makespan / grain
     if ticks > available:
         shortest = min((span.duration for span in spans if span.kind != WAIT), default=timeline.makespan)
@@ -64,11 +65,6 @@ def _scale(timeline: TimelineData, available: int) -> tuple[Fraction, str]:
     needed = max(ceil(len(_longest(span)) * grain / span.duration) for span in spans)
     airy = max(ceil((len(_longest(span)) + 1) * grain / span.duration) for span in spans)
     return (ticks * min(airy, most), LABELS) if needed <= most else (ticks * min(most, 2), LETTERS)
-
-
-def _grain(times: list[Time]) -> Fraction:
-    exact = {Fraction(time) for time in times}
-    return Fraction(gcd(*(time.numerator for time in exact)), lcm(*(time.denominator for time in exact)))
 
 
 def _longest(span: Span) -> str:
@@ -137,3 +133,39 @@ def _legend(timeline: TimelineData, columns: Fraction, scale: str) -> Iterator[s
         each = number(timeline.makespan / columns, divisor)
         letters += ["# mixed", "+ partly idle", f"{IDLE} mostly idle", f"one column = {each} {unit}"]
     yield ", ".join(letters)
+
+
+# The overview
+
+Shares: TypeAlias = dict[str, float]  # kind -> share of the stretch, 0 to 1
+
+_PURE = 0.9  # of the work: a letter stands for (almost) one kind
+
+
+def buckets(spans: Iterable[Span], makespan: Time, count: int | Fraction) -> list[Shares]:
+    """Divide 0..makespan into `count` equal stretches; return the share of every kind of work in each.
+
+    A pair counts half as forward and half as backward.  Waiting counts as idle.
+    """
+    num_buckets = int(count)
+    shares: list[Shares] = [{} for _ in range(num_buckets)]
+    per_time = float(num_buckets / Fraction(makespan))  # a picture: floating point is exact enough
+    for span in spans:
+        kinds = [kind for _, kind, _ in span.actions] or [span.kind]
+        start, end = float(span.start) * per_time, float(span.end) * per_time
+        for index in range(int(start), min(int(end) + 1, num_buckets)) if span.kind != WAIT else ():
+            covered = min(end, index + 1) - max(start, index)
+            for kind in kinds if covered > 0 else ():
+                shares[index][kind] = shares[index].get(kind, 0.0) + covered / len(kinds)
+    return shares
+
+
+def symbol(shares: Shares) -> str:
+    """Return one character for a stretch: a kind's letter, # for mixed work, + for partly and . for mostly idle."""
+    busy = sum(shares.values())
+    if busy < 1 / 8:
+        return "."
+    if busy < 7 / 8:
+        return "+"
+    kind = max(shares, key=lambda kind: shares[kind])
+    return kind[0] if shares[kind] >= _PURE * busy else "#"

@@ -7,13 +7,17 @@ run, text, SVG and exports (dictionary, Perfetto).  Notebooks show it through `d
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 from dualpipe_lab.timeline import gantt, json_form, perfetto
 from dualpipe_lab.timeline.colours import ColourBy
 from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.spans import COLLECTIVE, WAIT, WORK, ActionKey, Message, Span, Time
 from dualpipe_lab.timeline.svg import draw_svg
+
+Excerpt: TypeAlias = tuple[list[list[Span]], list[Message]]  # of one stretch of a run: the spans by rank, the messages
 
 
 class Timeline(TimelineData):
@@ -51,7 +55,7 @@ class Timeline(TimelineData):
         """
         rows = [[span for span in spans if start <= span.start < end] for spans in self.spans_by_rank]
         messages = [message for message in self.messages if start <= message.sent < end]
-        return Timeline(self.name, *_moved(Excerpt(rows, messages), start), self.source, self.unit)
+        return Timeline(self.name, *_moved(rows, messages, start), self.source, self.unit)
 
     def with_stream(self, name: str, spans_by_rank: Iterable[Iterable[Span]]) -> "Timeline":
         """Return the timeline with one more stream per rank, such as the collectives of a run as "communication".
@@ -117,36 +121,27 @@ class Timeline(TimelineData):
         return f"<Timeline {self.name!r}: {self.num_ranks} ranks, makespan {self.makespan} {self.unit}, {self.source}>"
 
 
-class Excerpt(NamedTuple):
-    """The spans, by rank, and the messages of one stretch of a run."""
-
-    spans_by_rank: list[list[Span]]
-    messages: list[Message]
-
-
 def _split_steps(spans_by_rank: Sequence[Sequence[Span]], messages: Sequence[Message]) -> list[Excerpt]:
     """Return the spans and messages of each step.
 
     An action occurs once per step.  On each rank a new step begins with the first span that repeats an action, and a
     message belongs to the step whose span sent it.
     """
-    rows = [_steps_of_rank(spans) for spans in spans_by_rank]
-    steps = [Excerpt([], []) for _ in range(max(map(len, rows), default=0))]
-    for number, step in enumerate(steps):
-        step.spans_by_rank.extend(row[number] if number < len(row) else [] for row in rows)
+    steps = list(zip_longest(*map(_steps_of_rank, spans_by_rank), fillvalue=[]))
+    sent: list[list[Message]] = [[] for _ in steps]
     made: defaultdict[tuple[int, str], list[tuple[Time, int]]] = defaultdict(list)
     for number, step in enumerate(steps):
-        for rank, spans in enumerate(step.spans_by_rank):
+        for rank, spans in enumerate(step):
             for span in spans:
                 for stage, kind, microbatch in span.actions:
                     made[rank, f"{stage}{kind}{microbatch}"].append((span.end, number))
     for message in messages:
         ends = made.get((message.src, message.label), [])
-        position = bisect_right(ends, message.sent, key=lambda end: end[0])
+        position = bisect_right(ends, message.sent, key=itemgetter(0))
         if position:
-            steps[ends[position - 1][1]].messages.append(message)
-    starts = [min(span.start for spans in step.spans_by_rank for span in spans) for step in steps]
-    return [_moved(step, start) for step, start in zip(steps, starts, strict=True)]
+            sent[ends[position - 1][1]].append(message)
+    starts = [min(span.start for spans in step for span in spans) for step in steps]
+    return [_moved(*step) for step in zip(steps, sent, starts, strict=True)]
 
 
 def _steps_of_rank(spans: Sequence[Span]) -> list[list[Span]]:
@@ -162,11 +157,9 @@ def _steps_of_rank(spans: Sequence[Span]) -> list[list[Span]]:
     return rows
 
 
-def _moved(excerpt: Excerpt, zero: Time) -> Excerpt:
-    rows = [[s._replace(start=s.start - zero, end=s.end - zero) for s in spans] for spans in excerpt.spans_by_rank]
-    return Excerpt(rows, [_move(message, zero) for message in excerpt.messages])
-
-
-def _move(message: Message, zero: Time) -> Message:
-    left = None if message.left is None else message.left - zero
-    return message._replace(sent=message.sent - zero, arrived=message.arrived - zero, left=left)
+def _moved(spans_by_rank: Iterable[Iterable[Span]], messages: Iterable[Message], zero: Time) -> Excerpt:
+    rows = [[s._replace(start=s.start - zero, end=s.end - zero) for s in spans] for spans in spans_by_rank]
+    return rows, [
+        m._replace(sent=m.sent - zero, arrived=m.arrived - zero, left=None if m.left is None else m.left - zero)
+        for m in messages
+    ]

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from dualpipe_lab.timeline import streams
 from dualpipe_lab.timeline.colours import PALETTE, ColourBy, Colouring, colour_named
 from dualpipe_lab.timeline.data import TimelineData
-from dualpipe_lab.timeline.gantt import cell_label, second_stage
-from dualpipe_lab.timeline.overview import Shares, buckets
+from dualpipe_lab.timeline.gantt import Shares, buckets, cell_label, second_stage
 from dualpipe_lab.timeline.spans import WAIT, ActionKey, Span
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
@@ -269,7 +268,6 @@ _SHORT: dict[str, Callable[[ActionKey], str]] = {
 
 
 def _extent(span: Span, frame: Geometry) -> tuple[float, float]:
-    """Return the left edge and the width of a cell."""
     x, width = LEFT + float(span.start) * frame.per_time, float(span.duration) * frame.per_time
     gap = min(0.5, width / 8)
     return x + gap, width - 2 * gap

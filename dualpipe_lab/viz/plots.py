@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dualpipe_lab._optional import extra
 from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.timeline.colours import OTHER, PALETTE
-from dualpipe_lab.timeline.gantt import cell_label, second_stage
-from dualpipe_lab.timeline.overview import buckets
+from dualpipe_lab.timeline.gantt import buckets, cell_label, second_stage
 from dualpipe_lab.timeline.spans import WAIT
 from dualpipe_lab.timeline.svg import LEVELS, runs
 from dualpipe_lab.timeline.units import number, scale_of

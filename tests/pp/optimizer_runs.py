@@ -8,7 +8,6 @@ from torch.distributed.fsdp import fully_shard
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW, Hyperparameters
-from dualpipe_lab.dp.data_parallel import all_reduce_gradients
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
@@ -182,53 +181,22 @@ class Trainer:
         return found
 
 
-class Plain:
-    """No optimizer of the library: gradients are summed after the step."""
+class Fsdp:
+    """torch's `fully_shard` on every stage; experts stay outside of it."""
 
-    def __init__(self, stages, counted, mesh):
+    def __init__(self, stages, counted, mesh, device_mesh):
         self.stages, self.counted, self.mesh = stages, counted, mesh
+        for stage in stages.values():
+            ignored = {p for layer in stage.modules() if isinstance(layer, Experts) for p in layer.parameters()}
+            fully_shard(stage, mesh=device_mesh["dp"], ignored_params=ignored)
+            stage.set_gradient_divide_factor(1.0)  # sums, as everywhere in this library
 
     def zero_grad(self):
         for stage in self.stages.values():
             stage.zero_grad()
 
     def gradients(self):
-        for stage in self.stages.values():
-            all_reduce_gradients(split_off_experts(stage)[0].parameters(), self.mesh.group("dp"))
-        return self._by_stage(lambda p: p.grad.clone())
-
-    def step(self):
-        parts = []
-        for index in self.counted:
-            dense, experts = split_off_experts(self.stages[index])
-            parts += [(p.grad, {"pp"}) for p in dense.parameters()]
-            parts += [(p.grad, {"pp", "ep"}) for p in (experts.parameters() if experts is not None else ())]
-        norm = global_norm(parts, {"pp": self.mesh.group("pp"), "ep": self.mesh.group("dp")})
-        weights = [p for stage in self.stages.values() for p in stage.parameters()]
-        for p in weights:
-            p.grad *= clip_factor(norm, MAX_NORM)
-        AdamW(weights, HYPER).step()
-        return norm
-
-    def weights(self):
-        return self._by_stage(lambda p: p.detach().clone())
-
-    def _by_stage(self, of):
-        return by_stage(self.stages, of)
-
-
-class Fsdp(Plain):
-    """torch's `fully_shard` on every stage; experts stay outside of it."""
-
-    def __init__(self, stages, counted, mesh, device_mesh):
-        super().__init__(stages, counted, mesh)
-        for stage in stages.values():
-            ignored = {p for layer in stage.modules() if isinstance(layer, Experts) for p in layer.parameters()}
-            fully_shard(stage, mesh=device_mesh["dp"], ignored_params=ignored)
-            stage.set_gradient_divide_factor(1.0)  # sums, as everywhere in this library
-
-    def gradients(self):
-        return self._by_stage(lambda p: full(p.grad))
+        return by_stage(self.stages, lambda p: full(p.grad))
 
     def step(self):
         parts = []
@@ -243,7 +211,7 @@ class Fsdp(Plain):
         return norm
 
     def weights(self):
-        return self._by_stage(lambda p: full(p.detach()))
+        return by_stage(self.stages, lambda p: full(p.detach()))
 
 
 def local(tensor):
@@ -255,8 +223,6 @@ def full(tensor):
 
 
 def trainer(kind, stages, counted, mesh, program, joint, device_mesh):
-    if kind == "none":
-        return Plain(stages, counted, mesh)
     if kind == "fsdp2":
         return Fsdp(stages, counted, mesh, device_mesh)
     return Trainer(kind, stages, mesh, program, joint)

@@ -35,16 +35,14 @@ def costs_with_pairs(draw):
 def test_dualpipe_s_forms_are_exact_on_the_grid(subtests):
     for name, cost in product(["dualpipe", "dualpipev"], COSTS):
         with subtests.test(name=name, cost=str(cost)):
-            makespan, bubble, peak = (
-                getattr(closed_forms, f"{name}_{what}") for what in ("makespan", "bubble", "peak_activations")
-            )
+            makespan, peak = (getattr(closed_forms, f"{name}_{what}") for what in ("makespan", "peak_activations"))
             for program in legal(name):
                 p, m = program.num_ranks, program.num_microbatches
                 timeline = simulate(program, cost)
                 assert timeline.makespan == makespan(p, m, cost)
-                assert [timeline.bubble_time(rank) for rank in range(p)] == [
-                    bubble(p, m, rank, cost) for rank in range(p)
-                ]
+                if name == "dualpipe":
+                    idle = [closed_forms.dualpipe_bubble(p, m, rank, cost) for rank in range(p)]
+                    assert [timeline.bubble_time(rank) for rank in range(p)] == idle
                 assert {timeline.peak_activations(rank) for rank in range(p)} == {peak(p)}
 
 
@@ -56,8 +54,8 @@ def test_dualpipe_s_forms_are_exact_for_any_costs(half, more, cost):
     assert whole.makespan == closed_forms.dualpipe_makespan(p, m, cost)
     assert cut.makespan == closed_forms.dualpipev_makespan(half, m // 2, cost) == whole.makespan
     for rank in range(half):
-        assert whole.bubble_time(rank) == closed_forms.dualpipe_bubble(p, m, rank, cost)
-        assert cut.bubble_time(rank) == closed_forms.dualpipev_bubble(half, m // 2, rank, cost)
+        idle = closed_forms.dualpipe_bubble(p, m, rank, cost)
+        assert whole.bubble_time(rank) == cut.bubble_time(rank) == idle
 
 
 @settings(deadline=None, max_examples=60)
@@ -65,21 +63,9 @@ def test_dualpipe_s_forms_are_exact_for_any_costs(half, more, cost):
 def test_the_published_form_is_the_middle_s_idle_time_where_f_is_i_and_w_is_not_longer(half, more, w, longer, gain):
     cost = Cost(F=w + longer, I=w + longer, W=w, overlap=w + (w + longer) * (1 + gain))
     p, m = 2 * half, 2 * (2 * half + more)
-    published = closed_forms.published_dualpipe_bubble(p, cost)
+    published = (half - 1) * (cost.overlap + cost.F - 2 * w)  # (P/2 - 1)(F&B + B - 3W)
     assert simulate(schedules.dualpipe(p, m), cost).bubble_time(half) == published
     assert simulate(schedules.dualpipev(half, m), cost).bubble_time(half - 1) == published
-
-
-# In tenths of a tick: (F, I, W) = (1, 0.8, 1.2) gives 6.0 where the published form says 4.2, and so on.
-@pytest.mark.parametrize(
-    ("f", "i", "w", "real", "published"), [(10, 8, 12, 60, 42), (10, 12, 8, 72, 78), (10, 15, 10, 80, 90)]
-)
-def test_the_published_form_is_refused_where_it_is_not_exact(f, i, w, real, published):
-    cost = Cost(F=f, I=i, W=w)
-    assert closed_forms.dualpipe_bubble(8, 20, 3, cost) == real
-    assert 3 * (f + 2 * (i + w) - 3 * w) == published
-    with pytest.raises(ValueError, match=rf"F = I >= W only, got F={f}, I={i}, W={w}; use dualpipe_bubble"):
-        closed_forms.published_dualpipe_bubble(8, cost)
 
 
 def test_with_a_gain_the_outer_ranks_wait_less():
@@ -114,14 +100,6 @@ def test_messages():
         assert 2 * num_crossings(program) == closed_forms.dualpipev_num_messages(p, m)
 
 
-@pytest.mark.parametrize("name", ["easy_dualpipe", "dualpipe", "dualpipev"])
-def test_every_rank_keeps_two_stages_and_only_the_v_keeps_each_once(name):
-    for program in legal(name):
-        kept = [{action.stage for action in program.actions(rank)} for rank in range(program.num_ranks)]
-        assert {len(stages) for stages in kept} == {2}
-        assert sum(map(len, kept)) == program.num_stages * (1 if name == "dualpipev" else 2)
-
-
 @pytest.mark.parametrize("cost", [Cost(), Cost(F=3, B=4), Cost(F=7, B=2), Cost(F=Fraction(1, 3), B=Fraction(1, 3))])
 def test_easy_dualpipe_s_forms_are_exact_on_the_grid(cost):
     for program in legal("easy_dualpipe"):
@@ -147,17 +125,6 @@ def test_easy_dualpipe_s_forms_are_exact_for_any_costs(half, pairs, f, b):
         b = f
     cost = Cost(F=f, B=b)
     assert simulate(schedules.easy_dualpipe(p, m), cost).makespan == closed_forms.easy_dualpipe_makespan(p, m, cost)
-
-
-def test_one_microbatch_per_rank_beats_1f1b_by_a_flow():
-    for p in (2, 4, 6, 8, 16):
-        both_ends = simulate(schedules.easy_dualpipe(p, p)).bubble_time(0)
-        assert both_ends == 2 * (p - 2) < simulate(schedules.one_f_one_b(p, p)).bubble_time(0) == 3 * (p - 1)
-
-
-def test_a_longer_batch_costs_easy_dualpipe_its_lead():
-    idle = [simulate(schedules.easy_dualpipe(8, m)).bubble_time(0) for m in (8, 16, 24, 32)]
-    assert idle == [12, 17, 23, 29]  # 1F1B: 21 whatever the batch
 
 
 def test_slow_links_cost_the_v_more_because_its_stages_are_shorter():

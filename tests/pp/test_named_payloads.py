@@ -7,8 +7,8 @@ from torch import nn
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime import AsynchronousRuntime, PipelineRuntime, WithLoss, check
-from dualpipe_lab.pp.runtime.payload import NamedTensors
 from dualpipe_lab.pp.runtime.shape_inference import from_header, spec_of, to_header
+from dualpipe_lab.pp.runtime.stage import NamedTensors
 
 WIDTH, ROWS, M = 4, 3, 8
 NAMES = schedules.names(synchronous=True)

@@ -1,29 +1,21 @@
 """The search: never worse than the fixed schedules, never below the bound, the best where all orders can be tried."""
 
 from fractions import Fraction
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_grid import legal
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.optimise import lower_bound, optimise, search
-from dualpipe_lab.pp.program import Program, parse_action
 from dualpipe_lab.pp.ranking import score, share, stage_cost
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.rules import InvalidProgram
-from dualpipe_lab.pp.validation.validator import validate
 
 
 def programs(*sizes):
-    for name in schedules.names(synchronous=True):
-        for p, m in sizes:
-            try:
-                yield schedules.build(name, p, m)
-            except ValueError:
-                continue
+    return [program for name in schedules.names(synchronous=True) for program in legal(name, sizes)]
 
 
 ticks = st.integers(0, 6)
@@ -70,41 +62,6 @@ def test_a_search_keeps_to_the_limits_and_is_never_worse_than_a_fixed_schedule(p
     assert counted.fits(memory)
     assert weights is None or counted.weights <= weights
     assert search(p, m, cost, memory, weights, seed=seed, num_moves=10).program == found.program
-
-
-def interleavings(chains):
-    """Every order of several chains of tokens."""
-    if not any(chains):
-        yield []
-    for index, chain in enumerate(chains):
-        if chain:
-            rest = [*chains[:index], chain[1:], *chains[index + 1 :]]
-            yield from ([chain[0], *order] for order in interleavings(rest))
-
-
-def every_program(num_microbatches, split):
-    """Every order of a line of 2 stages."""
-    kinds = "FIW" if split else "FB"
-    chains = [[[f"{rank}{kind}{m}" for kind in kinds] for m in range(num_microbatches)] for rank in range(2)]
-    for rows in product(*map(list, map(interleavings, chains))):
-        yield Program("tried", [[parse_action(token) for token in row] for row in rows])
-
-
-def test_where_all_orders_can_be_tried_the_best_is_found(subtests):
-    for cost, limit in product(
-        [Cost(), Cost(F=2, I=3, W=1), Cost(F=1, I=1, W=4, latency=1), Cost(F=3, I=1, W=0), Cost(B=1, I=2, W=2)], [1, 2]
-    ):
-        with subtests.test(cost=cost, limit=limit):
-            best = None
-            for program in [*every_program(2, split=True), *every_program(2, split=False)]:
-                try:
-                    makespan = simulate(validate(program, in_flight=limit), cost).makespan
-                except InvalidProgram:
-                    continue
-                best = makespan if best is None else min(best, makespan)
-            found = optimise(schedules.build("1f1b", 2, 2), cost, in_flight=limit)
-            assert found.makespan == best
-            assert found.bound.ticks <= best
 
 
 def test_the_bound_proves_known_schedules_best_and_finds_a_better_one():

@@ -20,6 +20,7 @@ PLACEMENTS = {
     "one rank": schedules.build("1f1b", 1, 3),
     "two directions": schedules.build("easy_dualpipe", 2, 2),
 }
+APART = [Cost(), Cost(F=2, I=3, W=1), Cost(F=1, I=1, W=4, latency=1), Cost(F=3, I=1, W=0), Cost(B=1, I=2, W=2)]
 HALVES = [Cost(overlap=Fraction(5, 2)), Cost(overlap=2), Cost(F=2, I=2, W=2, overlap=5, latency=1)]
 LOPSIDED = [
     Cost(F=3, I=1, W=2, overlap=3),
@@ -108,8 +109,9 @@ def test_moves_that_join_and_part_find_orders_quicker_than_dualpipe_with_its_mem
     validate(found.program, in_flight=5)
 
 
-def test_the_search_finds_the_best_order_with_pairs(subtests):
-    for cost, placement in product(HALVES + LOPSIDED[:3], PLACEMENTS):
-        with subtests.test(cost=cost, placement=placement):
-            found = optimise(PLACEMENTS[placement], cost, in_flight=2, num_moves=100)
-            assert found.bound.ticks <= found.makespan <= best(placement, cost, limit=2)
+def test_the_search_finds_the_best_order(subtests):
+    cases = [*product(HALVES + LOPSIDED[:3], PLACEMENTS, [2]), *product(APART, ["a line"], [1, 2])]
+    for cost, placement, limit in cases:
+        with subtests.test(cost=cost, placement=placement, limit=limit):
+            found = optimise(PLACEMENTS[placement], cost, in_flight=limit, num_moves=100)
+            assert found.bound.ticks <= found.makespan <= best(placement, cost, limit)

@@ -11,7 +11,6 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.partition import partition
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.rules import routes
 
 EXACT = st.one_of(st.integers(0, 6), st.fractions(0, 6, max_denominator=6))
 LAYERS = st.lists(EXACT, min_size=1, max_size=9)
@@ -72,12 +71,6 @@ def test_the_head_takes_layers_off_the_last_stage():
     uneven = Cost(F=found.loads)
     program = schedules.gpipe(4, 16)
     assert simulate(program, uneven).makespan < simulate(program, even).makespan
-
-
-def test_several_stages_on_a_rank_add_up():
-    found = partition([1, 2, 3, 4], 4)
-    assert found.rank_loads(routes(schedules.build("interleaved", 2, 4))[0]) == (4, 6)
-    assert found.rank_loads(routes(schedules.build("dualpipev", 2, 4))[0]) == (5, 5)
 
 
 def test_what_cannot_be_cut_is_refused(subtests):

@@ -65,7 +65,7 @@ FSDP2 = pytest.param("fsdp2", marks=pytest.mark.on_gloo("torch's fully_shard ask
 
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize("layers", LAYERS)
-@pytest.mark.parametrize("kind", ["none", *OPTIMIZERS, FSDP2])
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, FSDP2])
 def test_gradients_and_a_clipped_step_are_those_of_one_process(kind, layers, record_property):
     worst = compare(kind, layers, PROGRAMS)
     record_property("worst_error", worst)

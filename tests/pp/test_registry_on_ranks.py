@@ -14,7 +14,10 @@ MICROBATCHES = {1: (1, 2, 5), 2: (1, 2, 5, 6), 4: (2, 4, 8, 10), 8: (16,)}
 
 def programs(num_ranks):
     sizes = [(num_ranks, number) for number in MICROBATCHES[num_ranks]]
-    return [program for name in schedules.names() for program in legal(name, sizes)]
+    options = [(name, {}) for name in schedules.names()]
+    options += [("interleaved", {"num_virtual_stages": 3}), ("zero_bubble_h1", {"num_virtual_stages": 2})]
+    options += [("zero_bubble_h2", {"in_flight": num_ranks + 1})]
+    return [program for name, more in options for program in legal(name, sizes, **more)]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])

@@ -84,26 +84,6 @@ def test_a_hook_that_forgets_a_task_is_named():
         lab.launch(fn, 1)
 
 
-def test_stages_are_done_after_their_last_backward():
-    program, stages = build("zbv", 2, 4), make_stages(4)
-
-    def fn(rank, world_size):
-        mine = {stage: stages[stage] for stage in (rank, 3 - rank)}
-        done = []
-
-        def note(module):
-            done.append(
-                ([index for index, other in mine.items() if other is module], [g.clone() for g in grads_of(module)])
-            )
-
-        PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE, on_stage_done=note).step(*make_batch(4))
-        return done, {stage: grads_of(module) for stage, module in mine.items()}
-
-    for rank, (done, grads) in enumerate(lab.launch(fn, 2)):
-        assert sorted(index for (index,), _ in done) == [rank, 3 - rank]
-        assert all(bitwise(early, grads[index]) for (index,), early in done)
-
-
 @pytest.mark.parametrize("name", ["gpipe", "zero_bubble_h1", "interleaved", "dualpipe", "dualpipev"])
 def test_evaluation_runs_the_forwards_alone(name):
     program = build(name, 2, 6)

@@ -9,7 +9,7 @@ from timeline_grid import COSTS
 from dualpipe_lab import Cost, simulate
 from dualpipe_lab.pp import explain, lower_bound
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
-from dualpipe_lab.timeline.critical_path import _Walk
+from dualpipe_lab.timeline.data import _Walk
 
 pytestmark = pytest.mark.browser
 

@@ -121,7 +121,6 @@ def _times(cell: _Cell) -> tuple[Time, ...]:
 
 
 def _cells(program: Program, cost: Cost) -> list[list[_Cell]]:
-    """Return, for every rank, the stages that it holds, once for each route."""
     work = [_work_of(stage, cost, program.num_stages) for stage in range(program.num_stages)]
     cells: list[list[_Cell]] = [[] for _ in program.ranks]
     for route, number in Counter(routes(program)).items():
@@ -141,7 +140,6 @@ def _work_of(stage: int, cost: Cost, num_stages: int) -> _Work:
 
 
 def _along(route: Route, number: int, work: Sequence[_Work], cost: Cost) -> Iterator[_Cell]:
-    """Yield the cells of a route, stage by stage."""
     lags = [0 if near == far else cost.latency + cost.transfer for near, far in pairwise(route)]
     forwards, backwards, ends = zip(*(one.released for one in work), strict=True)
     for stage, ticks in enumerate(work):

@@ -66,19 +66,12 @@ class _RankState:
     def __init__(self, rank: int, stages: Sequence[int]) -> None:
         self.rank = rank
         self.later = {stage: sum(other > stage for other in stages) for stage in stages}
-        self.forwards: list[Cell] = []
-        self.backwards: list[Cell] = []
-        self.weights: list[Cell] = []
+        backwards: list[Cell] = []
+        self.ready: dict[str, list[Cell]] = {F: [], B: backwards, I: backwards, W: []}
         self.announced: list[tuple[Time, str, Cell]] = []
         self.steps: list[ProgramStep] = []
         self.held = 0
         self.is_free = True
-
-    def ready(self, kind: str) -> list[Cell]:
-        """Return the cells whose action of a kind is ready."""
-        if kind == F:
-            return self.forwards
-        return self.weights if kind == W else self.backwards
 
 
 class _Run:
@@ -98,7 +91,6 @@ class _Run:
             self.announce(0, F, (0, microbatch))
 
     def num_steps(self) -> int:
-        """Return the number of steps of a complete program."""
         return len(self.home) * (3 if self.rules.split else 2) - self.num_pairs * (1 if not self.rules.split else 2)
 
     def announce(self, when: Time, kind: str, cell: Cell) -> None:
@@ -117,20 +109,18 @@ class _Run:
                     continue
                 state = self.ranks[self.home[cell]]
                 state.announced.remove((now, kind, cell))
-                state.ready(kind).append(cell)
+                state.ready[kind].append(cell)
             for state in self.ranks:
                 if state.is_free:
                     self.choose(state, now)
 
     def may_start_forward(self, state: _RankState, stage: int) -> bool:
-        """Whether the memory limit allows a forward of a stage."""
         return state.held + state.later[stage] < self.rules.in_flight[state.rank]
 
     def choose(self, state: _RankState, now: Time) -> None:
-        """Start the most urgent step of a free rank, if there is one."""
-        allowed = [cell for cell in state.forwards if self.may_start_forward(state, cell[0])]
+        allowed = [cell for cell in state.ready[F] if self.may_start_forward(state, cell[0])]
         forward = min(allowed, key=self._forward_key, default=None)
-        backward = min(state.backwards, key=self._backward_key, default=None)
+        backward = min(state.ready[B], key=self._backward_key, default=None)
         if forward and backward and self.rules.pairs:
             self.num_pairs += 1
             self.start(state, now, Overlap(_action(F, forward), _action(B, backward)))
@@ -138,12 +128,12 @@ class _Run:
             self.start(state, now, _action(I if self.rules.split else B, backward))
         elif forward:
             self.start(state, now, _action(F, forward))
-        elif state.weights and not self.is_worth_waiting(state, now):
-            self.start(state, now, _action(W, state.weights[0]))
+        elif state.ready[W] and not self.is_worth_waiting(state, now):
+            self.start(state, now, _action(W, state.ready[W][0]))
 
     def is_worth_waiting(self, state: _RankState, now: Time) -> bool:
         """Whether a more urgent action than W becomes ready within the rank's patience."""
-        until = now + self.rules.patience * self.ticks[W][state.weights[0][0]]
+        until = now + self.rules.patience * self.ticks[W][state.ready[W][0][0]]
         return any(
             when < until and (kind != F or self.may_start_forward(state, cell[0]))
             for when, kind, cell in state.announced
@@ -157,14 +147,13 @@ class _Run:
         state.is_free = False
         heapq.heappush(self.events, (now + ticks, next(self.number), _FREE, (state.rank, 0)))
         for stage, kind, microbatch in actions:
-            state.ready(kind).remove((stage, microbatch))
+            state.ready[kind].remove((stage, microbatch))
             state.held += (kind == F) - (kind in (B, W))
             if kind == I:
-                state.weights.append((stage, microbatch))
+                state.ready[W].append((stage, microbatch))
             self.release(state.rank, now + ticks, stage, kind, microbatch)
 
     def release(self, rank: int, made: Time, stage: int, kind: str, microbatch: int) -> None:
-        """Add the event of the action that a result makes ready."""
         if kind == W or (kind != F and stage == 0):
             return
         is_last = kind == F and stage == self.program.num_stages - 1

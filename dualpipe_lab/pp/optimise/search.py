@@ -3,7 +3,9 @@
 Chapter: book/pp/explorer.  In: sizes or a program, costs, a limit of memory, a seed.  Out: an `Optimum`.
   1. every fixed schedule that keeps to the limit
   2. a list scheduler with many rules (`greedy`) on every placement of stages that a fixed schedule has
-  3. local moves on the best of both (`moves`)
+  3. local moves on the best of both: an action of the critical path (no other can shorten the step) moves a few places
+     forward on its rank, or a W, also the W of a B, back.  If `Cost.overlap` is given, a forward and a backward near
+     each other may become a pair, or a pair two actions.  Equal times are accepted, so that the search crosses plateaus
 A placement whose lower bound is no better than the best known makespan is skipped.  The result is never slower than the
 best fixed schedule under the same limit, and equal for equal arguments.
 """
@@ -12,22 +14,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from operator import itemgetter
+from random import Random
 from typing import TypeAlias
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.lowering import strip
 from dualpipe_lab.pp.optimise.bounds import Bound, lower_bound
-from dualpipe_lab.pp.optimise.greedy import Rules, greedy
-from dualpipe_lab.pp.optimise.moves import improve
-from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.optimise.greedy import Rules, greedy, searched
+from dualpipe_lab.pp.program import WORK_KINDS, Action, B, F, I, Overlap, Program, ProgramStep, W, actions_of
 from dualpipe_lab.pp.ranking import score, share, stage_cost
 from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.rules import InvalidProgram, Route, routes
+from dualpipe_lab.pp.validation.deadlock import UntimedRun
+from dualpipe_lab.pp.validation.rules import InvalidProgram, ProblemList, Route, index_actions, routes
 from dualpipe_lab.pp.validation.validator import validate
-from dualpipe_lab.timeline import Time
+from dualpipe_lab.timeline import Span, Time, Timeline
 from dualpipe_lab.timeline.units import number
 
 Timed: TypeAlias = tuple[Time, Program]  # a makespan, and its program
@@ -133,11 +137,9 @@ class _Placement:
         self.fixed = self.best(one for one in programs if _fits(one, limits))
 
     def best(self, programs: Iterable[Program]) -> Timed | None:
-        """Return the fastest program and its ticks."""
         return min(((simulate(one, self.cost).makespan, one) for one in programs), key=itemgetter(0), default=None)
 
     def search(self, seed: int, num_moves: int) -> Timed | None:
-        """Return the fastest order found; None if the list scheduler gets stuck with all rules."""
         rules = _rules(self.limits, has_b_cost=self.cost.B is not None, has_pairs=self.cost.overlap is not None)
         made = (greedy(self.stages, self.cost, one) for one in rules)
         known = [one for one in (self.fixed, self.best(one for one in made if one is not None)) if one is not None]
@@ -186,7 +188,6 @@ def _spread(most: int) -> list[int]:
 
 
 def _limits(program: Program, in_flight: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the limit of every rank: as given, but not more than the rank can use."""
     given = [in_flight] * program.num_ranks if in_flight is None or isinstance(in_flight, int) else list(in_flight)
     if len(given) != program.num_ranks or any(limit is not None and limit < 1 for limit in given):
         raise ValueError(f"every one of {program.num_ranks} ranks needs room for 1 activation or more, got {in_flight}")
@@ -216,3 +217,129 @@ def _fixed(names: Iterable[str] | None, num_ranks: int, num_microbatches: int) -
         except ValueError:
             if names is not None:
                 raise
+
+
+# Local moves
+
+_FARTHEST = 6  # the most positions by which an action moves
+_SPLIT = 0.5  # how often a B is split and its W delayed
+_JOIN = 0.25  # how often an F, a B or an I becomes half of a pair, or a pair its two actions
+
+
+@dataclass(frozen=True)
+class _Timed:
+    program: Program
+    timeline: Timeline
+
+    @cached_property
+    def path(self) -> list[Span]:
+        return self.timeline.critical_path()
+
+    @property
+    def length(self) -> tuple[Time, Time]:
+        """The makespan, and the sum of all ranks' ends, which tells equal makespans apart."""
+        ends = [self.timeline.window(rank)[1] for rank in range(self.timeline.num_ranks)]
+        return self.timeline.makespan, sum(ends)
+
+
+def improve(program: Program, cost: Cost, in_flight: Sequence[int], seed: int, num_moves: int) -> Program:
+    """Return the best program found in `num_moves` random moves; the same seed gives the same program.
+
+    The given program is valid and holds at most `in_flight` activations per rank; so does the returned program.
+    """
+    random = Random(seed)  # noqa: S311 - a search, no secret
+    current = best = _Timed(program, simulate(program, cost))
+    for _ in range(num_moves):
+        moved = _moved(current, random, in_flight, has_pairs=cost.overlap is not None)
+        timeline = None if moved is None else _simulated(moved, cost)
+        if moved is None or timeline is None:
+            continue
+        found = _Timed(moved, timeline)
+        if found.timeline.makespan <= current.timeline.makespan:
+            current = found
+        if found.length < best.length:
+            best = found
+    return best.program
+
+
+def _moved(current: _Timed, random: Random, in_flight: Sequence[int], has_pairs: bool) -> Program | None:
+    span = current.path[int(random.random() * len(current.path))]
+    position = _position(current.timeline.spans_by_rank[span.rank], span)
+    distance = 1 + int(random.random() * _FARTHEST)
+    steps = list(current.program.ranks[span.rank])
+    if has_pairs and random.random() < _JOIN:
+        changed = _pair_split(steps, position) if span.pair else _pair_made(steps, position, distance)
+    else:
+        changed = _shifted(steps, position, distance, split=span.kind == B and random.random() < _SPLIT)
+    if changed is None or not _keeps_order(changed) or _most_held(changed) > in_flight[span.rank]:
+        return None
+    ranks = [*current.program.ranks]
+    ranks[span.rank] = tuple(changed)
+    return searched(current.program, ranks)
+
+
+def _shifted(steps: list[ProgramStep], position: int, distance: int, split: bool) -> list[ProgramStep] | None:
+    """Move a step to an earlier position, or a W, also the W that `split` makes of a B, to a later one."""
+    if split:
+        stage, _, microbatch = actions_of(steps[position])[0]
+        steps[position : position + 1] = [Action(stage, I, microbatch), Action(stage, W, microbatch)]
+        position += 1
+    target = position + distance if actions_of(steps[position])[0].kind == W else position - distance
+    if not 0 <= target < len(steps):
+        return None
+    steps.insert(target, steps.pop(position))
+    return steps
+
+
+def _pair_split(steps: list[ProgramStep], position: int) -> list[ProgramStep]:
+    steps[position : position + 1] = actions_of(steps[position])[::-1]
+    return steps
+
+
+def _pair_made(steps: list[ProgramStep], position: int, distance: int) -> list[ProgramStep] | None:
+    """Make a pair of a step and the nearest partner within a distance on either side; the W of an I is dropped."""
+    one = steps[position]
+    near = range(max(0, position - distance), min(len(steps), position + distance + 1))
+    for other in (steps[at] for at in sorted(near, key=lambda at: abs(at - position))):
+        if isinstance(one, Overlap) or isinstance(other, Overlap):
+            continue
+        forward, backward = (one, other) if one.kind == F else (other, one)
+        cell = backward.stage, backward.microbatch
+        if forward.kind == F and backward.kind in (B, I) and cell != (forward.stage, forward.microbatch):
+            pair = Overlap(forward, Action(cell[0], B, cell[1]))
+            gone = {forward, backward, Action(cell[0], W, cell[1])}
+            return [pair if step is one else step for step in steps if step is one or step not in gone]
+    return None
+
+
+def _position(spans: Sequence[Span], wanted: Span) -> int:
+    return next(position for position, span in enumerate(spans) if span is wanted)
+
+
+def _keeps_order(steps: Sequence[ProgramStep]) -> bool:
+    last: dict[tuple[int, int], int] = {}
+    for step in steps:
+        for stage, kind, microbatch in actions_of(step):
+            order = WORK_KINDS.index(kind)
+            if last.get((stage, microbatch), -1) > order:
+                return False
+            last[stage, microbatch] = order
+    return True
+
+
+def _most_held(steps: Sequence[ProgramStep]) -> int:
+    held = most = 0
+    for step in steps:
+        kinds = [action.kind for action in actions_of(step)]
+        held += kinds.count(F)
+        most = max(most, held)
+        held -= kinds.count(B) + kinds.count(W)
+    return most
+
+
+def _simulated(program: Program, cost: Cost) -> Timeline | None:
+    run = UntimedRun(program, index_actions(program, ProblemList()))
+    if any(run.position(rank) < len(steps) for rank, steps in enumerate(program.ranks)):
+        return None
+    program.feasible_order = run.order  # a shifted action leaves a complete program complete
+    return simulate(program, cost)

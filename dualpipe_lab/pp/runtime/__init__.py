@@ -4,7 +4,7 @@ Chapter: book/pp/gpipe.  In: a program, the modules of this rank's stages, a los
 """
 
 from dualpipe_lab.pp.runtime.asynchronous import AsynchronousRuntime
-from dualpipe_lab.pp.runtime.batch import Evaluation, StepResult, split_batch, token_shares
+from dualpipe_lab.pp.runtime.batch import Evaluation, StepResult, split_batch
 from dualpipe_lab.pp.runtime.check import check
 from dualpipe_lab.pp.runtime.generate import greedy
 from dualpipe_lab.pp.runtime.recompute import recompute, recompute_layers
@@ -24,5 +24,4 @@ __all__ = [
     "recompute",
     "recompute_layers",
     "split_batch",
-    "token_shares",
 ]

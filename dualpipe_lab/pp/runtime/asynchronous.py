@@ -22,9 +22,8 @@ from torch.func import functional_call
 
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.batch import StepResult
-from dualpipe_lab.pp.runtime.payload import call_with
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
-from dualpipe_lab.pp.runtime.stage import Stage, Tensors
+from dualpipe_lab.pp.runtime.stage import Stage, Tensors, call_with
 from dualpipe_lab.pp.schedules.pipedream import double_buffered, updates_before, vertical_sync
 
 Rule: TypeAlias = Literal["stash", "vertical sync", "2bw", "naive"]
@@ -103,7 +102,6 @@ class VersionedStage(Stage):
             self._update()
 
     def _collect_grads(self) -> None:
-        """Sum the gradients of all versions since the last update, for the optimizer."""
         for name, parameter in self.module.named_parameters():
             grads = [weights[name].grad for weights in self._kept.values() if weights[name].grad is not None]
             parameter.grad = sum(grads[1:], grads[0]) if grads else None

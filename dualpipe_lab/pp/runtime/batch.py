@@ -9,13 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.pp.runtime.payload import names_of
-from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
+from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, names_of
 
 Extra = Mapping[int, Sequence[Mapping[str, Any]]]
 
@@ -88,11 +84,7 @@ def make_batch(
     weights: Sequence[float] | None,
     extra: Extra | None,
 ) -> Batch:
-    """Check that each argument has one entry per microbatch of a program, and return the batch.
-
-    Raises:
-        ValueError: if inputs, targets, weights or extra inputs do not have one entry per microbatch.
-    """
+    """Return the batch; ValueError if an argument does not have one entry per microbatch of a program."""
     weights = weights if weights is not None else [1 / number] * number
     given = {"inputs": inputs, "targets": targets if targets is not None else inputs, "weights": weights}
     given |= {f"extra inputs of stage {stage}": values for stage, values in (extra or {}).items()}
@@ -102,45 +94,21 @@ def make_batch(
     return Batch(inputs, targets, weights, extra or {})
 
 
-def split_batch(batch: Tensor, num_microbatches: int, equal: bool = True) -> list[Tensor]:
-    """Split a batch along its first dimension; without `equal`, the first microbatches may have one row more.
+def split_batch(batch: Tensor, num_microbatches: int) -> list[Tensor]:
+    """Split a batch along its first dimension into equal microbatches.
 
     Raises:
         ValueError: if the rows do not split into these microbatches; the message lists the numbers that fit.
 
-    >>> [len(rows) for rows in split_batch(torch.zeros(10, 3), 4, equal=False)]
-    [3, 3, 2, 2]
+    >>> import torch
+    >>> [len(rows) for rows in split_batch(torch.zeros(10, 3), 5)]
+    [2, 2, 2, 2, 2]
     """
     rows = len(batch)
-    if num_microbatches < 1 or num_microbatches > rows or (equal and rows % num_microbatches):
+    if num_microbatches < 1 or num_microbatches > rows or rows % num_microbatches:
         fitting = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
-        otherwise = f", or equal=False with up to {rows} and token_shares for `weights`" if rows else ""
         raise ValueError(
-            f"a batch of {rows} rows does not split into {num_microbatches} {'equal ' * equal}microbatches; use "
-            f"{fitting or 'a batch that has rows'}{otherwise}"
+            f"a batch of {rows} rows does not split into {num_microbatches} equal microbatches; use "
+            f"{fitting or 'a batch that has rows'}"
         )
-    return list(batch.tensor_split(num_microbatches))
-
-
-def token_shares(counts: Sequence[int], group: Group | None = None) -> list[float]:
-    """Return each microbatch's share of all tokens: the `weights` of `PipelineRuntime.step`.
-
-    Args:
-        counts: the tokens of each microbatch whose loss counts.
-        group: replicas that train on other microbatches (data parallelism).  Their tokens count too, and the gradients
-            of all replicas must then be summed, not averaged.
-
-    Raises:
-        ValueError: if a count is negative, or there are no tokens at all.
-
-    >>> token_shares([3, 1])
-    [0.75, 0.25]
-    """
-    if any(count < 0 for count in counts):
-        raise ValueError(f"a microbatch has no fewer than 0 tokens, got {list(counts)}")
-    total = torch.tensor([sum(counts)], dtype=torch.int64, device="cpu")  # read by the host, so it travels on GLOO
-    if group is not None:
-        comm.all_reduce(total, group=group)
-    if not total.item():
-        raise ValueError("no token of the batch counts: its mean loss is not a number; leave this batch out")
-    return [count / int(total.item()) for count in counts]
+    return list(batch.chunk(num_microbatches))

@@ -3,7 +3,7 @@
 Chapter: book/pp/gpipe.  In: a program, all stages, a batch.  Out: nothing, or one error that says what to change.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
-from dualpipe_lab.pp.runtime.payload import call_with
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, GivenShapes, spec_of
-from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, arguments_of, as_tensors, has_gradient, scaled
+from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, arguments_of, as_tensors, call_with, has_gradient, scaled
 from dualpipe_lab.pp.validation.validator import validate
 
 
@@ -26,21 +25,20 @@ def check_world(program: Program, size: int) -> None:
         )
 
 
-def check_stages(program: Program, rank: int, stages: Collection[int]) -> None:
-    """Raise ValueError unless `stages` are the stages that a program places on a rank."""
+def check_stages(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
+    """Raise ValueError for modules of other stages than the rank's, and in wrappers of torch that lose gradients."""
     placed = {action.stage for action in program.actions(rank)}
-    if set(stages) != placed:
+    if set(modules) != placed:
         raise ValueError(
-            f"{program.name} places stages {sorted(placed)} on rank {rank}, got modules for {sorted(stages)}"
+            f"{program.name} places stages {sorted(placed)} on rank {rank}, got modules for {sorted(modules)}"
         )
+    _check_unwrapped(modules)
+    _check_fully_sharded(program, rank, modules, sums_mirrors)
 
 
-def check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
-    """Raise ValueError for a stage that torch's `fully_shard` shards, where its gradients would be lost.
-
-    FSDP2 reduces the gradients of a module when its backward reaches the module's inputs, which is in I.  The gradients
-    of W are reduced with the next I; those of the last W are never reduced.
-    """
+def _check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
+    # FSDP2 reduces the gradients of a module when its backward reaches the module's inputs, which is in I.  The
+    # gradients of W are reduced with the next I; those of the last W are never reduced.
     split = {action.stage for action in program.actions(rank) if action.kind == W}
     for stage, module in modules.items():
         kinds = {base.__name__ for layer in module.modules() for base in type(layer).__mro__}
@@ -52,12 +50,9 @@ def check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Mo
             )
 
 
-def check_unwrapped(modules: Mapping[int, nn.Module]) -> None:
-    """Raise ValueError for a stage in torch's DDP, whose ranks would get different gradients, without any error.
-
-    Its reducer is made ready by a forward for the backward that follows.  A pipeline runs several forwards first, and W
-    and mirrors add to gradients that have been averaged.
-    """
+def _check_unwrapped(modules: Mapping[int, nn.Module]) -> None:
+    # DDP's reducer is made ready by a forward for the backward that follows.  A pipeline runs several forwards first,
+    # and W and mirrors add to gradients that have been averaged: ranks would differ, without any error.
     for stage, module in modules.items():
         if any("DistributedDataParallel" in (base.__name__ for base in type(m).__mro__) for m in module.modules()):
             raise ValueError(

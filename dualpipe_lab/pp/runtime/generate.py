@@ -50,7 +50,6 @@ def greedy(runtime: PipelineRuntime, prompts: Sequence[Tensor], num_tokens: int)
 
 
 def _likeliest(logits: object) -> Tensor:
-    """Return the likeliest token behind each row; ValueError if the last stage returned something else."""
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise ValueError(
             f"greedy reads logits [rows, length, vocabulary], and the last stage returned {type(logits).__name__}"

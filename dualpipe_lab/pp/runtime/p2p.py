@@ -25,20 +25,13 @@ _TAGS_PER_RESULT = MAX_TENSORS + 1  # the last one is the header's
 
 
 class PipelineP2P:
-    """The ranks, tags and outstanding sends of one pipeline.
-
-    Attributes:
-        group: the ranks of the pipeline.
-        global_ranks: their numbers in the world, by rank of the pipeline.
-        device: where receive buffers are allocated.
-        in_order: whether messages are matched by the order of their launch: NCCL carries the tensors of this device.
-    """
+    """The ranks, tags and outstanding sends of one pipeline; `device` is where receive buffers are allocated."""
 
     def __init__(self, program: Program, group: Group | None, device: torch.device) -> None:
         self._num_stages, self._num_results = program.num_stages, 2 * program.num_stages * program.num_microbatches
-        self.group, self.global_ranks = group, members(group)
+        self.group, self.global_ranks = group, members(group)  # the numbers in the world, by rank of the pipeline
         self.device, self.num_ranks = device, program.num_ranks
-        self.in_order = device.type != "cpu"
+        self.in_order = device.type != "cpu"  # NCCL matches messages by the order of their launch
         self._sends: defaultdict[int, deque[Work]] = defaultdict(deque)
         if self.in_order:
             # NCCL connects a group at its first batch, and each rank waits there for all others

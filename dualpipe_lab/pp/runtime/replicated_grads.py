@@ -8,6 +8,9 @@ All ranks add the gradients in one order, so equal weights stay equal.  All rank
 order, by stage, source and target, and on NCCL, which has no tags, only after the step.  Where data parallelism shards
 the gradients while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
 Elsewhere: DeepSeek's DualPipe leaves the mirrors to the caller; Megatron all-reduces tied embeddings.
+`GradientSync` tells data parallelism, whose synchronizers it finds by the hooks on the parameters, when the backward
+of a microbatch through a stage begins and ends (B, or W where it is split), and when a stage has its last gradient:
+with mirrors to add, when both copies have been added.
 """
 
 from collections import defaultdict
@@ -21,9 +24,12 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
-from dualpipe_lab.grad_ready import GradShard, grad_shards_of
-from dualpipe_lab.pp.program import Program
+from dualpipe_lab.comm.groups import members
+from dualpipe_lab.grad_ready import GradShard, Synchronizer, grad_shards_of, synchronizers_of
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.pp.program import Action, B, I, Program, W
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
+from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage
 
 Grads: TypeAlias = list[tuple[nn.Parameter | None, Tensor]]  # full gradients with their parameter, shards without
 
@@ -55,11 +61,7 @@ class ReplicatedGrads:
         return self._holders[stage]
 
     def check_shards(self) -> None:
-        """Compare with the mirrors which shards of the gradients each rank keeps; all ranks of the pipeline call it.
-
-        Raises:
-            ValueError: a mirror keeps other shards than this rank.
-        """
+        """Raise ValueError if a mirror keeps other shards of the gradients; all ranks of the pipeline call it."""
         layouts = {stage: _layout(module) for stage, module in self._modules.items()}
         for rank, others in enumerate(comm.all_gather_object(layouts, self._p2p.group)):
             for stage in sorted(layouts.keys() & others.keys()):
@@ -184,3 +186,110 @@ def _set(parameter: nn.Parameter | None, grad: Tensor, total: Tensor) -> None:
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0].clone())
+
+
+class GradientSync:
+    """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete."""
+
+    def __init__(
+        self, stages: Mapping[int, Stage], replicated: ReplicatedGrads, p2p: PipelineP2P, sum_mirrors: bool
+    ) -> None:
+        self._modules = {index: stage.module for index, stage in stages.items()}
+        self._replicated, self._p2p, self._sum_mirrors = replicated, p2p, sum_mirrors
+        self._found: dict[int, dict[Synchronizer, list[nn.Parameter]]] = {}
+        self._compared: list[Synchronizer] = []
+
+    def begin_step(self) -> None:
+        """Find the synchronizers, and tell them that the pipeline says when gradients are complete."""
+        self._find()
+        stages: dict[Synchronizer, list[list[nn.Parameter]]] = {}
+        for found in self._found.values():
+            for owner, parameters in found.items():
+                stages.setdefault(owner, []).append(parameters)
+        for owner, lists in stages.items():
+            owner.begin_step(lists)
+
+    def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
+        """Announce the backward of a microbatch through a stage: B, W, or an I that does the work of both."""
+        index, kind, _ = ready.action
+        if kind == B or (kind == I and ready.full_backward) or (kind == W and not ready.full_backward):
+            ends_stage = last_backward.get(index) in (ready.action, ready.action._replace(kind=W))
+            is_last = ends_stage and not self.needs_mirror(index)
+            for owner, parameters in self._found[index].items():
+                owner.begin_backward(parameters, is_last)
+
+    def end(self, done: ReadyAction) -> None:
+        """Announce the end of that backward."""
+        index, kind, _ = done.action
+        if kind in (B, W):
+            for owner, parameters in self._found[index].items():
+                owner.end_backward(parameters)
+
+    def ready(self, index: int) -> None:
+        """Announce that the gradients of a stage are complete."""
+        for owner, parameters in self._found[index].items():
+            owner.ready(parameters)
+
+    def needs_mirror(self, index: int) -> bool:
+        """Whether the gradients of a stage are complete only when those of its mirror have been added."""
+        return self._sum_mirrors and self._replicated.is_replicated(index)
+
+    def check_mirrors(self) -> None:
+        """Raise ValueError if mirrors cannot be added now, or not as they are sharded; all ranks call it."""
+        self._find()
+        for found in self._found.values():
+            for owner, parameters in found.items():
+                owner.check_addition(parameters)
+        self._check_shards()
+
+    def check_tied(self, names: Mapping[int, str]) -> bool:
+        """Return whether a tied weight is still to be summed; raise ValueError if it cannot be now."""
+        for stage in names.keys() & self._modules.keys():
+            parameter = self._modules[stage].get_parameter(names[stage])
+            for owner in synchronizers_of(parameter):
+                if owner.sums_tied:
+                    return False
+                if owner.is_sharded:
+                    raise ValueError(
+                        f"{names[stage]} of stage {stage} is tied to other stages, and {owner.name} shards its "
+                        "gradient over the data ranks; give it the Mesh in place of the group, or use Ddp for stages "
+                        "with tied weights"
+                    )
+                owner.check_addition([parameter])
+        return True
+
+    def _find(self) -> None:
+        self._found = {}
+        for index, module in self._modules.items():
+            found = self._found.setdefault(index, {})
+            for parameter in module.parameters():
+                for owner in synchronizers_of(parameter):
+                    found.setdefault(owner, []).append(parameter)
+            for owner, parameters in found.items():
+                owner.check_stage(module, parameters)
+                self._check_group(index, owner)
+        if self._sum_mirrors:
+            self._check_shards()
+
+    def _check_group(self, index: int, owner: Synchronizer) -> None:
+        ranks, holders = set(members(owner.group)), self._replicated.holders(index)
+        for rank, other in enumerate(self._p2p.global_ranks):
+            if other not in ranks or other == rank_context().rank:
+                continue
+            if rank not in holders:
+                raise ValueError(
+                    f"data parallelism sums the gradients of stage {index} over ranks {sorted(ranks)}; rank {other} "
+                    "of this pipeline has other stages; give it the ranks along dp"
+                )
+            if self._sum_mirrors:
+                raise ValueError(
+                    f"stage {index} has its mirror on rank {other}, and data parallelism sums over that rank too: it "
+                    "would count twice; leave out sum_mirrors=True, or that rank"
+                )
+
+    def _check_shards(self) -> None:
+        """Compare shards with the mirrors, once; not for gradients that stay unsharded until the sums begin."""
+        owners = [owner for found in self._found.values() for owner in found if owner.grad_shards() is not None]
+        if owners != self._compared:
+            self._replicated.check_shards()
+            self._compared = owners

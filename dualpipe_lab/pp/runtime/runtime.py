@@ -23,10 +23,9 @@ from dualpipe_lab.launch.context import device, rank_context
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import (
-    RECV_B,
-    RECV_F,
     SEND_B,
     SEND_F,
+    WORK_KINDS,
     Action,
     F,
     Overlap,
@@ -36,21 +35,12 @@ from dualpipe_lab.pp.program import (
     actions_of,
 )
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
-from dualpipe_lab.pp.runtime.check import (
-    check_fully_sharded,
-    check_output,
-    check_stages,
-    check_unwrapped,
-    check_world,
-)
-from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
+from dualpipe_lab.pp.runtime.check import check_output, check_stages, check_world
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
-from dualpipe_lab.pp.runtime.payload import output_of
-from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
-from dualpipe_lab.pp.runtime.rank_plan import RankPlan, choose_lookahead, plan_rank
-from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads
+from dualpipe_lab.pp.runtime.rank_plan import PipelineComm, RankPlan, choose_lookahead, plan_rank
+from dualpipe_lab.pp.runtime.replicated_grads import GradientSync, ReplicatedGrads
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
-from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, run_pair_serially, span_title
+from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, output_of, run_pair_serially, span_title
 from dualpipe_lab.pp.validation.validator import validate
 
 
@@ -67,12 +57,10 @@ class PipelineRuntime:
             the microbatch to such an example; None to infer the shapes: the ranks then exchange them.
         group: the ranks of this pipeline (default: the world).
         cost: nanoseconds of every action, for the emulated clocks; None to measure the time that the work takes.
-        on_stage_done: called with a stage's module when its gradients are complete: after its last backward of a step,
-            or when its mirrors have been added.  The reducers and optimizers of `dualpipe_lab.dp` need no call: the
-            runtime finds them by the stages' parameters, and tells them when gradients are complete.
         overlapped: runs an overlapped pair, given its forward and its backward, a `ReadyAction` each; by default one
             after the other.
-        sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.
+        sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.  The reducers and
+            optimizers of `dualpipe_lab.dp` are found by the stages' parameters, and told when gradients are complete.
         lookahead: the number of receives of each stream that are prefetched; 0 launches each receive where the lowered
             program has it.  By default 2 on GLOO and 0 on NCCL, which has no tags: two ranks would first launch their
             receives, each before the send that the other one waits for.
@@ -95,37 +83,33 @@ class PipelineRuntime:
         boundary: Boundary | None = None,
         group: Group | None = None,
         cost: Cost | None = None,
-        on_stage_done: Callable[[nn.Module], None] | None = None,
         overlapped: Overlapped = run_pair_serially,
         sum_mirrors: bool = False,
         lookahead: int | None = None,
     ) -> None:
         lowered = lower(program)
-        self.program = self._program = program
-        self.rank = self._rank = comm.get_rank(group)
+        self.program = program
+        self.rank = comm.get_rank(group)
         check_world(program, comm.get_world_size(group))
-        check_stages(program, self._rank, stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
         modules = {index: stage.module for index, stage in self._stages.items()}
-        check_unwrapped(modules)
-        check_fully_sharded(program, self._rank, modules, sum_mirrors)
+        check_stages(program, self.rank, modules, sum_mirrors)
         self._loss_fn = loss_fn
         self._overlapped = overlapped
-        self._on_stage_done = on_stage_done
         self._cost = cost
         self._ticks = cost.per_stage(program.num_stages) if cost else None
 
         p2p = PipelineP2P(program, group, _device_of(modules))
         lookahead = choose_lookahead(lookahead, p2p.in_order)
         validate(lowered, blocking=p2p.in_order, in_order=p2p.in_order)
-        self._plan = plan_rank(lowered, self._rank, lookahead)
-        self._forward_plan = plan_rank(lowered, self._rank, lookahead, forward_only=True)
-        self._shapes: BoundaryShapes
-        self._shapes = InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
-        self.p2p = self._p2p = p2p
+        self._plan = plan_rank(lowered, self.rank, lookahead)
+        self._forward_plan = plan_rank(lowered, self.rank, lookahead, forward_only=True)
+        shapes = InferredShapes(program, self.rank, p2p) if boundary is None else GivenShapes(boundary)
+        self._shapes: BoundaryShapes = shapes
+        self.p2p = p2p
         self._comm = PipelineComm(program, p2p, self._shapes)
         self._sum_mirrors = sum_mirrors
-        self._replicated = ReplicatedGrads(program, self._rank, p2p, modules)
+        self._replicated = ReplicatedGrads(program, self.rank, p2p, modules)
         self._sync = GradientSync(self._stages, self._replicated, p2p, sum_mirrors)
 
     def step(
@@ -141,21 +125,21 @@ class PipelineRuntime:
             inputs: one tensor (or tuple, or dictionary) per microbatch; read on the ranks that hold the first stage.
             targets: one per microbatch; read on the ranks that hold the last stage.
             weights: the share of each microbatch in the loss; default 1 / M for equal microbatches.  Microbatches with
-                unequal numbers of tokens need their shares (`token_shares`), or the gradient is not the batch's.
+                unequal numbers of tokens need their shares of all tokens, or the gradient is not the batch's.
             extra: by stage, further keyword arguments of its module, one mapping per microbatch.
 
         Raises:
             ValueError: if an argument does not have one entry per microbatch, or a stage returns what cannot be sent
                 or differentiated; a note names the rank and the action.
         """
-        batch = make_batch(self._program.name, self._program.num_microbatches, inputs, targets, weights, extra)
+        batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
         self._sync.begin_step()
         self._execute(self._plan, batch)
         if self._sum_mirrors:
             self._replicated.finish()
             for index in self._stages:
                 if self._sync.needs_mirror(index):
-                    self._complete(index)
+                    self._sync.ready(index)
         return StepResult(batch.losses, batch.peak, self._comm.peak_buffers, batch.stage_losses)
 
     def evaluate(
@@ -170,7 +154,7 @@ class PipelineRuntime:
         Without `targets`, the ranks of the last stage return its outputs.  The modules keep their mode, training or
         evaluation.
         """
-        batch = make_batch(self._program.name, self._program.num_microbatches, inputs, targets, weights, extra)
+        batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
         with torch.no_grad():
             self._execute(self._forward_plan, batch)
         return Evaluation(batch.losses, batch.outputs)
@@ -207,17 +191,15 @@ class PipelineRuntime:
                 for position, step in enumerate(plan.steps):
                     for receive in plan.prefetched_receives.get(position, ()):
                         self._comm.start_receive(receive, prefetch=True)
-                    if isinstance(step, Overlap):
+                    if isinstance(step, Overlap) or step.kind in WORK_KINDS:
                         self._run(step, batch, plan)
                     elif step.kind in (SEND_F, SEND_B):
                         self._comm.send(step)
-                    elif step.kind in (RECV_F, RECV_B):
-                        self._comm.start_receive(step)
                     else:
-                        self._run(step, batch, plan)
-                self._p2p.wait_for_sends()
+                        self._comm.start_receive(step)
+                self.p2p.wait_for_sends()
         except Exception as error:
-            error.add_note(f"at {step} of {self._program.name!r}, rank {self._rank} of the pipeline")
+            error.add_note(f"at {step} of {self.program.name!r}, rank {self.rank} of the pipeline")
             raise
 
     def _run(self, step: ProgramStep, batch: Batch, plan: RankPlan) -> None:
@@ -225,8 +207,7 @@ class PipelineRuntime:
         ready = [self._prepare(action, batch) for action in actions_of(step)]
         ready[0].full_backward = step in plan.full_backwards and type(ready[0].stage) is Stage
         num_live = sum(stage.num_live for stage in self._stages.values())
-        num_forwards = sum(one.action.kind == F for one in ready)
-        batch.peak = max(batch.peak, num_live + num_forwards)
+        batch.peak = max(batch.peak, num_live + (ready[0].action.kind == F))  # of a pair, the forward comes first
         with rank_context().span(*span_title(step)):
             started = rank_context().clock.now()
             for one in ready:
@@ -273,13 +254,7 @@ class PipelineRuntime:
             if self._sync.needs_mirror(index):
                 self._replicated.start(index)
             else:
-                self._complete(index)
-
-    def _complete(self, index: int) -> None:
-        """Let data parallelism start to sum the gradients of a stage."""
-        self._sync.ready(index)
-        if self._on_stage_done:
-            self._on_stage_done(self._stages[index].module)
+                self._sync.ready(index)
 
     def _record(self, done: ReadyAction, batch: Batch) -> None:
         """Store the losses and outputs of a forward."""
@@ -295,7 +270,7 @@ class PipelineRuntime:
             batch.stage_losses[index, microbatch] = done.loss
 
     def _is_last(self, index: int) -> bool:
-        return index == self._program.num_stages - 1
+        return index == self.program.num_stages - 1
 
 
 @contextmanager
@@ -311,7 +286,5 @@ def _quiet() -> Iterator[None]:
 
 def _device_of(modules: Mapping[int, nn.Module]) -> torch.device:
     """Return the device of the weights, on which receive buffers are allocated; without weights that of the rank."""
-    for module in modules.values():
-        for parameter in module.parameters():
-            return parameter.device
-    return device()
+    weights = (parameter for module in modules.values() for parameter in module.parameters())
+    return next((parameter.device for parameter in weights), None) or device()

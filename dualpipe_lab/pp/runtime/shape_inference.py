@@ -15,7 +15,7 @@ and refuses others after it; DeepSeek's set_p2p_tensor_shapes is given one shape
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from dualpipe_lab.comm import Pending, irecv, isend
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.batch import Batch
 from dualpipe_lab.pp.runtime.p2p import MAX_TENSORS, PipelineP2P
-from dualpipe_lab.pp.runtime.payload import names_of
-from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
+from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, names_of
 from dualpipe_lab.pp.validation.rules import Route, routes
 
 Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape, type and name of each tensor
@@ -90,22 +89,6 @@ def from_header(header: Tensor) -> Spec:
         (tuple(shape[:dims]), _TYPES[dtype], name)
         for (dtype, dims, *shape), name in zip(tensors, names, strict=False)  # no tensors have one empty name
     )
-
-
-class BoundaryShapes(Protocol):
-    """The specs of what crosses the boundary behind each stage."""
-
-    def begin_step(self, batch: Batch) -> None:
-        """Prepare for the microbatches of a step."""
-
-    def known_spec(self, stage: int, microbatch: int) -> Spec | None:
-        """Return the spec of the activations that `stage` sends; None if this rank does not know it yet."""
-
-    def receive_spec(self, stage: int, microbatch: int) -> Spec:
-        """On the receiving rank: return the same, after receiving the messages that carry it if it is not known."""
-
-    def send_spec(self, stage: int, microbatch: int, spec: Spec) -> None:
-        """On the sending rank: send the spec if the receiver cannot know it; ValueError if it expects another."""
 
 
 class GivenShapes:
@@ -234,3 +217,6 @@ class InferredShapes:
             message = torch.tensor(list(direction.signatures.values()), device="cpu")
             tag = p2p.signatures_tag(number)
             p2p.keep_send(child, isend(message, p2p.global_ranks[child], tag, p2p.group, "signatures"))
+
+
+BoundaryShapes: TypeAlias = GivenShapes | InferredShapes

@@ -6,9 +6,13 @@ needs only the graph behind it, so an output may be a view.
 A stage with a forward or a backward of its own is a subclass that overrides these methods.
 An overlapped pair is two `ReadyAction`s.  A hook may run them in any way: one after the other (the default), piece by
 piece, or with functions of its own that set `result` themselves.
+What crosses a boundary is a tuple of tensors.  A stage may return a dictionary (book/pp/two-towers): its tensors keep
+their order, and gradients come back in it, without the integers.  The names travel once, in the header of the boundary;
+a module gets them as keyword arguments, a loss function gets the dictionary.
+Elsewhere: torch's `PipelineStage` sends tuples and refuses dictionaries; Megatron sends one tensor per boundary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,11 +21,60 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dualpipe_lab.pp.program import Action, B, F, Overlap, ProgramStep, W
-from dualpipe_lab.pp.runtime.payload import NamedTensors, call_with, names_of, with_names
 from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Loss: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class NamedTensors(tuple[Tensor, ...]):
+    """The tensors of a dictionary, in its order.
+
+    Attributes:
+        names: of the tensors.
+
+    >>> import torch
+    >>> NamedTensors({"x": torch.ones(1), "ids": torch.tensor([3])}).names
+    ('x', 'ids')
+    """
+
+    names: tuple[str, ...]
+
+    def __new__(cls, tensors: Mapping[str, Tensor]) -> "NamedTensors":
+        """Keep the tensors and their names."""
+        made = super().__new__(cls, tensors.values())
+        made.names = tuple(tensors)
+        return made
+
+    def named(self) -> dict[str, Tensor]:
+        """Return the dictionary."""
+        return dict(zip(self.names, self, strict=True))
+
+
+def names_of(tensors: Tensors) -> tuple[str, ...]:
+    """Return the names of tensors: empty ones for a plain tuple."""
+    return tensors.names if isinstance(tensors, NamedTensors) else ("",) * len(tensors)
+
+
+def with_names(tensors: Iterable[Tensor], names: Sequence[str]) -> Tensors:
+    """Return tensors under names, or as a plain tuple if the names are empty."""
+    return NamedTensors(dict(zip(names, tensors, strict=True))) if any(names) else tuple(tensors)
+
+
+def call_with(function: Callable[..., Any], tensors: Tensors, extra: Mapping[str, Any]) -> Any:
+    """Call a module with a tuple as its arguments, or with a dictionary as its keyword arguments."""
+    if not isinstance(tensors, NamedTensors):
+        return function(*tensors, **extra)
+    if twice := sorted(extra.keys() & set(tensors.names)):
+        raise ValueError(f"a stage gets each name once, got {twice} from the stage before and as extra inputs")
+    return function(**tensors.named(), **extra)
+
+
+def output_of(tensors: Tensors) -> Any:
+    """Return what a module has returned: a dictionary, a tuple, or a tensor alone."""
+    if isinstance(tensors, NamedTensors):
+        return tensors.named()
+    return tensors if len(tensors) > 1 else tensors[0]
 
 
 class WithLoss(NamedTuple):

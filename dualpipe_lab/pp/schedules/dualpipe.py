@@ -30,11 +30,10 @@ without the Dual".
 """
 
 from collections import deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
-from dualpipe_lab.pp.program import Action, F, I, Overlap, Program, ProgramStep, W, check_counts
+from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W, check_counts
 from dualpipe_lab.pp.schedules.easy_dualpipe import check_even_microbatches, check_even_ranks
 from dualpipe_lab.timeline import Time
 
@@ -48,16 +47,15 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     0F0 1F2 0F1 1B2 (1F3;0B0)OVERLAP_F_B 1B3 0I1 0W1
     """
     check_dualpipe(num_ranks, num_microbatches)
-    ranks = [_one_rank(rank, num_ranks, num_microbatches // 2) for rank in range(num_ranks)]
+    half = num_microbatches // 2
+    ranks = []
+    for rank in range(num_ranks):
+        mirror = num_ranks - 1 - rank
+        downwards, upwards = Flow(rank, 0), Flow(mirror, half)
+        # A rank's flow 0 is the one whose end is nearer, so both halves of the ranks do the same, mirrored.
+        flows = (downwards, upwards) if rank < mirror else (upwards, downwards)
+        ranks.append(steps_of(flows, min(rank, mirror), num_ranks // 2, half))
     return Program("DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=2)
-
-
-def _one_rank(rank: int, num_ranks: int, per_flow: int) -> list[ProgramStep]:
-    mirror = num_ranks - 1 - rank
-    downwards, upwards = Flow(rank, 0), Flow(mirror, per_flow)
-    # A rank's flow 0 is the one whose end is nearer, so both halves of the ranks do the same, mirrored.
-    flows = (downwards, upwards) if rank < mirror else (upwards, downwards)
-    return steps_of(flows, min(rank, mirror), num_ranks // 2, per_flow)
 
 
 def dualpipev(num_ranks: int, num_microbatches: int) -> Program:
@@ -119,37 +117,22 @@ def eight_steps(position: int, num_positions: int, num_microbatches: int) -> lis
 
 def steps_of(flows: tuple[Flow, Flow], position: int, num_positions: int, num_microbatches: int) -> list[ProgramStep]:
     """Return the eight steps as actions on stages and microbatches, numbered in the order of each flow."""
-    names = _Names(flows)
-    words = eight_steps(position, num_positions, num_microbatches)
-    return [step for number in words for word in number for step in names.steps(word)]
+    done = {F: [0, 0], B: [0, 0]}
+    waiting: deque[Action] = deque()  # weight gradients that an I has left
 
-
-class _Names:
-    """Translates the words of one rank into actions on stages and microbatches, in order."""
-
-    def __init__(self, flows: tuple[Flow, Flow]) -> None:
-        self.flows = flows
-        self.forwards, self.backwards = [0, 0], [0, 0]
-        self.waiting: deque[Action] = deque()  # weight gradients that an I has left
-
-    def steps(self, word: str) -> Iterator[ProgramStep]:
-        forward, _, backward = word.partition("&")
-        if backward:
-            yield Overlap(self.action(forward), self.action(backward))
-        elif word == W:
-            yield self.waiting.popleft()
-        else:
-            yield self.action(word)
-
-    def action(self, word: str) -> Action:
+    def action(word: str) -> Action:
+        if word == W:
+            return waiting.popleft()
         kind, flow = word[0], int(word[1])
-        done = self.forwards if kind == F else self.backwards
-        stage, first = self.flows[flow]
-        action = Action(stage, kind, first + done[flow])
-        done[flow] += 1
+        count, (stage, first) = done[F if kind == F else B], flows[flow]
+        named = Action(stage, kind, first + count[flow])
+        count[flow] += 1
         if kind == I:
-            self.waiting.append(action._replace(kind=W))
-        return action
+            waiting.append(named._replace(kind=W))
+        return named
+
+    words = (word for number in eight_steps(position, num_positions, num_microbatches) for word in number)
+    return [Overlap(*map(action, word.split("&"))) if "&" in word else action(word) for word in words]
 
 
 def check_dualpipe(num_ranks: int, num_microbatches: int) -> None:
@@ -201,35 +184,8 @@ def dualpipe_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cost
     [1, 2, 3, 3, 3, 3, 2, 1]
     """
     check_dualpipe(num_ranks, num_microbatches)
-    position = min(rank, num_ranks - 1 - rank)
-    return _bubble(num_ranks // 2, num_microbatches // 2, position, _ticks(num_ranks, cost))
-
-
-def dualpipev_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cost = UNIT_COST) -> Time:
-    """Return the idle time of a rank of DualPipeV, for costs of a half-size stage; ValueError as `dualpipev_makespan`.
-
-    >>> [dualpipev_bubble(4, 10, rank) for rank in range(4)]
-    [6, 6, 6, 6]
-    """
-    check_dualpipev(num_ranks, num_microbatches)
-    return _bubble(num_ranks, num_microbatches, rank, _ticks(2 * num_ranks, cost))
-
-
-def published_dualpipe_bubble(num_stages: int, cost: Cost = UNIT_COST) -> Time:
-    """Return the published idle time (P/2 - 1) * (F&B + B - 3W), with P the number of stages, also for DualPipeV.
-
-    The ranks in the middle have it exactly if t_F = t_I >= t_W.  Raises ValueError for other costs.
-
-    >>> published_dualpipe_bubble(8), published_dualpipe_bubble(8, Cost(F=2, I=2, W=1))
-    (6, 15)
-    """
-    ticks = _ticks(num_stages, cost)
-    if not ticks.F == ticks.I >= ticks.W:
-        raise ValueError(
-            f"the published bubble is exact for F = I >= W only, got F={ticks.F}, I={ticks.I}, W={ticks.W}; "
-            "use dualpipe_bubble or dualpipev_bubble"
-        )
-    return (num_stages // 2 - 1) * (ticks.pair + ticks.B - 3 * ticks.W)
+    half, per_flow, ticks = num_ranks // 2, num_microbatches // 2, _ticks(num_ranks, cost)
+    return _makespan(half, per_flow, ticks) - _busy(half, per_flow, min(rank, num_ranks - 1 - rank), ticks)
 
 
 def dualpipe_peak_activations(num_ranks: int) -> int:
@@ -275,23 +231,13 @@ def _ticks(num_stages: int, cost: Cost) -> StageTicks:
     return ticks
 
 
-def _middle_bubble(half: int, t: StageTicks) -> Time:
-    inside = half - 1
-    return inside * (t.F + (t.pair - t.B) + max(t.I - t.W, 0)) + max(0, inside * (t.I - t.F) - t.F)
-
-
-def _num_pairs(half: int, per_flow: int, position: int) -> int:
-    in_the_middle = position == half - 1  # its first pair runs one half after the other
-    return 2 * per_flow - 3 * half + position + 1 - in_the_middle
-
-
 def _makespan(half: int, per_flow: int, t: StageTicks) -> Time:
-    return _middle_bubble(half, t) + _busy(half, per_flow, half - 1, t)
-
-
-def _bubble(half: int, per_flow: int, position: int, t: StageTicks) -> Time:
-    return _makespan(half, per_flow, t) - _busy(half, per_flow, position, t)
+    inside = half - 1
+    idle = inside * (t.F + (t.pair - t.B) + max(t.I - t.W, 0)) + max(0, inside * (t.I - t.F) - t.F)
+    return idle + _busy(half, per_flow, inside, t)
 
 
 def _busy(half: int, per_flow: int, position: int, t: StageTicks) -> Time:
-    return 2 * per_flow * (t.F + t.B) - _num_pairs(half, per_flow, position) * (t.F + t.B - t.pair)
+    in_the_middle = position == half - 1  # its first pair runs one half after the other
+    num_pairs = 2 * per_flow - 3 * half + position + 1 - in_the_middle
+    return 2 * per_flow * (t.F + t.B) - num_pairs * (t.F + t.B - t.pair)

@@ -33,15 +33,25 @@ def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     rank 1: 0F1 1F0 1B0 0B1
     """
     check_easy_dualpipe(num_ranks, num_microbatches)
-    ready = _Ready(num_ranks, num_microbatches // 2)
-    for microbatch in range(num_microbatches):
-        ready.add(Action(0, F, microbatch))
+    last = num_ranks - 1
     ranks: list[list[Action]] = [[] for _ in range(num_ranks)]
-    while any(ready.by_rank):  # one slot; its results are ready in the next slot
-        taken = [(rank, ready.take(rank)) for rank in range(num_ranks) if ready.by_rank[rank]]
-        for rank, action in taken:
+    ready: list[list[tuple[bool, int, int, Action]]] = [[] for _ in range(num_ranks)]  # the most urgent first
+
+    def add(stage: int, kind: str, microbatch: int) -> None:
+        direction, place = divmod(microbatch, num_microbatches // 2)
+        rank = last - stage if direction else stage
+        heappush(ready[rank], (kind != B, place, -stage, Action(stage, kind, microbatch)))
+
+    for microbatch in range(num_microbatches):
+        add(0, F, microbatch)
+    while any(ready):  # one slot; its results are ready in the next slot
+        for rank, action in [(rank, heappop(heap)[-1]) for rank, heap in enumerate(ready) if heap]:
             ranks[rank].append(action)
-            ready.add_next(action)
+            stage, kind, microbatch = action
+            if kind == F:
+                add(*((stage + 1, F) if stage < last else (stage, B)), microbatch)
+            elif stage > 0:
+                add(stage - 1, B, microbatch)
     return Program("Easy-DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=2)
 
 
@@ -49,30 +59,6 @@ def check_easy_dualpipe(num_ranks: int, num_microbatches: int) -> None:
     """Raise ValueError for sizes that Easy-DualPipe cannot have."""
     check_even_ranks("easy_dualpipe", num_ranks)
     check_even_microbatches("easy_dualpipe", num_microbatches)
-
-
-class _Ready:
-    """The ready actions of each rank, the most urgent first."""
-
-    def __init__(self, num_ranks: int, per_direction: int) -> None:
-        self.last = num_ranks - 1
-        self.per_direction = per_direction
-        self.by_rank: list[list[tuple[bool, int, int, Action]]] = [[] for _ in range(num_ranks)]
-
-    def add(self, action: Action) -> None:
-        direction, place = divmod(action.microbatch, self.per_direction)
-        rank = self.last - action.stage if direction else action.stage
-        heappush(self.by_rank[rank], (action.kind != B, place, -action.stage, action))
-
-    def take(self, rank: int) -> Action:
-        return heappop(self.by_rank[rank])[-1]
-
-    def add_next(self, done: Action) -> None:
-        stage, kind, microbatch = done
-        if kind == F:
-            self.add(Action(stage + 1, F, microbatch) if stage < self.last else Action(stage, B, microbatch))
-        elif stage > 0:
-            self.add(Action(stage - 1, B, microbatch))
 
 
 def check_even_ranks(builder: str, num_ranks: int, instead: str = "") -> None:

@@ -87,12 +87,18 @@ def interleaved(
     rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     rank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
     """
-    check_counts(
-        "interleaved", num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
-    )
+    check_loop("interleaved", num_ranks, num_microbatches, num_virtual_stages)
     sizes = round_sizes(num_ranks, num_microbatches, round_size)
-    ranks = [_depth_first(rank, num_ranks, sizes, num_virtual_stages) for rank in range(num_ranks)]
+    ranks = []
+    for rank in range(num_ranks):
+        num_warmup = (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank)
+        ranks.append(warmup_steady_cooldown(*loop_cells(rank, num_ranks, sizes, num_virtual_stages), num_warmup))
     return Program("Interleaved 1F1B", ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)
+
+
+def check_loop(builder: str, p: int, m: int, v: int) -> None:
+    """Raise ValueError unless the numbers of ranks, microbatches and virtual stages are integers of at least 1."""
+    check_counts(builder, num_ranks=p, num_microbatches=m, num_virtual_stages=v)
 
 
 def loop_cells(
@@ -133,11 +139,6 @@ def round_sizes(num_ranks: int, num_microbatches: int, round_size: int | None = 
     return [size + 1] * larger + [size] * (num_rounds - larger)
 
 
-def _depth_first(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[ProgramStep]:
-    forwards, backwards = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
-    return warmup_steady_cooldown(forwards, backwards, (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank))
-
-
 def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> Program:
     """Build the breadth-first program for any number of ranks, microbatches and virtual stages.
 
@@ -146,18 +147,14 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 
     rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
     """
-    check_counts(
-        "looped_bfs", num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
-    )
+    check_loop("looped_bfs", num_ranks, num_microbatches, num_virtual_stages)
     num_stages = num_virtual_stages * num_ranks
-    ranks = [_breadth_first(range(rank, num_stages, num_ranks), num_microbatches) for rank in range(num_ranks)]
+    ranks = []
+    for rank in range(num_ranks):
+        stages = range(rank, num_stages, num_ranks)
+        work = [(stage, F) for stage in stages] + [(stage, B) for stage in reversed(stages)]
+        ranks.append([Action(stage, kind, m) for stage, kind in work for m in range(num_microbatches)])
     return Program("Looped BFS", ranks, num_stages, num_microbatches, num_directions=1)
-
-
-def _breadth_first(stages: range, num_microbatches: int) -> list[Action]:
-    forwards = [Action(stage, F, m) for stage in stages for m in range(num_microbatches)]
-    backwards = [Action(stage, B, m) for stage in reversed(stages) for m in range(num_microbatches)]
-    return forwards + backwards
 
 
 def interleaved_makespan(
@@ -216,9 +213,7 @@ def looped_num_messages(num_ranks: int, num_microbatches: int, num_virtual_stage
 
 
 def _loop_makespan(schedule: str, num_ranks: int, num_microbatches: int, num_virtual_stages: int, cost: Cost) -> Time:
-    check_counts(
-        schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
-    )
+    check_loop(schedule, num_ranks, num_microbatches, num_virtual_stages)
     ticks = stage_ticks(schedule, num_virtual_stages * num_ranks, cost)
     laps = (num_virtual_stages - 1) * max(num_microbatches, num_ranks)  # a lap takes the longer of the two
     return (laps + num_microbatches + num_ranks - 1) * (ticks.F + ticks.B)

@@ -30,8 +30,8 @@ Elsewhere: Megatron-LM `overlap_moe_expert_parallel_comm`, "one extra micro-batc
 """
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
-from dualpipe_lab.pp.program import Program, check_counts
-from dualpipe_lab.pp.schedules.looped import loop_cells, round_sizes, warmup_steady_cooldown
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules.looped import check_loop, loop_cells, round_sizes, warmup_steady_cooldown
 from dualpipe_lab.timeline import Time
 
 
@@ -74,7 +74,7 @@ def paired_zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_sta
 def _paired(
     builder: str, name: str, num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1, split: bool = False
 ) -> Program:
-    check_counts(builder, num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages)
+    check_loop(builder, num_ranks, num_microbatches, num_virtual_stages)
     sizes = round_sizes(num_ranks, num_microbatches)
     ranks = []
     for rank in range(num_ranks):
@@ -134,38 +134,12 @@ def paired_zero_bubble_h1_makespan(
     return apart + paired + (num_ranks - 2) * max(t.I, t.W, 2 * t.B - t.pair)
 
 
-def paired_num_pairs(
-    num_ranks: int, num_microbatches: int, rank: int, num_virtual_stages: int = 1, split: bool = False
-) -> int:
-    """Return the number of overlapped pairs that one rank runs; `split`: in ZB-H1.
-
-    >>> [paired_num_pairs(8, 24, rank, split=True) for rank in range(8)]
-    [9, 10, 11, 12, 13, 14, 15, 16]
-    """
-    warmup = _lap(num_ranks, num_microbatches, num_virtual_stages) + 2 * (num_ranks - 1 - rank) + 1
-    return max(0, num_virtual_stages * num_microbatches - warmup - rank * split)
-
-
-def paired_peak_activations(
-    num_ranks: int, num_microbatches: int, rank: int, num_virtual_stages: int = 1, split: bool = False
-) -> int:
-    """Return the most stages' activations that one rank holds; `split`: in ZB-H1.
-
-    >>> paired_peak_activations(8, 24, 0, 4), paired_peak_activations(8, 24, 7, 4, split=True)
-    (40, 33)
-    """
-    held = _lap(num_ranks, num_microbatches, num_virtual_stages) + 2 * (num_ranks - rank) + rank * split
-    return min(num_virtual_stages * num_microbatches, held)
-
-
 def _lap(num_ranks: int, num_microbatches: int, num_virtual_stages: int) -> int:
     return (num_virtual_stages - 1) * round_sizes(num_ranks, num_microbatches)[0]
 
 
 def _ticks(schedule: str, num_ranks: int, num_microbatches: int, num_virtual_stages: int, cost: Cost) -> StageTicks:
-    check_counts(
-        schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
-    )
+    check_loop(schedule, num_ranks, num_microbatches, num_virtual_stages)
     ticks = stage_ticks(schedule, num_virtual_stages * num_ranks, cost)
     if ticks.pair < max(ticks.F, ticks.B):
         raise ValueError(

@@ -38,7 +38,6 @@ the same authors' playground.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
@@ -178,46 +177,32 @@ def tick_by_tick(
 INTERVAL = 6  # F, I and W on two stages, one tick each
 
 
-@dataclass(frozen=True)
-class BuildingBlock:
-    """The tick at which the first microbatch starts F, and I, on each stage.
+def repeat_block(
+    forwards: Sequence[int], inputs: Sequence[int], num_microbatches: int, limits: Sequence[int] | None = None
+) -> list[list[Action]]:
+    """Repeat a building block: the ticks at which the first microbatch starts F, and I, on each stage.
 
     A rank of a V works six ticks per microbatch: F, I and W on either stage.  If the ticks at which a rank starts its
     four F and I differ modulo six, microbatch after microbatch fits without a collision, and W takes the two ticks left
     over.  A stage holds a microbatch for its lifespan, the ticks from its F to its W, and so lifespan / 6 microbatches,
     rounded up.  Elsewhere: `stable_pattern` in sail-sg's zero-bubble-pipeline-parallelism.
 
-    >>> block = BuildingBlock(forwards=[0, 1], inputs=[3, 2])
-    >>> print([" ".join(map(str, row)) for row in block.squeeze(2, limits=[1, 1])])
+    `limits`: the most microbatches that each stage holds, from F to W; without limits one enters every six ticks.
+
+    >>> print([" ".join(map(str, row)) for row in repeat_block([0, 1], [3, 2], 2, limits=[1, 1])])
     ['0F0 1F0 1I0 0I0 1W0 0W0 0F1 1F1 1I1 0I1 1W1 0W1']
     """
 
-    forwards: Sequence[int]
-    inputs: Sequence[int]
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks: two stages each."""
-        return len(self.forwards) // 2
-
-    def squeeze(self, num_microbatches: int, limits: Sequence[int]) -> list[list[Action]]:
-        """Return the order of the work if a stage holds at most its limit of microbatches, from F to W."""
-        return tick_by_tick(self.num_ranks, num_microbatches, lambda now, rank: self._pick(now, rank, limits))
-
-    def repeat(self, num_microbatches: int) -> list[list[Action]]:
-        """Return the order of the work if a microbatch enters every six ticks."""
-        free = [num_microbatches] * len(self.forwards)
-        return tick_by_tick(self.num_ranks, num_microbatches, lambda now, rank: self._pick(now, rank, free), INTERVAL)
-
-    def _pick(self, now: ScheduleState, rank: int, limits: Sequence[int]) -> Pick | None:
-        """Return the earliest F or I of the block that can start; W if there is none."""
+    def earliest(now: ScheduleState, rank: int) -> Pick | None:
         wishes: list[tuple[int, Pick]] = []
         for stage in now.stages(rank):
-            if now.can(F, stage) and now.held(stage) < limits[stage]:
-                wishes.append((self.forwards[stage] + INTERVAL * now.started[F][stage], (F, stage)))
+            if now.can(F, stage) and (limits is None or now.held(stage) < limits[stage]):
+                wishes.append((forwards[stage] + INTERVAL * now.started[F][stage], (F, stage)))
             if now.can(I, stage):
-                wishes.append((self.inputs[stage] + INTERVAL * now.started[I][stage], (I, stage)))
+                wishes.append((inputs[stage] + INTERVAL * now.started[I][stage], (I, stage)))
         return min(wishes)[1] if wishes else now.weight_gradient(rank)
+
+    return tick_by_tick(len(forwards) // 2, num_microbatches, earliest, 0 if limits else INTERVAL)
 
 
 def v_half(num_ranks: int, num_microbatches: int) -> Program:
@@ -231,18 +216,14 @@ def v_half(num_ranks: int, num_microbatches: int) -> Program:
     check_counts("v_half", num_ranks=num_ranks, num_microbatches=num_microbatches)
     num_stages, even = 2 * num_ranks, num_ranks % 2 == 0
     limits = [(num_stages - stage + 1 + even) // 2 for stage in range(num_stages)]
-    rows = _half_block(num_ranks).squeeze(num_microbatches, limits)
-    return Program("V-Half", rows, num_stages, num_microbatches, num_directions=1)
-
-
-def _half_block(num_ranks: int) -> BuildingBlock:
-    down, up = range(num_ranks), range(num_ranks, 2 * num_ranks)
+    down, up = range(num_ranks), range(num_ranks, num_stages)
     forwards = [2 * stage for stage in down] + [num_ranks - 1 + stage for stage in up]
     # Without three ticks' pause after the last F, F and I would collide on an even number of ranks.
-    turned = forwards[-1] + (4 if num_ranks % 2 == 0 else 1)
-    coming_down = [turned + 2 * (2 * num_ranks - 1 - stage) for stage in up]
+    turned = forwards[-1] + (4 if even else 1)
+    coming_down = [turned + 2 * (num_stages - 1 - stage) for stage in up]
     going_up = [coming_down[0] + 1 + num_ranks - stage for stage in down]
-    return BuildingBlock(forwards, going_up + coming_down)
+    rows = repeat_block(forwards, going_up + coming_down, num_microbatches, limits)
+    return Program("V-Half", rows, num_stages, num_microbatches, num_directions=1)
 
 
 def v_min(num_ranks: int, num_microbatches: int) -> Program:
@@ -257,8 +238,14 @@ def v_min(num_ranks: int, num_microbatches: int) -> Program:
     num_stages = 2 * num_ranks
     # Without two ticks' pause after the last F, F and I would collide where 3 divides the number of ranks.
     turned = num_stages + (2 if num_ranks % 3 == 0 else 0)
-    block = BuildingBlock(range(num_stages), [turned + num_stages - 1 - stage for stage in range(num_stages)])
-    return Program("V-Min", block.repeat(num_microbatches), num_stages, num_microbatches, num_directions=1)
+    inputs = [turned + num_stages - 1 - stage for stage in range(num_stages)]
+    return Program(
+        "V-Min",
+        repeat_block(range(num_stages), inputs, num_microbatches),
+        num_stages,
+        num_microbatches,
+        num_directions=1,
+    )
 
 
 def zbv_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
@@ -272,20 +259,12 @@ def zbv_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) 
     if ticks.F == ticks.I == ticks.W:
         fewer = 3 * num_ranks - 1 - 2 * num_microbatches, 4 * num_ranks - 1 - 4 * num_microbatches
         return _work(num_microbatches, ticks) + ticks.F * max(num_ranks - 1, *fewer)
-    _check_long_input_gradient("zbv_makespan", num_ranks, num_microbatches, ticks)
+    if max(ticks.F, ticks.W) > ticks.I or num_microbatches < 2 * num_ranks - 1:
+        raise ValueError(
+            f"zbv_makespan holds for I >= F, I >= W and at least {2 * num_ranks - 1} microbatches, got F={ticks.F}, "
+            f"I={ticks.I}, W={ticks.W} and {num_microbatches}; use simulate()"
+        )
     return _work(num_microbatches, ticks) + (num_ranks - 1) * max(ticks.I, 2 * (ticks.I - ticks.W))
-
-
-def zbv_local_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return ZBV's longest local bubble; ValueError unless I is the longest and there are 2P - 1 microbatches.
-
-    >>> zbv_local_bubble(4, 8), zbv_local_bubble(4, 8, Cost(F=5, I=6, W=4))
-    (0, 12)
-    """
-    check_counts("zbv_local_bubble", num_ranks=num_ranks, num_microbatches=num_microbatches)
-    ticks = stage_ticks("ZBV", 2 * num_ranks, cost)
-    _check_long_input_gradient("zbv_local_bubble", num_ranks, num_microbatches, ticks)
-    return (num_ranks - 1) * max(ticks.I - ticks.F, 2 * (ticks.I - ticks.W))
 
 
 def v_half_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
@@ -388,11 +367,3 @@ def v_min_peak_activations(num_ranks: int, num_microbatches: int) -> int:
 
 def _work(num_microbatches: int, ticks: StageTicks) -> Time:
     return 2 * num_microbatches * (ticks.F + ticks.I + ticks.W)
-
-
-def _check_long_input_gradient(form: str, num_ranks: int, num_microbatches: int, ticks: StageTicks) -> None:
-    if max(ticks.F, ticks.W) > ticks.I or num_microbatches < 2 * num_ranks - 1:
-        raise ValueError(
-            f"{form} holds for I >= F, I >= W and at least {2 * num_ranks - 1} microbatches, got F={ticks.F}, "
-            f"I={ticks.I}, W={ticks.W} and {num_microbatches}; use simulate()"
-        )

@@ -23,11 +23,9 @@ d9d; for H2 the paper's authors search with a heuristic under a limit of memory,
 Source: Qi et al. 2024 (arXiv 2401.10241), sections 2.1 to 2.3.
 """
 
-from collections.abc import Sequence
-
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
-from dualpipe_lab.pp.program import Program, ProgramStep, check_counts
-from dualpipe_lab.pp.schedules.looped import loop_cells, round_sizes, warmup_steady_cooldown
+from dualpipe_lab.pp.program import Program, check_counts
+from dualpipe_lab.pp.schedules.looped import check_loop, loop_cells, round_sizes, warmup_steady_cooldown
 from dualpipe_lab.timeline import Time
 
 
@@ -39,18 +37,14 @@ def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: in
     rank 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
     rank 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
     """
-    check_counts(
-        "zero_bubble_h1", num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
-    )
+    check_loop("zero_bubble_h1", num_ranks, num_microbatches, num_virtual_stages)
     sizes = round_sizes(num_ranks, num_microbatches)
-    ranks = [_h1_rank(rank, num_ranks, sizes, num_virtual_stages) for rank in range(num_ranks)]
+    ranks = []
+    for rank in range(num_ranks):
+        cells = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
+        num_warmup = (num_virtual_stages - 1) * sizes[0] + num_ranks - 1 - rank
+        ranks.append(warmup_steady_cooldown(*cells, num_warmup, weight_delay=rank))
     return Program("ZB-H1", ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)
-
-
-def _h1_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[ProgramStep]:
-    forwards, backwards = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
-    num_warmup = (num_virtual_stages - 1) * sizes[0] + num_ranks - 1 - rank
-    return warmup_steady_cooldown(forwards, backwards, num_warmup, weight_delay=rank)
 
 
 def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> Program:
@@ -66,7 +60,12 @@ def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None 
     """
     check_counts("zero_bubble_h2", num_ranks=num_ranks, num_microbatches=num_microbatches)
     extra = max(0, activations_held(num_ranks, num_microbatches, in_flight) - num_ranks)
-    ranks = [_h2_rank(rank, num_ranks, num_microbatches, extra) for rank in range(num_ranks)]
+    ranks = []
+    for rank in range(num_ranks):
+        cells = [(rank, m) for m in range(num_microbatches)]
+        waiting = rank * extra // max(1, num_ranks - 1)  # rounded down, so that the warm-up gets the larger part
+        num_warmup = num_ranks - 1 - rank + extra - waiting
+        ranks.append(warmup_steady_cooldown(cells, cells, num_warmup, weight_delay=rank + waiting))
     return Program("ZB-H2", ranks, num_ranks, num_microbatches, num_directions=1)
 
 
@@ -86,12 +85,6 @@ def activations_held(num_ranks: int, num_microbatches: int, in_flight: int | Non
     return min(num_microbatches, limit)
 
 
-def _h2_rank(rank: int, num_ranks: int, num_microbatches: int, extra: int) -> list[ProgramStep]:
-    cells = [(rank, m) for m in range(num_microbatches)]
-    waiting = rank * extra // max(1, num_ranks - 1)  # rounded down, so that the warm-up gets the larger part
-    return warmup_steady_cooldown(cells, cells, num_ranks - 1 - rank + extra - waiting, weight_delay=rank + waiting)
-
-
 def zero_bubble_h1_makespan(
     num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1, cost: Cost = UNIT_COST
 ) -> Time:
@@ -102,8 +95,7 @@ def zero_bubble_h1_makespan(
     >>> zero_bubble_h1_makespan(4, 8), zero_bubble_h1_makespan(4, 8, cost=Cost(F=5, I=4, W=6))
     (27, 135)
     """
-    counts = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_virtual_stages": num_virtual_stages}
-    check_counts("zero_bubble_h1_makespan", **counts)
+    check_loop("zero_bubble_h1_makespan", num_ranks, num_microbatches, num_virtual_stages)
     if num_virtual_stages > 1 and num_microbatches < num_ranks:
         raise ValueError(
             f"zero_bubble_h1_makespan with {num_virtual_stages} stages per rank holds for at least as many "
@@ -128,24 +120,17 @@ def zero_bubble_h2_makespan(
     return num_microbatches * (ticks.F + ticks.I + ticks.W) + _idle(num_ranks, held, ticks)
 
 
-def zero_bubble_h1_local_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return the longest local bubble of ZB-H1, one stage per rank; ValueError for fewer microbatches than ranks.
-
-    >>> zero_bubble_h1_local_bubble(4, 8)
-    3
-    """
-    _check_enough("zero_bubble_h1_local_bubble", num_microbatches, num_ranks)
-    ticks = stage_ticks("ZB-H1", num_ranks, cost)
-    return (num_ranks - 1) * max(ticks.I, ticks.F + ticks.I - ticks.W)
-
-
 def zero_bubble_h2_local_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return the longest local bubble of ZB-H2 with 2P - 1 activations; ValueError for fewer microbatches.
 
     >>> zero_bubble_h2_local_bubble(4, 8), zero_bubble_h2_local_bubble(4, 8, Cost(F=1, I=2, W=1))
     (0, 3)
     """
-    _check_enough("zero_bubble_h2_local_bubble", num_microbatches, 2 * num_ranks - 1)
+    if num_microbatches < (needed := 2 * num_ranks - 1):
+        raise ValueError(
+            f"zero_bubble_h2_local_bubble holds for at least {needed} microbatches, got {num_microbatches}; "
+            "use Timeline.window for fewer"
+        )
     ticks = stage_ticks("ZB-H2", num_ranks, cost)
     return (num_ranks - 1) * max(0, ticks.I - ticks.F, ticks.F + ticks.I - 2 * ticks.W)
 
@@ -173,10 +158,3 @@ def _idle(num_ranks: int, held: int, ticks: StageTicks) -> Time:
     """Each further held activation saves the shortest action; I counts only up to P activations."""
     saved = min((min(held, num_ranks) - 1) * ticks.I, (held - 1) * ticks.F, (held - 1) * ticks.W)
     return (num_ranks - 1) * (ticks.F + ticks.I) - saved
-
-
-def _check_enough(form: str, num_microbatches: int, needed: int) -> None:
-    if num_microbatches < needed:
-        raise ValueError(
-            f"{form} holds for at least {needed} microbatches, got {num_microbatches}; use Timeline.window for fewer"
-        )

@@ -105,7 +105,6 @@ class UntimedRun:
         return action.kind == F or (action.kind != W and action.stage == self.last_stage)
 
     def _advance(self, rank: int) -> None:
-        """Run one rank until its end, or until an input is missing."""
         steps, waiting, first = self.ranks[rank], self.waiting, rank * self.stride
         for number in range(self.reached[rank], first + len(steps)):
             step = steps[number - first]
@@ -159,7 +158,6 @@ class UntimedRun:
         return True
 
     def _waits(self, rank: int) -> list[WaitEdge]:
-        """Return the waits of a stuck rank: one, or up to two before an overlapped pair."""
         position = self.position(rank)
         step = self.ranks[rank][position]
         found = []

@@ -1,15 +1,13 @@
 """The rules of a valid program: complete work in order, few routes, matched messages; and the list of what is wrong.
 
 In: a `Program`, plain or lowered.  Out: problems, collected first and reported at once by `InvalidProgram`.
-  work       every stage runs every microbatch on one rank: one F, then one B, or else one I, then one W
   routes     the rank of every stage, in order, for each microbatch.  A program with each stage on one rank has one
              route.  DualPipe has two: every stage has a copy on a second rank, and each microbatch keeps to one
              direction.  A microbatch that changes its direction has a route of its own; its gradient is right once the
              copies are summed.  A program that states `num_directions` may not have more routes than that; a program
              that does not may have any number
-  messages   a lowered program has one send and one receive per message.  The send stands after the action that makes
-             the result, the receive before the action that uses it, and both ends of a link have one order, because
-             NCCL has no tags: a rank receives the messages of a link in the order in which they were sent
+  messages   both ends of a link have one order, because NCCL has no tags: a rank receives the messages of a link in the
+             order in which they were sent
   in order   NCCL asks for more: it completes everything between two ranks, sends and receives of both directions
              together, in the order in which each rank launches it.  Two ranks that launch the same messages in one
              order never wait for each other by this rule; the waits between actions are those of buffered messages
@@ -18,7 +16,7 @@ In: a `Program`, plain or lowered.  Out: problems, collected first and reported 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from operator import itemgetter
+from operator import itemgetter, ne
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.pp.program import (
@@ -37,6 +35,10 @@ from dualpipe_lab.pp.program import (
     W,
     actions_of,
 )
+
+Key: TypeAlias = tuple[int, str, int]  # an Action, or a tuple that equals one
+Location: TypeAlias = tuple[int, int]  # rank, position in the rank's list
+Route: TypeAlias = tuple[int, ...]  # the rank of every stage, in order
 
 MAX_LISTED = 12
 
@@ -87,12 +89,6 @@ def listing(numbers: Iterable[int], most: int = 6) -> str:
     ordered = sorted(numbers)
     shown = ", ".join(map(str, ordered[:most]))
     return shown if len(ordered) <= most else f"{shown} and {len(ordered) - most} more"
-
-
-Key: TypeAlias = tuple[int, str, int]  # an Action, or a tuple that equals one
-
-
-Location: TypeAlias = tuple[int, int]  # rank, position in the rank's list
 
 
 _BEFORE = {B: F, I: F, W: I}  # on one stage and microbatch: what has to run before
@@ -246,9 +242,6 @@ def _explain_order(one: Action, early: Location, other: Action, late: Location, 
         )
 
 
-Route: TypeAlias = tuple[int, ...]
-
-
 def routes(program: Program) -> list[Route]:
     """Return the route of every microbatch of a complete program.
 
@@ -268,7 +261,7 @@ def check_routes(program: Program, problems: ProblemList) -> None:
     often = [route for route, _ in Counter(taken).most_common(stated)]
     for microbatch, route in enumerate(taken):
         if route not in often:
-            nearest = min(often, key=lambda known: _differing(route, known))
+            nearest = min(often, key=lambda known: sum(map(ne, route, known)))
             stage = next(s for s, rank in enumerate(route) if rank != nearest[s])
             allowed = "every stage on one rank" if stated == 1 else f"no more than {stated} routes"
             problems.add(
@@ -276,10 +269,6 @@ def check_routes(program: Program, problems: ProblemList) -> None:
                 f"{taken.index(nearest)} on rank {nearest[stage]}; num_directions={stated} allows {allowed}: move it "
                 f"there, or state num_directions={1 + stated}"
             )
-
-
-def _differing(one: Route, other: Route) -> int:
-    return sum(a != b for a, b in zip(one, other, strict=True))
 
 
 class RequiredMessage(NamedTuple):
