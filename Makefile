@@ -4,7 +4,7 @@ VENV ?= .venv
 PORT ?= 8000
 PYTEST_ARGS ?=
 NBVAL ?=
-WORKERS ?= 2
+WORKERS ?= 3
 EVERY ?=
 STAND_IN ?= all
 PAGES ?= 1
@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_BOOK := $(VENV)/.installed-book
 INSTALLED_DEV := $(VENV)/.installed-dev
-# Module fixtures are shared, so workers share out files; tests/conftest.py puts those with slow tests first.
+# Module fixtures are shared, so a worker takes a whole file; tests/costs.py puts the dear ones first.
+# Three workers for two cores: a test and its ranks wait for each other a third of the time.
 SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Kernels are forked from a process that has imported torch; learners and graders get ordinary ones.
 FORKED = JUPYTER_DEFAULT_PROVISIONER_NAME=forked
@@ -23,11 +24,11 @@ REPLAY = $(FORKED) $(BIN)/python -m pytest -q -o addopts= -W default --nbval --n
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help book pdf test test-stand-in lab fresh serve exercises grade lint format bench pairs lock release clean
+.PHONY: help book pdf test test-book test-stand-in lab fresh serve exercises grade lint format measure bench pairs lock release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PAGES=1  LAB=--no-browser  PYTEST_ARGS='-k gpipe'"
+	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=3  PAGES=1  LAB=--no-browser  PYTEST_ARGS='-k gpipe'"
 
 # A stamp is older than its lock, or than the package's entry points, exactly when the environment has to be renewed.
 $(INSTALLED): requirements.txt requirements.lock pyproject.toml
@@ -50,7 +51,7 @@ book: $(INSTALLED_BOOK) ## run every chapter and build the HTML into _build/html
 
 test: $(INSTALLED_DEV) ## run all tests without the built book, and all solutions (12 minutes; EVERY=1: every case, an hour or more)
 	@echo "==> tests"
-	@$(BIN)/python -m pytest $(SHARED) -m "not browser" $(if $(EVERY),--every) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not browser" --ignore=tests/repository $(if $(EVERY),--every) $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(REPLAY) solutions
 
@@ -84,14 +85,18 @@ exercises: $(INSTALLED_BOOK) ## write the exercises anew from the solutions, and
 grade: $(INSTALLED) ## grade the notebooks in SUBMISSIONS=folder; NBVAL=1 runs each and compares its outputs
 	@$(BIN)/python -m dualpipe_lab grade $(if $(NBVAL),--nbval) $(or $(SUBMISSIONS),$(error name the folder: make grade SUBMISSIONS=folder))
 
-lint: $(INSTALLED_DEV) ## check style, format and types
+lint: $(INSTALLED_DEV) ## check style, format, types, and the pages, lists and locks of the repository (1 minute)
 	@echo "==> ruff check" && $(BIN)/ruff check $(SOURCES)
 	@echo "==> ruff format" && $(BIN)/ruff format --check $(SOURCES)
 	@echo "==> mypy" && $(BIN)/mypy
+	@echo "==> pages, exercises, lists and locks" && $(BIN)/python -m pytest -q tests/repository
 
 format: $(INSTALLED_DEV) ## put the code into the house format
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+
+measure: $(INSTALLED_DEV) ## write anew what each test costs, and the budgets of the directories (on a quiet machine)
+	@$(BIN)/python -m pytest $(SHARED) -m "not browser" --ignore=tests/repository --costs=write
 
 bench: $(INSTALLED_DEV) ## run every benchmark and print its table; LONG=1: every plan, also beside transformers (some hours, resumable)
 ifdef LONG

@@ -9,6 +9,7 @@ are divided by the machine's seconds for a fixed loop, so that a slower machine 
 """
 
 import csv
+import functools
 import importlib
 import os
 import random
@@ -53,6 +54,11 @@ def sort(items):
     items.sort(key=lambda item: -files[item.path])
 
 
+def is_dear(item):
+    """Tell whether one case takes more than two processor seconds."""
+    return _measured().get(name_of(item.nodeid), 0) > 2
+
+
 def some(cases, number):
     """Return so many of a list or of a table, in their order."""
     chosen = set(random.Random(len(cases)).sample(range(len(cases)), min(number, len(cases))))
@@ -68,7 +74,9 @@ def name_of(nodeid):
 
 def directory_of(name):
     """The row of budgets.csv that a test belongs to."""
-    return name.split("/")[0] if "/" in name and not name.startswith("dualpipe") else "." if ".py" in name else "doctests"
+    if name.startswith("dualpipe"):
+        return "doctests"
+    return name.split("/")[0] if "/" in name else "."
 
 
 def _rows(path):
@@ -78,6 +86,7 @@ def _rows(path):
         return list(csv.DictReader(file))
 
 
+@functools.cache
 def _measured():
     return {row["test"]: float(row["seconds"]) for row in _rows(MEASURED)}
 
@@ -131,7 +140,7 @@ def _server_seconds():
 
 
 class Costs:
-    """Plugin of pytest: counts in the processes that run tests; collects, prints, checks or writes in the one that reports."""
+    """Plugin of pytest: counts where tests run; collects, prints, checks or writes where they are reported."""
 
     def __init__(self, config):
         self.wish = config.getoption("--costs")
@@ -181,7 +190,9 @@ class Costs:
         """Return the lines of the table, and the directories over their budgets."""
         budgets = {row["directory"]: row for row in _rows(BUDGETS)}
         lines, over = [f"processor seconds of the reference machine (this one takes {self.speed:.2f} as many)"], []
-        lines.append(f"{'directory':12}{'seconds':>9}{'budget':>8}{'launches':>10}{'budget':>8}{'ranks':>7}{'budget':>8}")
+        lines.append(
+            f"{'directory':12}{'seconds':>9}{'budget':>8}{'launches':>10}{'budget':>8}{'ranks':>7}{'budget':>8}"
+        )
         for name, spent in self.directories().items():
             allowed = [float(budgets[name][key]) for key in ("seconds", "launches", "ranks")] if name in budgets else []
             shown = "".join(f"{a:>9.0f}{b:>9.0f}" for a, b in zip(spent, allowed or [0] * 3, strict=True))

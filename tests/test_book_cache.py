@@ -228,7 +228,6 @@ print("{part} says", word.WORD, "in run", len(Path("{part}.runs").read_text()))
 """
 
 
-@pytest.mark.slow
 def test_a_rebuild_reads_and_runs_the_pages_whose_imports_have_changed(tmp_path):
     (tmp_path / "conf.py").write_text(CONF.format(ext=str(ROOT / "_ext")))
     (tmp_path / "index.md").write_text("# Index\n\n```{toctree}\ncp\ntp\n```\n")

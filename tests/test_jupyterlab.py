@@ -6,7 +6,7 @@ from lab_server import LabPage, LabServer
 
 from dualpipe_lab import Cost, schedules, simulate
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 CELLS = (
     "from dualpipe_lab import schedules, simulate\n"

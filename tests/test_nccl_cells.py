@@ -20,7 +20,6 @@ def test_every_chapter_that_starts_ranks_has_one_cell_for_gpus():
             assert "nbval-ignore-output" in cell.tags, name
 
 
-@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", [name for name in RANKS if name not in WITHOUT_CELL])
 def test_the_cell_agrees_with_gloo_on_the_stand_in(name, on_stand_in, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)

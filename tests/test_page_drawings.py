@@ -92,7 +92,6 @@ def spans_of(track, streams):
     return rows, [(span.duration, 1) for span in spans if span.stream != "work" and streams] + [(t, 1) for t in sent]
 
 
-@pytest.mark.drawn(8)
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
 def test_every_action_has_its_cell(opened, viewport):
     opened.look(viewport, "light")
@@ -116,9 +115,6 @@ def test_every_action_has_its_cell(opened, viewport):
 
 
 # ---- keys
-
-
-@pytest.mark.drawn(6)
 def test_keys_step_play_and_jump(opened):
     opened.look(DESK, "light")
     for element, _ in drawings(opened):
@@ -138,7 +134,6 @@ def test_keys_step_play_and_jump(opened):
     assert opened.complaints == []
 
 
-@pytest.mark.drawn(6)
 def test_keys_step_through_messages(opened):
     opened.page.emulate_media(reduced_motion="reduce")
     for element, spec in drawings(opened, "dp-steps"):
@@ -151,9 +146,6 @@ def test_keys_step_through_messages(opened):
 
 
 # ---- sliders
-
-
-@pytest.mark.drawn(6)
 def test_sliders_moved_by_the_keyboard_give_the_simulator_s_numbers(opened):
     opened.look(DESK, "light")
     for element, spec in drawings(opened):
@@ -180,7 +172,6 @@ NARROWEST = """e => { const { ranked } = e.results, longest = Math.max(...ranked
   return ranked.map(r => [r.key, r.track.shortest * parseFloat(e.cards.get(r.key).canvas.style.width) / longest]); }"""
 
 
-@pytest.mark.drawn(6)
 def test_the_explorer_ranks_by_keyboard_as_the_library_does(opened):
     opened.look(DESK, "light")
     for element, spec in drawings(opened, "dp-explorer"):

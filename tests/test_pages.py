@@ -24,7 +24,6 @@ def visit(browser, site):
     visit.context.close()
 
 
-@pytest.mark.drawn(18)
 def test_page_is_complete_without_a_network_and_fits_in_every_look(opened):
     for viewport, scheme in LOOKS:
         opened.look(viewport, scheme)
@@ -41,7 +40,6 @@ def serious_defects(page, **options):
     return [(v["id"], v["nodes"][0]["html"][:200]) for v in serious]
 
 
-@pytest.mark.drawn(8)
 def test_page_has_no_serious_accessibility_defect_of_its_own(opened):
     if opened.path.endswith("/api"):
         pytest.skip("the reference is generated, like in form throughout, and takes axe half a minute")

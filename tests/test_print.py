@@ -22,7 +22,6 @@ def opened(browser, site, request):
     visit.context.close()
 
 
-@pytest.mark.drawn(6)
 def test_drawings_print_as_pictures_without_controls(opened):
     opened.page.emulate_media(media="print")
     for drawing in opened.page.evaluate(PICTURES):
@@ -35,7 +34,6 @@ def test_drawings_print_as_pictures_without_controls(opened):
     opened.page.emulate_media(media="screen")
 
 
-@pytest.mark.drawn(6)
 def test_pages_print_in_the_light_theme_and_return_to_theirs(opened):
     page = opened.page
     page.evaluate("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme; })")

@@ -41,7 +41,6 @@ def test_the_wheel_holds_the_library_and_nothing_of_the_solutions(wheel):
     assert "dualpipe_course/sanitize.cfg" in names
 
 
-@pytest.mark.slow
 def test_the_wheel_works_where_nothing_else_is_installed(wheel, tmp_path):
     python = empty_environment(tmp_path / "empty", wheel)
     shutil.copy(ROOT / "tools" / "smoke.py", tmp_path)
@@ -66,7 +65,6 @@ def test_a_missing_package_is_named_with_its_extra_and_a_missing_module_of_ours_
     assert not isinstance(raised.value, MissingExtra)
 
 
-@pytest.mark.slow
 def test_the_archive_serves_a_classroom_without_a_network(tmp_path):
     """Built without the book where there is none, which its README then says."""
     pytest.importorskip("hatchling", reason="hatchling builds the wheel; requirements.lock has it")

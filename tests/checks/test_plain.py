@@ -56,7 +56,6 @@ def test_positions_are_lists_of_ints_from_anything():
     assert plain(torch.Tensor) is torch.Tensor
 
 
-@pytest.mark.drawn(24)
 @pytest.mark.parametrize("name", PREDICT)
 def test_every_predicted_number_may_be_a_whole_float_or_a_tensor(book, name):
     """All predict checks share the comparison; this finds one that does not."""

@@ -38,7 +38,6 @@ def test_an_exercise_says_what_it_is():
         assert find(name).__doc__, name
 
 
-@pytest.mark.drawn(20)  # `make test` replays all notebooks of solutions besides
 @pytest.mark.parametrize("name", NAMES)
 def test_the_solution_passes_with_the_line_that_its_notebook_shows(book, name):
     """That line was printed by an earlier run: a check says the same every time."""
@@ -57,7 +56,6 @@ def test_the_starter_fails(book, part):
         assert verdict.message, name
 
 
-@pytest.mark.drawn(60)
 @pytest.mark.parametrize(("name", "label", "bad"), BAD, ids=[f"{name} {label}" for name, label, _ in BAD])
 def test_a_wrong_answer_fails_and_is_told_why(book, name, label, bad):
     verdict = book.verdict(name, book.text_of(name, bad.answer))
@@ -66,7 +64,6 @@ def test_a_wrong_answer_fails_and_is_told_why(book, name, label, bad):
     assert verdict.score < 0.95
 
 
-@pytest.mark.drawn(20)
 @pytest.mark.parametrize(("name", "label", "answer"), GOOD, ids=[f"{name} {label}" for name, label, _ in GOOD])
 def test_a_right_answer_of_another_style_passes(book, name, label, answer):
     text = book.text_of(name, answer)

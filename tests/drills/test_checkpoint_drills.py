@@ -54,9 +54,6 @@ def check_whole(path):
 
 
 # ---- two savers
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("steps", [(2, 2), (2, 3)], ids=["one step", "two steps"])
 def test_two_savers_at_once_are_told_and_nothing_is_mixed(tmp_path, steps):
     """Both start within the same moments, several times; whoever is refused is told why on all ranks."""
@@ -171,7 +168,6 @@ def content(path):
     return checkpoint.step, tensors, checkpoint.index.values
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["index", "header", "data"])
 def test_no_flipped_bit_loads_as_something_else(intact, tmp_path, part):
     draw = random.Random(7)
@@ -301,9 +297,6 @@ def test_a_flipped_bit_stops_all_ranks_however_many_load(intact, tmp_path, num_r
 
 
 # ---- kills
-
-
-@pytest.mark.slow
 def test_kills_at_random_moments_leave_one_whole_save(tmp_path):
     width = 2000
 

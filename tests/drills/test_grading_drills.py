@@ -115,7 +115,6 @@ def status(out, learner, exercise):
     return row["status"], row["message"]
 
 
-@pytest.mark.slow
 def test_what_ranks_send_is_not_executed_and_marks_stay_their_own(graded):
     _, out, run = graded
     assert run.returncode == 0, run.stderr.decode()
@@ -130,7 +129,6 @@ def test_what_ranks_send_is_not_executed_and_marks_stay_their_own(graded):
     assert "grading.evaluator" not in (log.read_text() if log.exists() else "")
 
 
-@pytest.mark.slow
 def test_a_killed_sandbox_costs_its_own_submission_and_is_remembered(graded):
     folder, out, run = graded
     found, message = status(out, "d-kills", "ranks-1")
@@ -143,7 +141,6 @@ def test_a_killed_sandbox_costs_its_own_submission_and_is_remembered(graded):
     assert {path.name: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
 
 
-@pytest.mark.slow
 def test_odd_messages_and_names_are_reported(graded):
     _, out, run = graded
     assert run.returncode == 0

@@ -194,7 +194,6 @@ SLEEPERS = """
 """
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nobody_survives_the_caller(number, drill):
     with drill.start(SLEEPERS) as process:

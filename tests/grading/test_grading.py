@@ -50,7 +50,6 @@ def test_thirty_submissions_are_made(tmp_path):
     assert all(s.notebook for s in found)
 
 
-@pytest.mark.slow
 def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path, amount):
     """Cases of `benchmarks/grading.py`, reduced to one exercise each; with --every all of them."""
     shop = mixed.Shop(tmp_path / "in")
@@ -106,7 +105,6 @@ REPLAYS = {
 }
 
 
-@pytest.mark.slow
 def test_nbval_runs_whole_notebooks_in_the_sandbox_and_the_report_has_its_column(tmp_path):
     shop = mixed.Shop(tmp_path / "in")
     for status, cells in REPLAYS.items():

@@ -6,7 +6,6 @@ import sys
 from queue import Queue
 from threading import Thread
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,7 +147,6 @@ if rank == 0:
 """
 
 
-@pytest.mark.slow
 def test_ranks_of_torchrun_with_skewed_clocks_draw_on_one_axis(tmp_path):
     """47 ms apart, and drifting: none of 200 messages comes before it was sent, and none seems to take the skew."""
     (tmp_path / "script.py").write_text(SKEWED)

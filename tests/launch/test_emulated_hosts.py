@@ -45,7 +45,6 @@ def processes(hosts):
     return found
 
 
-@pytest.mark.slow
 def test_ranks_know_their_hosts(hosts):
     hosts.start(hosts.folder / "script.py", "leave")
     run = hosts.end()
@@ -55,7 +54,6 @@ def test_ranks_know_their_hosts(hosts):
     assert 0 < run.seconds < 300
 
 
-@pytest.mark.slow
 def test_a_host_is_lost_and_the_other_goes_on(hosts):
     hosts.start(hosts.folder / "script.py", "stay", min_hosts=1, max_restarts=1, ranks_per_host=1)
     assert hosts.wait_for("PLACES").startswith("PLACES [(0, 2, 0, 2, 1), (1, 2, 1, 2, 1)]")
@@ -70,7 +68,6 @@ def test_a_host_is_lost_and_the_other_goes_on(hosts):
     assert processes(hosts) == []
 
 
-@pytest.mark.slow
 def test_what_takes_too_long_is_killed(hosts):
     hosts.start(hosts.folder / "script.py", "stay", ranks_per_host=1, hosts=[0])
     with pytest.raises(TimeoutError, match=r"the job ran longer than 0\.1 s"):

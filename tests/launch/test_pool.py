@@ -11,8 +11,6 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.launch import server
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def spawning(monkeypatch):

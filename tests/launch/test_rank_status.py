@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 COLLECTS_WHILE_IT_READS = """
 import gc, random, threading, time
 from dualpipe_lab.launch.record.rank_status import StatusTracker
@@ -51,7 +49,6 @@ print("collects:", gc.isenabled(), "died early:", died_early)
 """
 
 
-@pytest.mark.slow
 def test_a_collection_while_the_frames_of_the_main_thread_are_read_crashes_nothing():
     """In Python 3.11 it may come in the midst of a frame, and what it ends may let the main thread run."""
     command = [sys.executable, "-X", "faulthandler", "-c", COLLECTS_WHILE_IT_READS]

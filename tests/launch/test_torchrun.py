@@ -50,7 +50,6 @@ def torchrun(tmp_path, *arguments, script=SCRIPT, options=(), **variables):
     )
 
 
-@pytest.mark.slow
 def test_values_and_ledger_are_gathered_on_every_rank(tmp_path):
     done = torchrun(tmp_path, "2")
     assert done.stdout.count("RESULT [(0, 1.0), (10, 1.0)] (2, 16) 1") == 2, done.stderr
@@ -100,7 +99,6 @@ lab.launch(mismatched, None, check=True)
 """
 
 
-@pytest.mark.slow
 def test_threads_and_check_are_honoured_and_the_others_are_told_once(tmp_path):
     done = torchrun(tmp_path, script=SETTINGS)
     plain, set_up = [(2, 1, "OFF")] * 2, [(2, 2, "DETAIL")] * 2
@@ -128,7 +126,6 @@ sys.stdout.write(f"RESULT {found}\\n")
 """
 
 
-@pytest.mark.slow
 def test_a_launch_with_another_back_end_joins_again(tmp_path):
     """On the stand-in for NCCL; the device is that of the local rank, and the first back end returns."""
     path = os.pathsep.join(map(str, [Path(__file__).parents[1], *sys.path]))
@@ -158,7 +155,6 @@ sys.stdout.write(f"RESULT {list(out)} {list(again)} {lab.cluster().restart}\\n")
 """
 
 
-@pytest.mark.slow
 def test_a_restart_joins_through_the_store_that_the_dead_have_used(tmp_path):
     """With torch's own rendezvous the second start fails: it connects to the addresses of the first."""
     done = torchrun(tmp_path, script=DIES_ONCE, options=("--max-restarts", "1"))
@@ -185,7 +181,6 @@ lab.launch(fn, None, timeout=3)
 """
 
 
-@pytest.mark.slow
 def test_a_deadlock_ends_at_the_time_limit_with_the_last_operation_of_each_rank(tmp_path):
     """Also in a group that the script makes, whose own limit in torch is half an hour."""
     done = torchrun(tmp_path, script=DEADLOCK, options=("--nproc-per-node", "3", "--monitor-interval", "2"))

@@ -63,7 +63,6 @@ def compare(kind, layers, programs, joint=False):
 FSDP2 = pytest.param("fsdp2", marks=pytest.mark.on_gloo("torch's fully_shard asks for CUDA itself, which is not there"))
 
 
-@pytest.mark.drawn(6)
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, FSDP2])
 def test_gradients_and_a_clipped_step_are_those_of_one_process(kind, layers, record_property):

@@ -20,7 +20,7 @@ def programs(num_ranks):
     return [program for name, more in options for program in legal(name, sizes, **more)]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, pytest.param(8)])
 def test_gradients_times_traffic_and_memory(num_ranks):
     chosen = programs(num_ranks)
     assert len({program.name for program in chosen}) >= len(schedules.names()) - 2 * (num_ranks == 1)

@@ -154,8 +154,6 @@ def test_the_pure_floor_imports_quickly_and_without_torch():
     assert min(seconds) < 0.3  # 0.1 on a quiet machine
 
 
-@pytest.mark.slow
-@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", schedules.names())
 def test_time_grows_linearly_with_the_number_of_actions(name):
     def seconds(num_microbatches):

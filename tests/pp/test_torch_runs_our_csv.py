@@ -13,7 +13,6 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.torch_csv import to_torch_csv
 
-pytestmark = pytest.mark.slow
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 NUM_RANKS, NUM_MICROBATCHES = 2, 8  # a power of two: dividing by it rounds nothing
 
@@ -53,7 +52,6 @@ def train_in_torch(program, path, form):
 
 
 @pytest.mark.on_gloo("torch's runtime is the peer, and its buffers are on the CPU")
-@pytest.mark.drawn(5)
 @pytest.mark.parametrize("form", ["compute_only", "compute_comms"])
 @pytest.mark.parametrize("program", exportable(), ids=lambda program: program.name)
 def test_one_step_in_torch_has_the_gradients_of_a_single_process(program, form, tmp_path):

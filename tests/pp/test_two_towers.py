@@ -28,7 +28,6 @@ def test_clip_on_four_ranks_has_the_gradients_of_one_process():
     assert_equals_one_process(launch(clip_runs.run, 4, NAMES, timeout=400), NAMES)
 
 
-@pytest.mark.slow
 def test_clip_on_eight_ranks_has_the_gradients_of_one_process():
     assert_equals_one_process(launch(clip_runs.run, 8, NAMES[:3], timeout=400), NAMES[:3])
 

@@ -14,6 +14,7 @@ import os
 import random
 from time import perf_counter
 
+import costs
 import torch
 
 ACCELERATOR, SUITE = "DUALPIPE_LAB_ACCELERATOR", "DUALPIPE_LAB_STAND_IN"
@@ -86,10 +87,10 @@ def take_over():
 def draw(items):
     """One test of every third file, unless kept on GLOO: the middle case of the first that launches ranks itself.
 
-    A test marked slow is drawn only where the file has no other.  The files are drawn with a fixed seed.
+    A dear test is drawn only where the file has no other.  The files are drawn with a fixed seed.
     """
     drawn = {}
-    for item in sorted(items, key=lambda item: item.get_closest_marker("slow") is not None):
+    for item in sorted(items, key=costs.is_dear):
         function = getattr(item, "function", None)
         if function is None or item.get_closest_marker("on_gloo") or "launch(" not in inspect.getsource(function):
             continue

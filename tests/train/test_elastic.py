@@ -77,7 +77,6 @@ def is_the_curve(said, first, steps):
     assert sums == pytest.approx(right, rel=1e-8)
 
 
-@pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_the_training_goes_on(tmp_path):
     with torchrun(tmp_path, 2, steps=5, victim=1, restarts=1) as process:
         said, _ = process.communicate(timeout=240)
@@ -85,7 +84,6 @@ def test_a_killed_rank_is_started_again_and_the_training_goes_on(tmp_path):
     is_the_curve(said, 2, 5)
 
 
-@pytest.mark.slow
 def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
     """torchrun hands SIGTERM on to its ranks; one of two comes back."""
     with torchrun(tmp_path, 2, steps=5000) as process:
@@ -112,7 +110,6 @@ def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
     assert max(float((weights[name] - right[name]).abs().max()) for name in right) < 1e-8 * largest
 
 
-@pytest.mark.slow
 def test_a_node_that_is_taken_away_while_its_ranks_wait_for_others_is_left_at_once(tmp_path):
     """There is nothing to save, and torchrun starts no rank again before all of a node have ended."""
     code = """
@@ -140,7 +137,6 @@ run(LLAMA, plan(dp=2), folder="saved")
     assert time.monotonic() - began < 60  # CONNECT_SECONDS are 120
 
 
-@pytest.mark.slow
 def test_experts_on_a_pipeline_go_on_and_leave_traces(tmp_path):
     """DualPipe x ep, then tp x ep: the curve of one process, and every message of each recorded step has its ends."""
     options = {
@@ -164,7 +160,6 @@ def test_experts_on_a_pipeline_go_on_and_leave_traces(tmp_path):
     assert weights < 1e-8
 
 
-@pytest.mark.slow
 def test_experts_on_two_hosts_go_on_with_one_of_them(tmp_path):
     """DualPipe x ep with ZeRO-1 on 2 x 2 ranks; host 1 dies in step 4; two ranks end on the curve of one process."""
     code = """
@@ -215,7 +210,6 @@ if started.rank == 0:
     assert all(m.arrived >= m.sent for found in both for m in found.timeline(found.steps[-1:]).messages)
 
 
-@pytest.mark.slow
 def test_a_second_signal_stops_at_once(tmp_path):
     """The step takes seconds; nothing is saved, and no rank stays."""
     code = f"""
@@ -240,7 +234,6 @@ if __name__ == "__main__":
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
 def test_a_time_limit_that_comes_near_saves_in_a_script(tmp_path):
     code = f"""

@@ -43,7 +43,6 @@ def test_a_text_goes_on_with_the_likeliest_byte_of_the_model(alone):
     assert alone.text == bytes(text).decode(errors="replace")
 
 
-@pytest.mark.slow
 def test_a_v3_model_evaluates_and_writes_though_its_last_stage_has_a_loss_of_its_own():
     chosen = plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe")
     result = run(V3, chosen, weights=True, bias_speed=0.0, **EXTRAS, **SAMPLE)
@@ -58,7 +57,6 @@ def test_a_v3_model_evaluates_and_writes_though_its_last_stage_has_a_loss_of_its
     assert len(result.timeline.steps()) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", PLANS, ids=str)
 def test_a_plan_evaluates_and_writes_as_one_rank_does(alone, chosen):
     result = run(LLAMA, chosen, **EXTRAS, **SAMPLE)
@@ -66,7 +64,6 @@ def test_a_plan_evaluates_and_writes_as_one_rank_does(alone, chosen):
     assert result.text == alone.text
 
 
-@pytest.mark.slow
 def test_averaged_weights_are_evaluated_and_the_training_goes_on_with_its_own(alone):
     single = run(LLAMA, plan(), ema=0.5, **EXTRAS)
     for zero in (2, 3):
@@ -76,7 +73,6 @@ def test_averaged_weights_are_evaluated_and_the_training_goes_on_with_its_own(al
     assert abs(single.metrics[-1].evaluation - alone.metrics[-1].evaluation) > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen", [plan(dp=2, tp=2, zero=1), plan(pp=2, dp=2, num_microbatches=4, schedule="dualpipe")], ids=str
 )
@@ -86,7 +82,6 @@ def test_a_step_sends_the_bytes_that_the_plan_predicts(chosen):
     assert result.metrics[-1].sent_bytes == tuple(expected.sent(rank=rank) for rank in range(chosen.world_size))
 
 
-@pytest.mark.slow
 def test_a_tied_table_on_two_stages_trains_as_in_one_process():
     config = replace(LLAMA, tied=True)
     expected = train.reference(config, TEXT, 5, **OPTIONS)
@@ -98,7 +93,6 @@ def test_a_tied_table_on_two_stages_trains_as_in_one_process():
         check(run(config, chosen, weights=True), expected)
 
 
-@pytest.mark.slow
 def test_a_v3_model_trains_as_in_one_process_with_experts_beside_and_inside_of_dp():
     expected = train.reference(V3, TEXT, 5, **OPTIONS)
     for chosen in (
@@ -109,7 +103,6 @@ def test_a_v3_model_trains_as_in_one_process_with_experts_beside_and_inside_of_d
         check(run(V3, chosen, weights=True), expected)
 
 
-@pytest.mark.slow
 def test_bf16_with_masters_follows_fp32():
     options = {"steps": 20}
     wide, narrow = (run(LLAMA, lab.Plan(dp=2, precision=name), **options) for name in ("float32", "bfloat16"))

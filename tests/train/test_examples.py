@@ -20,8 +20,6 @@ def python(*arguments):
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipev"])
 def test_a_pipeline_in_both_directions_equals_one_process(name):
     script, sizes = f"examples/{name}.py", ("--microbatches", 4)
@@ -31,7 +29,6 @@ def test_a_pipeline_in_both_directions_equals_one_process(name):
         assert max(map(float, line.groups())) < 1e-13
 
 
-@pytest.mark.slow
 def test_a_model_trains_in_both_ways_and_goes_on_under_another_plan(tmp_path):
     script = "examples/train.py"
     sizes = ("--precision", "float64", "--global-batch", 4, "--sequence-length", 16, "--sample", "A rank ")

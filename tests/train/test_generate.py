@@ -19,7 +19,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("config", "chosen"), CASES, ids=str)
 def test_a_checkpoint_alone_writes_what_the_ranks_wrote(tmp_path, config, chosen):
     """With routers whose biases have moved, drawn and likeliest bytes, and a text longer than a sequence."""

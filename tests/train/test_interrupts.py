@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from jupyter_client.manager import start_new_kernel
 
 from dualpipe_lab import train
@@ -35,7 +34,6 @@ def is_whole(folder, said):
     assert train.generate(latest(folder), "A rank ", 1).startswith("A rank ")
 
 
-@pytest.mark.slow
 def test_torchrun_hands_the_interrupt_on_and_all_ranks_stop_after_the_same_step(tmp_path):
     """torchrun sends SIGINT to every rank, and kills those that need more than 30 s; a terminal sends it to all too."""
     (tmp_path / "script.py").write_text(TRAINING.format(folder=str(tmp_path / "saved")))
@@ -51,7 +49,6 @@ def test_torchrun_hands_the_interrupt_on_and_all_ranks_stop_after_the_same_step(
     assert said.count("ended True") == 2, said  # both ranks
 
 
-@pytest.mark.slow
 def test_an_interrupted_cell_saves_and_the_next_cell_resumes(tmp_path):
     manager, client = start_new_kernel(kernel_name="python3", env=ENVIRONMENT)
     try:

@@ -10,7 +10,6 @@ import kills
 import resumes
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 def test_a_killed_launcher_leaves_whole_checkpoints_and_no_process(tmp_path):
     """Before a rename: the ranks end by themselves, half a checkpoint is not read, two plans go on from the last."""
@@ -22,7 +21,6 @@ def test_a_killed_launcher_leaves_whole_checkpoints_and_no_process(tmp_path):
     assert "before the rename 2" in row.going_on
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "numbers"), [("llama", [3, 4]), ("v3", [2, 5])])
 def test_plans_go_on_from_each_others_checkpoints(model, numbers):
     """ZeRO-3 with cp and DualPipe with dp; experts inside of dp under ZeRO-2 and DualPipe with overlapped experts."""

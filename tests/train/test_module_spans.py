@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 
-import pytest
 from training_runs import LLAMA, V3, plan, run
 
 from dualpipe_lab.timeline.spans import MODULES, WORK
@@ -17,7 +16,6 @@ def names(numbers, parts):
     return [f"layers.{number}{part}" for number in numbers for part in parts]
 
 
-@pytest.mark.slow
 def test_each_module_is_inside_of_its_action():
     """Stages 0 and 1 of a V3 with a dense first layer, 2 microbatches; the second rank has the head."""
     result = run(V3, plan(pp=2, num_microbatches=2), steps=2, module_spans=True)
@@ -49,7 +47,6 @@ def check_trace(timeline, found):
         assert event["ts"] + event["dur"] <= action["ts"] + action["dur"] + 1e-6
 
 
-@pytest.mark.slow
 def test_recomputed_modules_are_inside_of_the_backward_and_none_are_there_without_the_option():
     chosen = plan(dp=2, num_microbatches=2, recompute=True)
     found = run(LLAMA, chosen, steps=1, module_spans=True)

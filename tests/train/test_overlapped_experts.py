@@ -17,14 +17,12 @@ def expected():
     return train.reference(V3, TEXT, 3, **{**OPTIONS, "global_batch": 16})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", PLANS, ids=str)
 def test_overlapped_experts_train_as_in_one_process(expected, chosen):
     result = run(V3, chosen, steps=3, weights=True, global_batch=16)
     check(result, expected)
 
 
-@pytest.mark.slow
 def test_bf16_weights_with_fp32_sums_train_as_without_overlap():
     """Gradients that pieces add by hand take the type in which the optimizer sums them."""
     fields = {"pp": 2, "dp": 2, "num_microbatches": 4, "schedule": "dualpipe", "zero": 2, "precision": "bfloat16"}

@@ -31,7 +31,6 @@ def expected():
 STRETCHED = replace(LLAMA, rope_scaling=tp.RopeScaling(4, 1, 4, 8), qk_norm=True, tied=True)
 
 
-@pytest.mark.slow
 def test_a_config_with_a_scaling_goes_through_checkpoints_and_is_published(tmp_path):
     reference, half = train.reference(STRETCHED, TEXT, 5, **OPTIONS), {"folder": tmp_path / "saved", "save_every": 3}
     run(STRETCHED, plan(dp=2, zero=3), steps=3, **half)
@@ -75,8 +74,6 @@ RESUMES = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("config", "before", "after"), RESUMES, ids=str)
 def test_another_plan_goes_on_with_the_same_curve(tmp_path, expected, averaged, config, before, after):
     schedule = OPTIONS["schedule"]
@@ -117,7 +114,6 @@ def started(tmp_path, *arguments):
     raise AssertionError(f"the training ended with {process.wait()} before its second step")
 
 
-@pytest.mark.slow
 def test_an_interrupt_ends_the_step_saves_and_says_so(tmp_path):
     process = started(tmp_path, "interrupt")
     process.send_signal(signal.SIGINT)
@@ -153,7 +149,6 @@ def dies(rank, world_size, given, victim, delay):
     train_rank(rank, world_size, given)
 
 
-@pytest.mark.slow
 def test_kill_9_at_any_moment_and_the_resumed_run_ends_with_the_same_weights(tmp_path):
     """One rank is killed four times: in its file, before the rename, twice at random; each resume has another plan."""
     folder, draw = tmp_path / "saved", random.Random(0)

@@ -28,7 +28,6 @@ def expected():
     return train.reference(V3, TEXT, STEPS, multi_token=WEIGHT, **OPTIONS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", PLANS, ids=str)
 def test_a_plan_trains_as_one_process_and_the_next_plan_goes_on(expected, chosen, tmp_path):
     """Saved after step 2 by this plan, and ended by the one before it in the list."""
@@ -51,7 +50,6 @@ def test_documents_of_unequal_length_train_as_one_process():
     assert abs(result.losses[0] - other.losses[0]) > 0.1
 
 
-@pytest.mark.slow
 def test_evaluations_and_texts_are_those_of_the_next_token(tmp_path):
     chosen = plan(pp=2, num_microbatches=4, schedule="dualpipe", overlap=True, loss_chunk=5, multi_token=WEIGHT)
     sample = {"sample": "A rank ", "sample_length": 8, "temperature": 0.0}

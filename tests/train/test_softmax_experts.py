@@ -24,13 +24,11 @@ def expected():
     return train.reference(QWEN3_MOE, TEXT, 5, **OPTIONS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", PLANS, ids=str)
 def test_a_qwen3_moe_trains_as_in_one_process(expected, chosen):
     check(run(QWEN3_MOE, chosen, weights=True), expected)
 
 
-@pytest.mark.slow
 def test_a_qwen3_moe_goes_through_checkpoints_and_is_published(tmp_path, expected):
     run(QWEN3_MOE, plan(dp=2, zero=3), steps=3, folder=tmp_path / "saved", save_every=3)
     result = run(QWEN3_MOE, plan(ep=2), resume=tmp_path / "saved", weights=True)

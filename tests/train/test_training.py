@@ -20,13 +20,11 @@ def llama():
     return train.reference(LLAMA, TEXT, 5, **OPTIONS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", LLAMA_PLANS, ids=str)
 def test_a_llama_trains_as_in_one_process(llama, chosen):
     check(run(LLAMA, chosen, weights=True), llama)
 
 
-@pytest.mark.slow
 def test_unequal_numbers_of_targets_count_each_token_once():
     """Documents of 2 to 16 bytes: the mean over tokens is not the mean of the microbatches' means."""
     documents = [TEXT[start : start + 2 + start % 15] for start in range(0, 2000, 37)]
@@ -34,7 +32,6 @@ def test_unequal_numbers_of_targets_count_each_token_once():
     check(run(LLAMA, plan(dp=2, num_microbatches=2), text=documents, weights=True), expected)
 
 
-@pytest.mark.slow
 def test_equal_seeds_give_equal_bits_and_another_seed_others():
     first, again, other = (run(LLAMA, plan(dp=2, zero=1), weights=True, seed=seed) for seed in (0, 0, 1))
     assert first.losses == again.losses

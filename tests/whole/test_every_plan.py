@@ -9,14 +9,11 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 import dualpipe_lab as lab
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import _proof
 
-pytestmark = pytest.mark.slow
 SYNCHRONOUS = set(lab.schedules.names(synchronous=True))
 FIVE_AXES = lab.Plan(
     pp=2, dp=2, cp=2, tp=2, ep=2, experts_in_data=True, num_microbatches=4, schedule="dualpipe", zero=2,

@@ -17,8 +17,6 @@ import dualpipe_lab as lab
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import _pretrained_proof as proof
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def every():

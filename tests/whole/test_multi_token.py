@@ -87,7 +87,6 @@ def run_cuts(cuts):
     }
 
 
-@pytest.mark.slow
 def test_every_axis_has_the_gradients_of_one_process(some):
     cuts = some(CUTS, 2)
 
@@ -99,7 +98,6 @@ def test_every_axis_has_the_gradients_of_one_process(some):
     assert len(launched[0]) == sum(len(names) for _, names, _ in cuts.values())
 
 
-@pytest.mark.slow
 def test_two_axes_have_the_gradients_of_one_process(some):
     kinds = ("1f1b", "zero_bubble_h1", "interleaved", "dualpipe", "dualpipev")
     cuts = {

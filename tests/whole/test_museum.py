@@ -16,7 +16,6 @@ def logs():
     return dict(zip(RUNS, defects.train(RUNS), strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.on_gloo("the virtual clock emulates links of GLOO")
 class TestMuseum:
     def test_sound_runs_of_one_model_have_one_curve(self, logs):

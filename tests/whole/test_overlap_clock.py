@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 
-import pytest
 import torch
 from overlap_models import CONFIG as FIVE
 from overlap_models import LENGTH, ROWS, batch, build
@@ -61,7 +60,6 @@ def shuffled(up, down, seed):
     return order
 
 
-@pytest.mark.slow
 def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bits():
     def fn(rank, world_size):
         fixed, found = emulated.even_choices(SIZES), []
@@ -99,7 +97,6 @@ def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bi
             assert all(map(torch.equal, first, tensors)), order.name
 
 
-@pytest.mark.slow
 def test_dualpipe_with_unequal_stages_takes_the_simulated_time():
     layers, number = [2, 4], 4
     letters = [UP[:3], [*DOWN[:1], *DOWN]]

@@ -44,7 +44,6 @@ def check(world_size, cases, timeout=180):
         assert all(torch.equal(counted[layer], load) for layer, load in loads.items()), case
 
 
-@pytest.mark.slow
 def test_dualpipe_with_experts_has_the_gradients_of_one_process():
     axes = [("pp", 2), ("ep", 2)]
     bare = replace(CONFIG, num_shared_experts=0, balance=0.0)
@@ -62,7 +61,6 @@ def test_dualpipe_with_experts_has_the_gradients_of_one_process():
     )
 
 
-@pytest.mark.slow
 def test_latent_attention_under_overlapped_experts():
     latent = replace(CONFIG, latent=LatentSizes(query_rank=6, kv_rank=5, content=4, position=2, value=3))
     check(
@@ -74,7 +72,6 @@ def test_latent_attention_under_overlapped_experts():
     )
 
 
-@pytest.mark.slow
 def test_pipelines_of_four_and_layers_shared_along_tp_and_cp():
     check(
         8,
@@ -90,7 +87,6 @@ def test_pipelines_of_four_and_layers_shared_along_tp_and_cp():
     )
 
 
-@pytest.mark.slow
 def test_every_layout_with_a_balance_loss_and_unequal_numbers_of_targets():
     """A microbatch of one data rank has no target; the balance loss of its sequences counts all the same."""
     cases = [
@@ -106,7 +102,6 @@ def test_every_layout_with_a_balance_loss_and_unequal_numbers_of_targets():
     check(4, cases)
 
 
-@pytest.mark.slow
 def test_data_parallelism_sees_the_gradients_of_every_piece():
     axes = [("pp", 2), ("dp", 2), ("ep", 2)]
     check(
@@ -116,7 +111,6 @@ def test_data_parallelism_sees_the_gradients_of_every_piece():
     )
 
 
-@pytest.mark.slow
 def test_a_loss_in_chunks_gives_the_head_its_gradient():
     experts, options = [("pp", 2), ("ep", 2)], {"chunk": 5}
     check(
@@ -131,8 +125,6 @@ def test_a_loss_in_chunks_gives_the_head_its_gradient():
     )
 
 
-@pytest.mark.slow
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("options", [{"second": 0.3}, {"second": 0.3, "chunk": 5}], ids=str)
 def test_a_second_token_under_overlapped_experts(options):
     """Its layer has pieces of its own; head and table are used twice, and once per microbatch by autograd."""
@@ -156,7 +148,6 @@ def test_a_second_token_under_overlapped_experts(options):
     )
 
 
-@pytest.mark.slow
 def test_data_parallelism_sees_losses_with_weights():
     both = {"second": 0.3, "chunk": 5}
     axes = [("pp", 2), ("dp", 2)]

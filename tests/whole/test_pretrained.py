@@ -87,7 +87,6 @@ def trained_on_ranks(rank, world_size, axes, schedule, num_microbatches, folder,
     return step(model)
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", ["llama 3.1", "qwen3, tied"])
 @pytest.mark.parametrize("cut", TRAINED)
 def test_every_cut_has_the_gradients_of_transformers_and_writes_the_same_bits(folders, cut, kind, tmp_path):

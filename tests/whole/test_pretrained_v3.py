@@ -49,7 +49,6 @@ def folders(tmp_path_factory):
     return found
 
 
-@pytest.mark.drawn(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_of_transformers_gives_its_logits_loss_and_gradients(folders, kind):
     ids, targets = torch.randint(48, (2, 4, 20), generator=torch.Generator().manual_seed(1))
@@ -87,7 +86,6 @@ def on_ranks(rank, world_size, folder, target):
     return found
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", IN_PARTS)
 def test_every_cut_has_the_gradients_of_transformers_and_writes_the_same_bits(folders, kind, tmp_path):
     config, there = models.config_from_pretrained(folders[kind]), models.PretrainedFolder(folders[kind])

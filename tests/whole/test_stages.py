@@ -49,7 +49,6 @@ def runs(config, axes, names=("1f1b",), num_microbatches=4, edp=None, over=("dp"
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, V3], ids=["llama", "v3"])
 def test_every_schedule_has_the_gradients_of_one_process(config, some):
     names = some(SYNCHRONOUS, 5)
@@ -96,7 +95,6 @@ def run_cuts(cuts, kinds=KINDS):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", CUTS)
 def test_every_axis_has_the_gradients_of_one_process(model, some):
     cuts = some(CUTS[model], 3)
@@ -107,7 +105,6 @@ def test_every_axis_has_the_gradients_of_one_process(model, some):
     assert_exact(launch(fn, 4))
 
 
-@pytest.mark.slow
 def test_three_axes_under_dualpipe_have_the_gradients_of_one_process(some):
     many = {"sequence_parallel": True, "recompute": True}
     cuts = {
@@ -125,7 +122,6 @@ def test_three_axes_under_dualpipe_have_the_gradients_of_one_process(some):
     assert_exact(launch(fn, 8))
 
 
-@pytest.mark.slow
 def test_pairs_on_four_ranks_have_the_gradients_of_one_process():
     paired = ["easy_dualpipe", "dualpipe", "dualpipev", *schedules.names(synchronous=True, pairs=True)[-3:]]
 

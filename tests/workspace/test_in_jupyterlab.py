@@ -11,7 +11,7 @@ from small_course import Course
 from dualpipe_lab import schedules, simulate
 from dualpipe_lab.viz.embed import timeline_html
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 CODE = "from dualpipe_lab import schedules, simulate\nsimulate(schedules.gpipe(num_ranks=2, num_microbatches=2))"
 OPTIONS = ("--no-browser", "--ip=127.0.0.1", "--port=0", "--LabApp.expose_app_in_browser=True")
 SHOWN = "() => [...document.querySelectorAll('.jp-MarkdownViewer a')].some(link => link.innerText === 'Two')"

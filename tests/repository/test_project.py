@@ -13,7 +13,7 @@ from scripts import load
 
 import dualpipe_lab
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

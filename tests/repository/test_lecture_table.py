@@ -4,7 +4,7 @@ from pathlib import Path
 
 from scripts import load
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Drawn and played, but not yet with ipywidgets: a repair takes its line away here.
 KNOWN = ["pp/pipedream: widget without ipywidgets (t)", "pp/dualpipe: widget without ipywidgets (t)"]
 

@@ -10,7 +10,7 @@ import yaml
 import dualpipe_lab
 from dualpipe_lab._facade import Facade, public_names
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BOOK = ROOT / "book"
 PAGES = sorted(page for page in BOOK.rglob("*.md") if ".ipynb_checkpoints" not in page.parts)
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())

@@ -14,7 +14,7 @@ from scripts import load
 
 import dualpipe_lab as lab
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import install_cell  # noqa: E402
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jupytext
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import make_exercises as tool  # noqa: E402
 

@@ -7,7 +7,7 @@ import jupytext
 import pytest
 from scripts import load
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BOOK = ROOT / "book"
 
 
