@@ -144,9 +144,8 @@ class Emulator:
         """Compute start and end of a collective; the earlier collectives of its group have theirs already."""
         joined = [self._joined_ns(member, operation) for member in operation.group]
         operation.left_ns = max(self._group_free.get(operation.stream, 0), *joined)
-        operation.due_ns = (
-            operation.left_ns + operation.traffic.steps * self._latency_ns(operation) + self._transfer_ns(operation)
-        )
+        latency_ns = operation.moved.traffic.steps * self._latency_ns(operation)
+        operation.due_ns = operation.left_ns + latency_ns + self._transfer_ns(operation)
         self._group_free[operation.stream] = operation.due_ns
 
     def _joined_ns(self, member: int, operation: Operation) -> int:
@@ -159,7 +158,7 @@ class Emulator:
 
     def _transfer_ns(self, operation: Operation) -> int:
         link = self._link_of(operation)
-        return link.transfer_ns(operation.traffic.busiest) if link else 0
+        return link.transfer_ns(operation.moved.traffic.busiest) if link else 0
 
     def _latency_ns(self, operation: Operation) -> int:
         link = self._link_of(operation)

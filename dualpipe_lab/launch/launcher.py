@@ -104,7 +104,7 @@ def launch(
     _check(timeout, output, start)
     config.validate(world_size if started is None else started.local_rank + 1)  # each node has GPUs for its own ranks
     payload.check_call(fn, world_size, args)
-    if context.peek() is not None:
+    if context.current is not None:
         raise RuntimeError("launch was called inside a rank; ranks cannot launch ranks, call fn directly")
     if started is not None:
         if started.rank == 0:

@@ -28,7 +28,7 @@ from dualpipe_lab._private import LATE_IMPORT, release_fork_server
 from dualpipe_lab.launch import accelerator, context, operating_system, payload
 from dualpipe_lab.launch.clock import ClockName, VirtualClock, clock_of
 from dualpipe_lab.launch.emulator import Emulator, Link, NodeLink, Timestamps
-from dualpipe_lab.launch.record.operation import OperationLog
+from dualpipe_lab.launch.record.operation import open_log
 from dualpipe_lab.launch.record.rank_status import StackFrame, StatusTracker
 from dualpipe_lab.launch.record.wire import Wire
 from dualpipe_lab.launch.record.wire import obstacle as wire_obstacle
@@ -153,7 +153,7 @@ class _Channel:
 
 def rank_status(rank: int) -> Any:
     """Status of this process, also before it has a context."""
-    present = context.peek()
+    present = context.current
     return present.status() if present else StatusTracker(rank).snapshot()
 
 
@@ -238,7 +238,7 @@ def _make_context(job: Job, wire: Wire | None, device: Any, origin_ns: int) -> c
     emulator = None
     if config.is_emulated:
         emulator = Emulator(job.rank, clock, config.link, Timestamps(job.folder, job.rank))
-    log = OperationLog(job.folder / f"operations-{job.rank}")
+    log = open_log(job.folder / f"operations-{job.rank}")
     return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire, device)
 
 

@@ -10,14 +10,15 @@ from dualpipe_lab import comm
 from dualpipe_lab.launch.clock import VirtualClock
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record import trace
-from dualpipe_lab.launch.record.operation import Operation
+from dualpipe_lab.launch.record.operation import Moved, Operation
 from dualpipe_lab.launch.record.recorder import MAX_BUFFERED, Recorder
 from dualpipe_lab.launch.record.traffic import Traffic
 
 
 def message(sends, tag=3):
-    traffic = Traffic(8, 0, 1) if sends else Traffic(0, 8, 1)
-    return Operation("isend" if sends else "irecv", (0, 1), traffic, (1,), peer=1, tag=tag, sends=sends)
+    moved = Moved(Traffic(8, 0, 1) if sends else Traffic(0, 8, 1))
+    name = "isend" if sends else "irecv"
+    return Operation(name, (0, 1), (1,), peer=1, tag=tag, sends=sends, tensor_bytes=8, derive=lambda _: moved)
 
 
 def recorder_of(rank):

@@ -82,12 +82,12 @@ class RankTrace:
 
     def send(self, operation: Operation, peer: int) -> None:
         """Record a sent message."""
-        left_ns, size = operation.left_ns, operation.traffic.sent
+        left_ns, size = operation.left_ns, operation.tensor_bytes
         self._append(self.sent, Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
 
     def receive(self, operation: Operation, peer: int, time_ns: int) -> None:
         """Record a received message."""
-        number, size = operation.sequence, operation.traffic.received
+        number, size = operation.sequence, operation.tensor_bytes
         self._append(self.received, Received(peer, operation.stream, number, time_ns, size))
 
     def move(self, moved: Callable[[int], int]) -> None:
