@@ -1,7 +1,6 @@
 """The context of a rank: its number, its clock, its recorder and its emulated link.
 
-It is the one piece of state that belongs to the process and not to a caller.  `launch` makes it in every rank; under
-`torchrun` the first use makes it.  Every function of `comm` gets it from `rank_context()`.
+It is the one piece of state that belongs to the process: `launch` makes it in every rank, elsewhere the first use does.
 """
 
 import warnings

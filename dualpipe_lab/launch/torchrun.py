@@ -114,7 +114,6 @@ def last_operation(status: StatusTracker) -> str:
 def _called(
     fn: Callable[..., Any], args: tuple[Any, ...], wire: Wire | None, limit: timedelta
 ) -> list[tuple[Any, ...]]:
-    """Call the function in a context of its own and gather what the ranks return."""
     import torch.distributed as dist
 
     from dualpipe_lab.comm import all_gather_object

@@ -158,7 +158,6 @@ def candidates(addresses: Addresses) -> str:
 
 
 def _checked(environment: Environment, addresses: Addresses, local: str, wanted: str) -> Interface:
-    """The user's interfaces, if they can be right."""
     names = [name.strip() for name in wanted.split(",")]
     for name in names:
         if name not in addresses:
@@ -234,7 +233,6 @@ def _interface(environment: Environment, deadline: float) -> Interface:
 
 
 def _connect(environment: Environment, chosen: Interface, deadline: float) -> "Store":
-    """Connect to the store where the ranks meet; rank 0 opens it where no agent has."""
     import torch.distributed as dist
 
     host, port = environment.master_addr, environment.master_port
@@ -285,7 +283,6 @@ def _initialise(
 
 @contextmanager
 def _rendezvous_of(environment: Environment) -> Iterator[None]:
-    """Say that the store is gone where torch says what its sockets do."""
     try:
         yield
     except RuntimeError as error:  # torch's own classes for the store's errors are RuntimeErrors

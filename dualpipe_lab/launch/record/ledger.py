@@ -213,29 +213,24 @@ class Ledger:
 
         With the wire, two more: sent as derived and sent on the wire, in multiples of the tensor.
         """
-        return [
-            (
-                rank,
-                name,
-                entry.count,
-                entry.sent,
-                entry.received,
-                " ".join(map(str, sorted(entry.peers))),
-                *self._multiples(entry),
-            )
-            for rank, ledger in enumerate(self.ranks)
-            for name, entry in ledger.entries.items()
-        ]
+        rows: list[tuple[int | str, ...]] = []
+        for rank, ledger in enumerate(self.ranks):
+            for name, entry in ledger.entries.items():
+                peers = " ".join(map(str, sorted(entry.peers)))
+                rows.append((rank, name, entry.count, entry.sent, entry.received, peers, *self._multiples(entry)))
+        return rows
 
     def _multiples(self, entry: Entry) -> list[str]:
-        if not self.shows_wire or self.obstacle:
-            return []
-        found = (_multiple([sent], [entry], None) for sent in (entry.sent, entry.wire))
+        found = [_multiple([sent], [entry], None) for sent in (entry.sent, entry.wire)] if self._has_wire else []
         return ["" if multiple is None else f"{multiple:.2f}" for multiple in found]
 
     @property
+    def _has_wire(self) -> bool:
+        return self.shows_wire and not self.obstacle
+
+    @property
     def _header(self) -> list[str]:
-        return [*_HEADER, *(_WIRE_HEADER if self.shows_wire and not self.obstacle else [])]
+        return [*_HEADER, *(_WIRE_HEADER if self._has_wire else [])]
 
     @property
     def _note(self) -> str:
@@ -256,18 +251,11 @@ class Ledger:
     def __str__(self) -> str:
         if not self.rows():
             return "no rank communicated through dualpipe_lab.comm"
-        table = [
-            self._header,
-            *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in self.rows()),
-        ]
-        widths = [max(len(row[column]) for row in table) for column in range(len(self._header))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
+        rows = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in self.rows()]
+        table = [self._header, *rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        aligned = [str.ljust if column in _TEXT_COLUMNS else str.rjust for column in range(len(widths))]
+        lines = ["  ".join(map(lambda align, *cell: align(*cell), aligned, row, widths)).rstrip() for row in table]
         return "\n".join([*lines, *filter(None, [self._note])])
 
     __repr__ = __str__  # a notebook without HTML shows the table too

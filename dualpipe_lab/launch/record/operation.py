@@ -1,10 +1,7 @@
 """Description of one communication call: the ledger counts it, the link delays it, the supervisor reports it.
 
-In: the arguments of a call of `comm`.  Out: an `Operation`; the last ones of a rank in a file; `mismatch`, one sentence
-on the calls of two ranks.
-GLOO ends the process (SIGABRT) when more bytes arrive than the tensor holds, which happens when shapes or dtypes
-differ.  A dead rank cannot report its status, so each rank logs its calls in the private folder of the launch.
-Elsewhere: torch's flight recorder.
+GLOO ends the process (SIGABRT) when more bytes arrive than the tensor holds.  A dead rank cannot report its status, so
+each rank logs its calls in the private folder of the launch, and `mismatch` compares the logs.
 """
 
 import marshal
@@ -200,7 +197,6 @@ def mismatch(logs: dict[int, list[tuple[bool, Operation]]], dead: int) -> str:
 
 
 def _clash(mine: Operation, theirs: Operation, dead: int, rank: int) -> bool:
-    """Whether the calls of two ranks belong to one operation and do not fit."""
     if mine.stream != theirs.stream:
         return False
     if mine.sends is None:

@@ -1,9 +1,7 @@
 """Status of a rank: the operation that it waits for, its messages so far, and the line that it runs.
 
-In: operations as they begin and end.  Out: `RankStatus`, whenever the launcher asks.
-A second thread of the rank takes the snapshot, so it also works while the main thread is blocked inside GLOO.  For a
-rank that calls `torch.distributed` directly, the operation is read from the stack frame in which it is blocked.
-Elsewhere: the dump of torch's flight recorder; `py-spy dump` for the stack.
+A second thread takes the snapshot, also while the main thread is blocked inside GLOO.  For a rank that calls
+`torch.distributed` directly, the operation is read from the stack frame in which it is blocked.
 """
 
 import gc

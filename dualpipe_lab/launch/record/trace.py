@@ -74,7 +74,7 @@ class RankTrace:
         self._append(self.spans, span)
 
     def collective(self, operation: Operation, end: int) -> None:
-        """Record a completed collective."""
+        """Record a completed collective, unless it took no time."""
         start = operation.issued_ns if operation.left_ns is None else operation.left_ns
         if end > start:
             span = Span(self.rank, start, end, COLLECTIVE, label=operation.name, stream=COMMUNICATION)
