@@ -52,22 +52,20 @@ class Work(Operation):
 
     Raises:
         TypeError: an argument is no tensor.
-        ValueError: no back end of the group carries a tensor, or this rank is not in the group.
+        ValueError: no back end of the group carries a tensor, or this rank or the root is not in the group.
     """
 
     def __init__(
-        self,
-        name: str,
-        moved: Callable[[Any], Moved] | None,
-        group: Group | None,
-        *tensors: torch.Tensor,
+        self, name: str, moved: Callable[[Any], Moved] | None, group: Group | None, *tensors: torch.Tensor,
         root: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_tensors(name, group, *tensors)
         self.context = here = context.current or context.rank_context()
         self.name, self.derive, self.root, self.recorder = name, moved, root, here.active_recorder
         self.group, self.group_name = (here.everyone, "") if group is None else (members(group), name_of(group))
         self.size, self.position = len(self.group), self.group.index(here.rank)
+        if root is not None and root not in self.group:
+            raise ValueError(f"{name}: rank {root} is not among the ranks {list(self.group)}")
         self.carrier = group if here.wire is None else carrier(name, self.group, self.group_name, group)
         self.shape: tuple[int, ...] = ()
         self.on_gloo = True
@@ -128,15 +126,9 @@ class Work(Operation):
     def __repr__(self) -> str:
         return f"<Work {self.describe()}, {'done' if self._done else 'under way'}>"
 
-    @property
-    def next(self) -> int:
-        """Global rank of the member after this one; the first one follows the last."""
-        return self.group[(self.position + 1) % self.size]
-
-    @property
-    def previous(self) -> int:
-        """Global rank of the member before this one; the last one precedes the first."""
-        return self.group[self.position - 1]
+    def neighbour(self, step: int) -> int:
+        """Global rank of the member that stands `step` places after this one in the ring."""
+        return self.group[(self.position + step) % self.size]
 
     @property
     def root_position(self) -> int:
@@ -148,11 +140,6 @@ class Work(Operation):
         numel = prod(self.shape)
         element_bytes = self.tensor_bytes // numel if numel else 0
         return [part * element_bytes for part in traffic.split(numel, self.size)]
-
-    def check_root(self) -> None:
-        """Raise ValueError unless the root is in the group."""
-        if self.root not in self.group:
-            raise ValueError(f"{self.name}: rank {self.root} is not among the ranks {list(self.group)}")
 
     def check_numel(self, what: str, tensor: torch.Tensor, expected: int) -> None:
         """Raise ValueError unless `tensor` has `expected` elements."""

@@ -66,7 +66,7 @@ def all_reduce(
 
 def _all_reduce_bytes(call: Work) -> Moved:
     moved = traffic.all_reduce(call.ring_chunks(), call.position)
-    return Moved(moved, addressed={call.previous: moved.sent} if call.on_gloo else None)
+    return Moved(moved, addressed={call.neighbour(-1): moved.sent} if call.on_gloo else None)
 
 
 def reduce(
@@ -80,7 +80,6 @@ def reduce(
         ValueError: as `all_reduce`, or `dst` is not in `group`.
     """
     call, operator = Work("reduce", _reduce_bytes, group, tensor, root=dst), _REDUCTIONS[op]
-    call.check_root()
     with call:
         call.handle = dist.reduce(tensor, dst, operator, call.carrier, async_op=True)
     return call.wait_unless(async_op)
@@ -90,7 +89,7 @@ def _reduce_bytes(call: Work) -> Moved:
     chunks, root = call.ring_chunks(), call.root_position
     moved = traffic.reduce(chunks, call.position, root)
     to_root = chunks[call.position] * (call.position != root)
-    sent_to, addressed = (Counter({peer: moved.sent - to_root}) for peer in (call.next, call.previous))
+    sent_to, addressed = (Counter({peer: moved.sent - to_root}) for peer in map(call.neighbour, (1, -1)))
     sent_to[call.group[root]] += to_root
     addressed[call.group[root]] += to_root
     return Moved(moved, sent_to, addressed if call.on_gloo else None)
@@ -103,7 +102,6 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_
         ValueError: `tensor` is not contiguous, or this rank or `src` is not in `group`.
     """
     call = Work("broadcast", _broadcast_bytes, group, tensor, root=src)
-    call.check_root()
     with call:
         call.handle = dist.broadcast(tensor, src, call.carrier, async_op=True)
     return call.wait_unless(async_op)

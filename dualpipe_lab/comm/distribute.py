@@ -96,15 +96,18 @@ def gather(
             rank or `dst` is not in `group`.
     """
     call = Work("gather", _gather_bytes, group, tensor, *(outputs or []), root=dst)
-    call.check_root()
-    if (outputs is not None) != (call.position == call.root_position):
-        raise ValueError(f"gather: outputs belong on rank {dst} and on no other; elsewhere pass None")
-    if outputs is not None:
-        call.check_count("outputs", outputs)
+    _check_at_root(call, "outputs", outputs)
     call.tensor_bytes *= call.size
     with call:
         call.handle = dist.gather(tensor, outputs, dst, call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _check_at_root(call: Work, what: str, tensors: list[torch.Tensor] | None) -> None:
+    if (tensors is not None) != (call.position == call.root_position):
+        raise ValueError(f"{call.name}: {what} belong on rank {call.root} and on no other; elsewhere pass None")
+    if tensors is not None:
+        call.check_count(what, tensors)
 
 
 def _gather_bytes(call: Work) -> Moved:
@@ -127,11 +130,7 @@ def scatter(
             rank or `src` is not in `group`.
     """
     call = Work("scatter", None, group, tensor, *(inputs or []), root=src)
-    call.check_root()
-    if (inputs is not None) != (call.position == call.root_position):
-        raise ValueError(f"scatter: inputs belong on rank {src} and on no other; elsewhere pass None")
-    if inputs is not None:
-        call.check_count("inputs", inputs)
+    _check_at_root(call, "inputs", inputs)
     call.derive = partial(_scatter_bytes, [block.nbytes for block in inputs or []])
     call.tensor_bytes *= call.size
     with call:

@@ -14,7 +14,7 @@ Source: Cristian 1989 (Probabilistic clock synchronization), section 4.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dualpipe_lab.launch.record.trace import RankTrace
 
@@ -68,18 +68,11 @@ class Alignment:
         trace.error_ns = self.bound_ns
 
 
-class Exchanger(Protocol):
-    """How ranks talk about time: one whole number per message."""
+def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], int]) -> Reading:
+    """Return the offset of this rank's clock; every rank calls this, and rank 0 answers one rank after the other.
 
-    def send(self, value: int, peer: int) -> None:
-        """Send a number to a rank."""
-
-    def recv(self, peer: int) -> int:
-        """Return the number that a rank sends."""
-
-
-def read_clocks(rank: int, world_size: int, exchanger: Exchanger, now: Callable[[], int]) -> Reading:
-    """Return the offset of this rank's clock; every rank calls this, and rank 0 answers one rank after the other."""
+    `exchanger` has `send(value, peer)` and `recv(peer)` for whole numbers.
+    """
     if rank:
         return reading_of([_ask(exchanger, now) for _ in range(NUM_EXCHANGES)])
     for peer in range(1, world_size):
@@ -89,7 +82,7 @@ def read_clocks(rank: int, world_size: int, exchanger: Exchanger, now: Callable[
     return Reading(now(), 0, 0)
 
 
-def agree_on_origin(rank: int, world_size: int, exchanger: Exchanger, now: Callable[[], int], reading: Reading) -> int:
+def agree_on_origin(rank: int, world_size: int, exchanger: Any, now: Callable[[], int], reading: Reading) -> int:
     """Return the time on this rank's clock that counts as 0 on all of them; every rank calls this after `read_clocks`.
 
     It lies a little ahead, and later with more ranks, so that all of them are awake when it comes.
@@ -102,7 +95,7 @@ def agree_on_origin(rank: int, world_size: int, exchanger: Exchanger, now: Calla
     return origin_ns
 
 
-def _ask(exchanger: Exchanger, now: Callable[[], int]) -> tuple[int, int, int]:
+def _ask(exchanger: Any, now: Callable[[], int]) -> tuple[int, int, int]:
     asked = now()
     exchanger.send(0, 0)
     answered = exchanger.recv(0)

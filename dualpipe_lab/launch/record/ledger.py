@@ -7,8 +7,8 @@ tensor, to 0.01.  Tensors of less than 1 MiB are left out there, because GLOO's 
 Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` prints them.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import Counter, UserDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from math import floor
@@ -42,31 +42,17 @@ class Entry:
         return self.tensor_bytes >= self.count * SMALLEST
 
 
-class Entries(MutableMapping[str, Entry]):
+class Entries(UserDict[str, Entry]):
     """`{operation: Entry}`, complete whenever it is read: what the recorder has kept is entered first."""
 
     def __init__(self, found: dict[str, Entry], pull: Callable[[], object]) -> None:
         self._found, self._pull = found, pull
 
-    def __getitem__(self, name: str) -> Entry:
+    @property
+    def data(self) -> dict[str, Entry]:  # type: ignore[override]
+        """What `UserDict` reads."""
         self._pull()
-        return self._found[name]
-
-    def __setitem__(self, name: str, entry: Entry) -> None:
-        self._pull()
-        self._found[name] = entry
-
-    def __delitem__(self, name: str) -> None:
-        self._pull()
-        del self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        self._pull()
-        return iter(list(self._found))
-
-    def __len__(self) -> int:
-        self._pull()
-        return len(self._found)
+        return self._found
 
 
 class RankLedger:
