@@ -82,7 +82,7 @@ class DeviceClock(WallClock):
         return lambda reading: times.get(reading, reading)
 
     def _time_of(self, event: Any) -> int:
-        return self._first_ns + round(self._first.elapsed_time(event) * 1e6)
+        return self._first_ns + round(float(self._first.elapsed_time(event)) * 1e6)
 
     def _event(self) -> Any:
         event = self._accelerator.event()

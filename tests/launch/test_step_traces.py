@@ -78,14 +78,6 @@ def test_a_recorded_step_is_what_the_launch_would_have_returned(tmp_path):
     )
 
 
-def test_runs_have_numbers_and_the_last_one_is_read(tmp_path):
-    for steps in (1, 2):
-        launch(trains, tmp_path, steps)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["run-0000", "run-0001"]
-    assert lab.read_traces(tmp_path).steps == [0, 1]
-    assert lab.read_traces(tmp_path / "run-0000").steps == [0]
-
-
 def test_a_killed_rank_leaves_its_steps_and_half_a_line_is_not_read(tmp_path):
     def fn(rank, world_size):
         with lab.StepTraces(tmp_path) as traces:
@@ -108,10 +100,13 @@ def test_a_killed_rank_leaves_its_steps_and_half_a_line_is_not_read(tmp_path):
     assert "ended without closing their files: ranks 0, 1, 2" in str(found)
 
 
-def test_a_missing_file_is_named_and_its_messages_are_truncated(tmp_path):
-    launch(trains, tmp_path, 2)
-    (tmp_path / "run-0000" / "rank-00002.jsonl").unlink()
+def test_the_last_run_is_read_and_a_missing_file_is_named_with_its_messages_truncated(tmp_path):
+    for steps in (1, 2):
+        launch(trains, tmp_path, steps)
+    (tmp_path / "run-0001" / "rank-00002.jsonl").unlink()
     found = lab.read_traces(tmp_path)
+    assert found.steps == [0, 1]
+    assert lab.read_traces(tmp_path / "run-0000").steps == [0]
     assert found.missing == (2,)
     assert "no file of ranks 2" in str(found)
     matching = found.matching()

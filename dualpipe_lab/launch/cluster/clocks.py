@@ -88,7 +88,7 @@ def agree_on_origin(rank: int, world_size: int, exchanger: Any, now: Callable[[]
     It lies a little ahead, and later with more ranks, so that all of them are awake when it comes.
     """
     if rank:
-        return exchanger.recv(0) - reading.offset_ns
+        return int(exchanger.recv(0)) - reading.offset_ns
     origin_ns = now() + HEAD_START_NS + HEAD_START_NS * world_size // 4
     for peer in range(1, world_size):
         exchanger.send(origin_ns, peer)
