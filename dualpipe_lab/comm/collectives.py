@@ -13,13 +13,24 @@ Elsewhere: `torch.distributed`, whose names and arguments these are.
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dualpipe_lab.comm.call import Collective, Work, num_bytes, reduction, runs_on_gloo
+from dualpipe_lab.comm.call import Work
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.launch.record import traffic
+from dualpipe_lab.launch.record.operation import Moved
+
+
+class _Reductions(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"a reduction is one of {', '.join(self)}, got {name!r}")
+
+
+_NAMES = "sum", "avg", "max", "min", "product"
+_REDUCTIONS = _Reductions({name: getattr(dist.ReduceOp, name.upper()) for name in _NAMES})
 
 # torch 2.13 renamed both and warns, in every rank, under the old names
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -47,12 +58,15 @@ def all_reduce(
     Raises:
         ValueError: unknown `op`, `tensor` is not contiguous, or this rank is not in `group`.
     """
-    call, operator = Collective("all_reduce", group, tensor), reduction(op)
-    moved = traffic.all_reduce(call.ring_chunks(tensor), call.position)
-    addressed = {call.previous: moved.sent} if runs_on_gloo(tensor) else None
-    with call.moves(moved, tensor, addressed=addressed):
+    call, operator = Work("all_reduce", _all_reduce_bytes, group, tensor), _REDUCTIONS[op]
+    with call:
         call.handle = dist.all_reduce(tensor, operator, call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _all_reduce_bytes(call: Work) -> Moved:
+    moved = traffic.all_reduce(call.ring_chunks(), call.position)
+    return Moved(moved, addressed={call.neighbour(-1): moved.sent} if call.on_gloo else None)
 
 
 def reduce(
@@ -65,17 +79,20 @@ def reduce(
     Raises:
         ValueError: as `all_reduce`, or `dst` is not in `group`.
     """
-    call, operator = Collective("reduce", group, tensor, root=dst), reduction(op)
-    chunks, root = call.ring_chunks(tensor), call.position_of(dst)
-    moved = traffic.reduce(chunks, call.position, root)
-    to_root = chunks[call.position] * (call.position != root)
-    in_ring = moved.sent - to_root
-    sent_to, addressed = (Counter({peer: in_ring}) for peer in (call.next, call.previous))
-    sent_to[dst] += to_root
-    addressed[dst] += to_root
-    with call.moves(moved, tensor, sent_to=sent_to, addressed=addressed if runs_on_gloo(tensor) else None):
+    call, operator = Work("reduce", _reduce_bytes, group, tensor, root=dst), _REDUCTIONS[op]
+    with call:
         call.handle = dist.reduce(tensor, dst, operator, call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _reduce_bytes(call: Work) -> Moved:
+    chunks, root = call.ring_chunks(), call.root_position
+    moved = traffic.reduce(chunks, call.position, root)
+    to_root = chunks[call.position] * (call.position != root)
+    sent_to, addressed = (Counter({peer: moved.sent - to_root}) for peer in map(call.neighbour, (1, -1)))
+    sent_to[call.group[root]] += to_root
+    addressed[call.group[root]] += to_root
+    return Moved(moved, sent_to, addressed if call.on_gloo else None)
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
@@ -84,13 +101,15 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_
     Raises:
         ValueError: `tensor` is not contiguous, or this rank or `src` is not in `group`.
     """
-    call = Collective("broadcast", group, tensor, root=src)
-    size, root = num_bytes(tensor), call.position_of(src)
-    moved = traffic.broadcast(size, call.size, call.position, root)
-    sent_to = {call.group[child]: size for child in traffic.children(call.size, call.position, root)}
-    with call.moves(moved, tensor, sent_to=sent_to):
+    call = Work("broadcast", _broadcast_bytes, group, tensor, root=src)
+    with call:
         call.handle = dist.broadcast(tensor, src, call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _broadcast_bytes(call: Work) -> Moved:
+    size, place = call.tensor_bytes, (call.size, call.position, call.root_position)
+    return Moved(traffic.broadcast(size, *place), {call.group[child]: size for child in traffic.children(*place)})
 
 
 def all_gather_single(
@@ -110,12 +129,16 @@ def all_gather_single(
     Raises:
         ValueError: `output` has another size, a tensor is not contiguous, or this rank is not in `group`.
     """
-    call = Collective("all_gather_single", group, output, input)
+    call = Work("all_gather_single", _all_gather_bytes, group, input, output)
     call.check_numel("output", output, call.size * input.numel())
-    moved = traffic.all_gather([num_bytes(input)] * call.size, call.position)
-    with call.moves(moved, input, tensor_bytes=num_bytes(output)):
+    call.tensor_bytes = output.nbytes
+    with call:
         call.handle = _all_gather_single(output, input, group=call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _all_gather_bytes(call: Work) -> Moved:
+    return Moved(traffic.all_gather([call.tensor_bytes // call.size] * call.size, call.position))
 
 
 def all_gather(
@@ -126,12 +149,12 @@ def all_gather(
     Raises:
         ValueError: `outputs` has not N tensors of that size, one is not contiguous, or this rank is not in `group`.
     """
-    call = Collective("all_gather", group, *outputs, tensor)
+    call = Work("all_gather", _all_gather_bytes, group, tensor, *outputs)
     call.check_count("outputs", outputs)
     for output in outputs:
         call.check_numel("each output (pad uneven tensors, or use all_to_all)", output, tensor.numel())
-    moved = traffic.all_gather([num_bytes(output) for output in outputs], call.position)
-    with call.moves(moved, tensor, tensor_bytes=call.size * num_bytes(tensor)):
+    call.tensor_bytes *= call.size
+    with call:
         call.handle = dist.all_gather(outputs, tensor, call.carrier, async_op=True)
     return call.wait_unless(async_op)
 
@@ -156,19 +179,24 @@ def reduce_scatter_single(
         ValueError: sizes or dtypes do not fit, `op` is unknown, a tensor is not contiguous, or this rank is not in
             `group`.
     """
-    call, operator = Collective("reduce_scatter_single", group, output, input), reduction(op)
+    call, operator = Work("reduce_scatter_single", None, group, input, output), _REDUCTIONS[op]
     call.check_numel("input", input, call.size * output.numel())
     _check_output(call, output, input, op)
-    moved = traffic.reduce_scatter([num_bytes(output)] * call.size, call.position)
-    if not runs_on_gloo(input):
-        with call.moves(moved, input):
+    call.derive = partial(_reduce_scatter_bytes, [output.nbytes] * call.size)
+    if not call.on_gloo:
+        with call:
             call.handle = _reduce_scatter_single(output, input, op=operator, group=call.carrier, async_op=True)
         return call.wait_unless(async_op)
     received = torch.empty_like(input).view(-1)
-    add = partial(_reduce_chunks, output, received.view(call.size, -1), op)
-    with call.moves(moved, input, add, addressed=call.bytes_by_peer([num_bytes(output)] * call.size)):
+    call.finish = partial(_reduce_chunks, output, received.view(call.size, -1), op)
+    with call:
         call.handle = dist.all_to_all_single(received, input.view(-1), group=call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _reduce_scatter_bytes(blocks: list[int], call: Work) -> Moved:
+    moved = traffic.reduce_scatter(blocks, call.position)
+    return Moved(moved, addressed=call.by_peer(blocks) if call.on_gloo else None)
 
 
 def reduce_scatter(
@@ -183,21 +211,21 @@ def reduce_scatter(
     Raises:
         ValueError: as `reduce_scatter_single`, or `inputs` has not one tensor per rank.
     """
-    call, operator = Collective("reduce_scatter", group, output, *inputs), reduction(op)
+    call, operator = Work("reduce_scatter", None, group, output, *inputs), _REDUCTIONS[op]
     call.check_count("inputs", inputs)
     call.check_numel("output", output, inputs[call.position].numel())
     _check_output(call, output, inputs[call.position], op)
-    moved = traffic.reduce_scatter([num_bytes(block) for block in inputs], call.position)
-    full_bytes = sum(map(num_bytes, inputs))
-    if not runs_on_gloo(output):
-        with call.moves(moved, output, tensor_bytes=full_bytes):
+    block_bytes = [block.nbytes for block in inputs]
+    call.derive, call.tensor_bytes = partial(_reduce_scatter_bytes, block_bytes), sum(block_bytes)
+    if not call.on_gloo:
+        with call:
             call.handle = dist.reduce_scatter(output, inputs, operator, call.carrier, async_op=True)
         return call.wait_unless(async_op)
     flat = torch.cat([block.reshape(-1) for block in inputs])
     received = flat.new_empty(call.size, output.numel())
     splits = [output.numel()] * call.size, [block.numel() for block in inputs]
-    add, by_peer = partial(_reduce_chunks, output, received, op), call.bytes_by_peer(list(map(num_bytes, inputs)))
-    with call.moves(moved, output, add, tensor_bytes=full_bytes, addressed=by_peer):
+    call.finish = partial(_reduce_chunks, output, received, op)
+    with call:
         call.handle = dist.all_to_all_single(received.view(-1), flat, *splits, group=call.carrier, async_op=True)
     return call.wait_unless(async_op)
 
@@ -208,13 +236,13 @@ def barrier(group: Group | None = None) -> None:
     Raises:
         ValueError: this rank is not in `group`.
     """
-    call = Collective("barrier", group)
-    with call.moves(traffic.barrier(call.size), None):
+    call = Work("barrier", lambda call: Moved(traffic.barrier(call.size)), group)
+    with call:
         call.handle = dist.barrier(call.carrier, async_op=True)
     call.wait_unless(False)
 
 
-def _check_output(call: Collective, output: torch.Tensor, chunk: torch.Tensor, op: str) -> None:
+def _check_output(call: Work, output: torch.Tensor, chunk: torch.Tensor, op: str) -> None:
     """Refuse dtypes that the reduced chunk cannot be written to."""
     if output.dtype != chunk.dtype:
         raise ValueError(f"{call.name}: output is {output.dtype}, the input {chunk.dtype}; give both one type")

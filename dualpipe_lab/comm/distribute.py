@@ -6,16 +6,18 @@ Elsewhere: `torch.distributed`, whose names and arguments these are.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dualpipe_lab.comm.call import Collective, Work, num_bytes
+from dualpipe_lab.comm.call import Work
 from dualpipe_lab.comm.collectives import all_gather_single
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.launch import payload
 from dualpipe_lab.launch.record import traffic
+from dualpipe_lab.launch.record.operation import Moved
 
 
 def all_to_all_single(
@@ -39,14 +41,17 @@ def all_to_all_single(
     Raises:
         ValueError: sizes do not add up to the rows, a tensor is not contiguous, or this rank is not in `group`.
     """
-    call = Collective("all_to_all_single", group, output, input)
+    call = Work("all_to_all_single", None, group, input, output)
     receives = call.block_bytes("output", output, output_split_sizes)
-    sends = call.block_bytes("input", input, input_split_sizes)
-    moved = traffic.all_to_all(sends, receives, call.position)
+    call.derive = partial(_all_to_all_bytes, call.block_bytes("input", input, input_split_sizes), receives)
     splits = [None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)]
-    with call.moves(moved, input, sent_to=call.bytes_by_peer(sends)):
+    with call:
         call.handle = dist.all_to_all_single(output, input, *splits, group=call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _all_to_all_bytes(sends: list[int], receives: list[int], call: Work) -> Moved:
+    return Moved(traffic.all_to_all(sends, receives, call.position), call.by_peer(sends))
 
 
 def all_to_all(
@@ -57,21 +62,22 @@ def all_to_all(
     Raises:
         ValueError: a list has not one tensor per rank, one is not contiguous, or this rank is not in `group`.
     """
-    call = Collective("all_to_all", group, *outputs, *inputs)
+    call = Work("all_to_all", None, group, *inputs, *outputs)
     call.check_count("outputs", outputs)
     call.check_count("inputs", inputs)
-    sends, receives = [num_bytes(block) for block in inputs], [num_bytes(block) for block in outputs]
-    moved = traffic.all_to_all(sends, receives, call.position)
     # GLOO's own list form insists on equal sizes, its flat form does not
     flat_in = torch.cat([block.reshape(-1) for block in inputs])
     flat_out = flat_in.new_empty(sum(block.numel() for block in outputs))
     splits = [block.numel() for block in outputs], [block.numel() for block in inputs]
+    call.shape, call.tensor_bytes = tuple(flat_in.shape), flat_in.nbytes
+    call.derive = partial(_all_to_all_bytes, [block.nbytes for block in inputs], [block.nbytes for block in outputs])
 
     def unpack() -> None:
         for block, part in zip(outputs, flat_out.split(splits[0]), strict=True):
             block.copy_(part.view_as(block))
 
-    with call.moves(moved, flat_in, unpack, call.bytes_by_peer(sends)):
+    call.finish = unpack
+    with call:
         call.handle = dist.all_to_all_single(flat_out, flat_in, *splits, group=call.carrier, async_op=True)
     return call.wait_unless(async_op)
 
@@ -89,16 +95,25 @@ def gather(
         ValueError: `outputs` is on the wrong rank or has not one tensor per rank, a tensor is not contiguous, or this
             rank or `dst` is not in `group`.
     """
-    call = Collective("gather", group, tensor, *(outputs or []), root=dst)
-    root = call.position_of(dst)
-    if (outputs is not None) != (call.position == root):
-        raise ValueError(f"gather: outputs belong on rank {dst} and on no other; elsewhere pass None")
-    if outputs is not None:
-        call.check_count("outputs", outputs)
-    moved = traffic.gather(num_bytes(tensor), call.size, call.position, root)
-    with call.moves(moved, tensor, sent_to={dst: moved.sent}, tensor_bytes=call.size * num_bytes(tensor)):
+    call = Work("gather", _gather_bytes, group, tensor, *(outputs or []), root=dst)
+    _check_at_root(call, "outputs", outputs)
+    call.tensor_bytes *= call.size
+    with call:
         call.handle = dist.gather(tensor, outputs, dst, call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _check_at_root(call: Work, what: str, tensors: list[torch.Tensor] | None) -> None:
+    if (tensors is not None) != (call.position == call.root_position):
+        raise ValueError(f"{call.name}: {what} belong on rank {call.root} and on no other; elsewhere pass None")
+    if tensors is not None:
+        call.check_count(what, tensors)
+
+
+def _gather_bytes(call: Work) -> Moved:
+    root = call.root_position
+    moved = traffic.gather(call.tensor_bytes // call.size, call.size, call.position, root)
+    return Moved(moved, {call.group[root]: moved.sent})
 
 
 def scatter(
@@ -114,17 +129,18 @@ def scatter(
         ValueError: `inputs` is on the wrong rank or has not one tensor per rank, a tensor is not contiguous, or this
             rank or `src` is not in `group`.
     """
-    call = Collective("scatter", group, tensor, *(inputs or []), root=src)
-    root = call.position_of(src)
-    if (inputs is not None) != (call.position == root):
-        raise ValueError(f"scatter: inputs belong on rank {src} and on no other; elsewhere pass None")
-    if inputs is not None:
-        call.check_count("inputs", inputs)
-    moved = traffic.scatter(num_bytes(tensor), call.size, call.position, root)
-    sends = call.bytes_by_peer([num_bytes(block) for block in inputs or [tensor[:0]] * call.size])
-    with call.moves(moved, tensor, sent_to=sends, tensor_bytes=call.size * num_bytes(tensor)):
+    call = Work("scatter", None, group, tensor, *(inputs or []), root=src)
+    _check_at_root(call, "inputs", inputs)
+    call.derive = partial(_scatter_bytes, [block.nbytes for block in inputs or []])
+    call.tensor_bytes *= call.size
+    with call:
         call.handle = dist.scatter(tensor, inputs, src, call.carrier, async_op=True)
     return call.wait_unless(async_op)
+
+
+def _scatter_bytes(blocks: list[int], call: Work) -> Moved:
+    moved = traffic.scatter(call.tensor_bytes // call.size, call.size, call.position, call.root_position)
+    return Moved(moved, call.by_peer(blocks) if blocks else {})
 
 
 def all_gather_object(value: object, group: Group | None = None) -> list[Any]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record.operation import Operation
-from dualpipe_lab.launch.record.traffic import Traffic
+from dualpipe_lab.launch.record.wire import KINDS, MESSAGES
 
 Group: TypeAlias = dist.ProcessGroup
 
@@ -40,7 +40,8 @@ def name_of(group: Group | None) -> str:
 def carrier(name: str, ranks: tuple[int, ...], group_name: str, group: Group | None) -> Group | None:
     """Process group that carries an operation of `group`: one per kind of operation if the wire is counted."""
     wire = rank_context().wire
-    return group if wire is None else wire.group(name, ranks, group_name) or group
+    kind = name if name in KINDS else MESSAGES
+    return group if wire is None else wire.group(kind, ranks, group_name) or group
 
 
 def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
@@ -71,11 +72,12 @@ def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
 def _check_agreed(ranks: tuple[int, ...]) -> None:
     context = rank_context()
     made: list[tuple[int, ...]] = [()] * context.world_size
-    operation = Operation("new_group", context.everyone, Traffic(0, 0, 0), (), label=f"of ranks {list(ranks)}")
-    context.recorder.status.join(operation)
-    context.recorder.status.wait(operation)
+    operation = Operation("new_group", context.everyone, (), label=f"of ranks {list(ranks)}")
+    recorder = context.recorder
+    recorder.before(operation)
     dist.all_gather_object(made, ranks)
-    context.recorder.status.end()
+    recorder.status.current, recorder.status.ended = None, operation
+    recorder.status.completed += 1
     other = next((rank for rank, theirs in enumerate(made) if theirs != ranks), None)
     if other is not None:
         raise ValueError(

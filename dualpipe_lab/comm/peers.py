@@ -14,11 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dualpipe_lab.comm.call import Work, check_tensors, dtype_name, num_bytes, runs_on_gloo
-from dualpipe_lab.comm.groups import Group, carrier, members, name_of
-from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.comm.call import Work
+from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.launch.record.operation import Moved
 from dualpipe_lab.launch.record.traffic import Traffic
-from dualpipe_lab.launch.record.wire import MESSAGES
 
 
 class P2P(NamedTuple):
@@ -123,20 +122,14 @@ class _Message(Work):
         label: str = "",
         batched: bool = False,
     ) -> None:
-        check_tensors(name, group, tensor)
-        context = rank_context()
-        ranks, named = (context.everyone, "") if group is None else (members(group), name_of(group))
-        super().__init__(context, name, ranks, named)
-        self.carrier = group if context.wire is None else carrier(MESSAGES, ranks, named, group)
-        self.sends, size = name.endswith("send"), num_bytes(tensor)
-        self.traffic = Traffic(size, 0, 1) if self.sends else Traffic(0, size, 1)
-        self.shape, self.dtype, self.tensor_bytes = tuple(tensor.shape), dtype_name(tensor.dtype), size * self.sends
-        self.peer, self.tag, self.label = peer, tag, label
-        if not runs_on_gloo(tensor):
+        super().__init__(name, _message_bytes, group, tensor)
+        self.sends, self.peer, self.tag, self.label = name.endswith("send"), peer, tag, label
+        ranks = self.group
+        if not self.on_gloo:
             self._check_nccl(batched)
         if peer is not None and peer not in ranks:
             raise ValueError(f"{name}: rank {peer} is not among the ranks {list(ranks)}")
-        if peer == context.rank:
+        if peer == self.context.rank:
             raise ValueError(f"{name}: rank {peer} cannot exchange messages with itself; copy the tensor")
         if tag < 0:
             raise ValueError(f"{name}: a tag is at least 0, got {tag}")
@@ -158,3 +151,8 @@ class _Message(Work):
                     f"calls, and {other.describe()} is not waited for; start both in one batch_isend_irecv, or wait "
                     "first"
                 )
+
+
+def _message_bytes(message: Work) -> Moved:
+    size = message.tensor_bytes
+    return Moved(Traffic(size, 0, 1) if message.sends else Traffic(0, size, 1))

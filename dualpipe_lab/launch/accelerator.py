@@ -2,15 +2,15 @@
 
 In: `backend="nccl"`, the rank's number on its machine.  Out: a device, events, the name of torch's back end; the
 arguments of a launch on the device.  Results need no way back: tensors are rebuilt on the CPU (`payload`).
-`DUALPIPE_LAB_ACCELERATOR=package.module` names a module with the attributes of `Accelerator`, which then takes the
-place of CUDA and NCCL in every rank: for another accelerator, or for a stand-in that tests use.
+`DUALPIPE_LAB_ACCELERATOR=package.module` names a module with the attributes of `Cuda`, which then takes the place of
+CUDA and NCCL in every rank: for another accelerator, or for a stand-in that tests use.
 Elsewhere: `torch.accelerator`; `torch.utils.backend_registration`; `torch.distributed.Backend.register_backend`.
 """
 
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.launch.cluster.environment import cluster
 
@@ -21,48 +21,8 @@ BACKENDS = ("gloo", "nccl")
 OVERRIDE = "DUALPIPE_LAB_ACCELERATOR"
 
 
-class Event(Protocol):
-    """A point in the stream of a device: `torch.cuda.Event(enable_timing=True)`."""
-
-    def record(self) -> None:
-        """Queue this point behind the work that the current stream has so far."""
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds from this point to a later one, both of which have been reached."""
-
-
-class Accelerator(Protocol):
-    """What a module that takes the place of CUDA and NCCL provides.
-
-    Attributes:
-        device_type: of its tensors, such as `cuda`.
-        backend: torch.distributed's name of the back end that carries them, such as `nccl`.
-    """
-
-    device_type: str
-    backend: str
-
-    def obstacle(self, world_size: int) -> str:
-        """Reason why `world_size` ranks cannot run on this machine; empty if they can."""
-
-    def start(self, local_rank: int) -> Any:
-        """Make the device of this rank the current one and return it; a rank calls this before anything else."""
-
-    def synchronize(self) -> None:
-        """Block until the device has done what is queued."""
-
-    def event(self) -> Event:
-        """A point in the current stream that can be timed."""
-
-    def rng_state(self, device: Any) -> Any:
-        """State of a device's random numbers."""
-
-    def set_rng_state(self, state: Any, device: Any) -> None:
-        """Set the state of a device's random numbers."""
-
-
 class Cuda:
-    """CUDA and NCCL."""
+    """CUDA and NCCL: the type of its devices, torch.distributed's name of its back end, and what a rank asks of it."""
 
     device_type, backend = "cuda", "nccl"
 
@@ -77,7 +37,7 @@ class Cuda:
         return f"NCCL needs one GPU per rank, {world_size} ranks have {found}" if found < world_size else ""
 
     def start(self, local_rank: int) -> Any:
-        """Make GPU `local_rank` the current device of this process and return it."""
+        """Make GPU `local_rank` the current device of this process and return it; called before anything else."""
         import torch
 
         torch.cuda.set_device(local_rank)
@@ -89,13 +49,12 @@ class Cuda:
 
         torch.cuda.synchronize()
 
-    def event(self) -> Event:
-        """A CUDA event that can be timed."""
+    def event(self) -> Any:
+        """A point of the current stream: `record()` queues it, `elapsed_time(later)` is in milliseconds."""
         import torch
 
         make: Callable[..., Any] = torch.cuda.Event
-        event: Event = make(enable_timing=True)
-        return event
+        return make(enable_timing=True)
 
     def rng_state(self, device: Any) -> Any:
         """State of a GPU's random numbers."""
@@ -110,12 +69,10 @@ class Cuda:
         torch.cuda.set_rng_state(state, device)
 
 
-def current() -> Accelerator:
+def current() -> Any:
     """The accelerator behind `backend="nccl"`: CUDA, or the module that `DUALPIPE_LAB_ACCELERATOR` names."""
     name = os.environ.get(OVERRIDE)
-    module: Any = import_module(name) if name else Cuda()
-    accelerator: Accelerator = module
-    return accelerator
+    return import_module(name) if name else Cuda()
 
 
 def start(backend: str, local_rank: int) -> Any:
@@ -166,7 +123,8 @@ def nccl_ready(world_size: int) -> bool:
 
 def nccl_obstacle(world_size: int) -> str:
     """Reason why NCCL cannot connect `world_size` ranks on this machine; empty if it can."""
-    return current().obstacle(world_size)
+    reason: str = current().obstacle(world_size)
+    return reason
 
 
 def place(value: Any, device: "torch.device") -> Any:

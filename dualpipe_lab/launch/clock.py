@@ -10,31 +10,16 @@ Elsewhere: `torch.cuda.Event.elapsed_time`; the GPU track of torch's profiler.
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 from dualpipe_lab.launch import accelerator, operating_system
-from dualpipe_lab.launch.accelerator import Event
 
 MAX_EVENTS = 200_000  # of a device's clock: as many as a trace has spans
 ClockName = Literal["wall", "virtual"]
 
 
-class Clock(Protocol):
-    """Interface of both clocks, in nanoseconds."""
-
-    name: ClockName
-
-    def now(self) -> int:
-        """Nanoseconds since all ranks started."""
-
-    def wait_until(self, time_ns: int) -> None:
-        """Let time pass until `time_ns`; do nothing if it has passed already."""
-
-
 class WallClock:
     """Real time since an origin that all ranks of a launch share; `perf_counter` is one clock per machine."""
-
-    name: ClockName = "wall"
 
     def __init__(self, origin_ns: int) -> None:
         self._origin_ns = origin_ns
@@ -45,7 +30,7 @@ class WallClock:
         return time.perf_counter_ns() - self._origin_ns
 
     def wait_until(self, time_ns: int) -> None:
-        """Sleep until `time_ns`."""
+        """Sleep until `time_ns`; return at once if it has passed."""
         remaining = time_ns - self.now()
         if remaining > 0:
             time.sleep(remaining / 1e9)
@@ -53,8 +38,6 @@ class WallClock:
 
 class VirtualClock:
     """Model time: it advances only in `compute` and when a message arrives."""
-
-    name: ClockName = "virtual"
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -77,7 +60,7 @@ class DeviceClock(WallClock):
         self._accelerator.synchronize()
         self._first = self._event()
         self._first_ns = self._last_ns = super().now()
-        self._events: dict[int, Event] = {}  # by the provisional reading, which is therefore unique
+        self._events: dict[int, Any] = {}  # by the provisional reading, which is therefore unique
 
     def now(self) -> int:
         """Provisional nanoseconds since all ranks started: the time of this call."""
@@ -98,13 +81,16 @@ class DeviceClock(WallClock):
         self._events.clear()
         return lambda reading: times.get(reading, reading)
 
-    def _time_of(self, event: Event) -> int:
-        return self._first_ns + round(self._first.elapsed_time(event) * 1e6)
+    def _time_of(self, event: Any) -> int:
+        return self._first_ns + round(float(self._first.elapsed_time(event)) * 1e6)
 
-    def _event(self) -> Event:
+    def _event(self) -> Any:
         event = self._accelerator.event()
         event.record()
         return event
+
+
+Clock: TypeAlias = WallClock | VirtualClock
 
 
 def clock_of(device: Any, origin_ns: int = 0) -> WallClock:

@@ -6,6 +6,7 @@ Elsewhere: torch's own tests run one body per back end (`MultiProcContinuousTest
 at the first difference and tells sizes apart by type.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from math import inf, isinf, isnan
@@ -56,7 +57,7 @@ def compare_backends(
 def _check(tolerance: float, rounds: int, options: dict[str, Any]) -> None:
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
         raise ValueError(f"compare_backends needs tolerance >= 0, got {tolerance!r}; 0 asks for equal numbers")
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+    if type(rounds) is not int or rounds < 1:
         raise ValueError(f"compare_backends needs rounds to be a whole number from 1, got {rounds!r}")
     if "backend" in options:
         raise ValueError(f"compare_backends runs both back ends, got backend={options['backend']!r}; leave it out")
@@ -125,10 +126,14 @@ def _differences(left: Any, right: Any, place: str) -> Iterator[Difference]:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         yield _of_tensors(left.detach(), right.detach(), place)
     elif _is_number(left) and _is_number(right):
-        yield Difference(_of_numbers(left, right), place)
+        is_equal = left == right or (isnan(left) and isnan(right))
+        apart = 0.0 if is_equal else float(abs(left - right))
+        yield Difference(inf if isnan(apart) else apart, place)
     elif isinstance(left, dict) and isinstance(right, dict) and list(left) == list(right):
         for key in left:
-            yield from _differences(left[key], right[key], f"{place}[{_quoted(key)}]")
+            yield from _differences(
+                left[key], right[key], f"{place}[{json.dumps(key) if isinstance(key, str) else repr(key)}]"
+            )
     elif isinstance(left, list | tuple) and isinstance(right, list | tuple) and len(left) == len(right):
         for index, pair in enumerate(zip(left, right, strict=True)):
             yield from _differences(*pair, f"{place}[{index}]")
@@ -152,19 +157,8 @@ def _of_tensors(left: "Tensor", right: "Tensor", place: str) -> Difference:
     return Difference(float(apart.view(-1)[index]), f"{place}[{where}]" if where else place)
 
 
-def _of_numbers(left: Any, right: Any) -> float:
-    if left == right or (isnan(left) and isnan(right)):
-        return 0.0
-    apart = abs(left - right)
-    return inf if isnan(apart) else float(apart)
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _quoted(key: Any) -> str:
-    return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
 def _short(value: Any) -> str:

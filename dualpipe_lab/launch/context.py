@@ -1,12 +1,13 @@
 """The context of a rank: its number, its clock, its recorder and its emulated link.
 
-It is the one piece of state that belongs to the process and not to a caller.  `launch` makes it in every rank; under
-`torchrun` the first use makes it.  Every function of `comm` gets it from `rank_context()`.
+It is the one piece of state that belongs to the process: `launch` makes it in every rank, elsewhere the first use does.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from mmap import mmap
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from dualpipe_lab.launch import accelerator
 from dualpipe_lab.launch.clock import Clock, DeviceClock, clock_of
 from dualpipe_lab.launch.emulator import Emulator
 from dualpipe_lab.launch.record.ledger import RankLedger
-from dualpipe_lab.launch.record.operation import OperationLog
 from dualpipe_lab.launch.record.rank_status import RankStatus
 from dualpipe_lab.launch.record.recorder import Recorder
 from dualpipe_lab.launch.record.trace import RankTrace
@@ -49,7 +49,7 @@ class RankContext:
         world_size: int,
         clock: Clock,
         emulator: Emulator | None = None,
-        log: OperationLog | None = None,
+        log: mmap | None = None,
         wire: Wire | None = None,
         device: "torch.device | None" = None,
         records: bool = True,
@@ -66,7 +66,13 @@ class RankContext:
 
     @property
     def ledger(self) -> RankLedger:
-        """Messages and collectives of this rank so far."""
+        """Messages and collectives of this rank so far; with a warning where nothing is recorded."""
+        if self.active_recorder is None:
+            warnings.warn(
+                "the ledger stays empty: this script made its process group itself, so comm records nothing; "
+                "run its function with launch(fn, world_size)",
+                stacklevel=2,
+            )
         return self.recorder.flush().ledger
 
     @property
@@ -129,18 +135,13 @@ class RankContext:
             self.recorder.keep(Span(self.rank, start, end, "compute", label=label))
 
 
-_current: RankContext | None = None
+current: RankContext | None = None  # of this process; None outside of a rank
 
 
 def install(context: RankContext | None) -> None:
     """Make `context` the context of this process."""
-    global _current  # the documented exception: one rank, one process, one context
-    _current = context
-
-
-def peek() -> RankContext | None:
-    """The context of this process, or None outside of a rank."""
-    return _current
+    global current  # the documented exception: one rank, one process, one context
+    current = context
 
 
 def rank_context() -> RankContext:
@@ -149,7 +150,7 @@ def rank_context() -> RankContext:
     Raises:
         RuntimeError: outside of a rank.
     """
-    if _current is None:
+    if current is None:
         import torch.distributed as dist
 
         if not dist.is_initialized():
@@ -157,8 +158,8 @@ def rank_context() -> RankContext:
         place, origin_ns = accelerator.device_of_torchrun(), perf_counter_ns()
         clock = clock_of(place, origin_ns)
         install(RankContext(dist.get_rank(), dist.get_world_size(), clock, device=place, records=False))
-    assert _current is not None
-    return _current
+    assert current is not None
+    return current
 
 
 def device() -> "torch.device":
@@ -166,7 +167,7 @@ def device() -> "torch.device":
     import torch
     import torch.distributed as dist
 
-    in_rank = _current is not None or (dist.is_available() and dist.is_initialized())
+    in_rank = current is not None or (dist.is_available() and dist.is_initialized())
     return rank_context().device if in_rank else torch.device("cpu")
 
 

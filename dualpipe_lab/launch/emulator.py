@@ -113,9 +113,9 @@ class Emulator:
         elif operation.sends and operation.peer is not None:
             leaves = max(operation.issued_ns, self._link_free.get(operation.peer, 0))
             operation.left_ns = leaves if leaves > operation.issued_ns else None
-            operation.due_ns = leaves + self._transfer_ns(operation)
-            self._link_free[operation.peer] = operation.due_ns
-            self._timestamps.write(operation.stream, operation.peer, operation.due_ns + self._latency_ns(operation))
+            latency_ns, transfer_ns = self._times_of(operation)
+            self._link_free[operation.peer] = operation.due_ns = leaves + transfer_ns
+            self._timestamps.write(operation.stream, operation.peer, operation.due_ns + latency_ns)
 
     def due_ns(self, operation: Operation) -> int:
         """Time at which an operation that torch has completed is due, in nanoseconds of the clock."""
@@ -141,12 +141,10 @@ class Emulator:
         return early.pop(number)
 
     def _schedule(self, operation: Operation) -> None:
-        """Compute start and end of a collective; the earlier collectives of its group have theirs already."""
         joined = [self._joined_ns(member, operation) for member in operation.group]
         operation.left_ns = max(self._group_free.get(operation.stream, 0), *joined)
-        operation.due_ns = (
-            operation.left_ns + operation.traffic.steps * self._latency_ns(operation) + self._transfer_ns(operation)
-        )
+        latency_ns, transfer_ns = self._times_of(operation)
+        operation.due_ns = operation.left_ns + operation.moved.traffic.steps * latency_ns + transfer_ns
         self._group_free[operation.stream] = operation.due_ns
 
     def _joined_ns(self, member: int, operation: Operation) -> int:
@@ -157,20 +155,13 @@ class Emulator:
             pause = min(2 * pause, LONGEST_PAUSE)
         return stamp
 
-    def _transfer_ns(self, operation: Operation) -> int:
-        link = self._link_of(operation)
-        return link.transfer_ns(operation.traffic.busiest) if link else 0
-
-    def _latency_ns(self, operation: Operation) -> int:
-        link = self._link_of(operation)
-        return link.latency_ns if link else 0
-
-    def _link_of(self, operation: Operation) -> Link | None:
-        """Slowest link that an operation uses."""
+    def _times_of(self, operation: Operation) -> tuple[int, int]:
+        """Latency and transfer of an operation on the slowest link that it uses."""
         if self._link is None:
-            return None
+            return 0, 0
         message = [self._rank] if operation.peer is None else [self._rank, operation.peer]
-        return self._link.across(operation.group if operation.is_collective else message)
+        link = self._link.across(operation.group if operation.is_collective else message)
+        return link.latency_ns, link.transfer_ns(operation.moved.traffic.busiest)
 
 
 class Timestamps:
@@ -182,7 +173,6 @@ class Timestamps:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
-        self._rank = rank
         self._local_file = os.open(self._path(rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         self._readers: dict[int, _Reader] = {}
 

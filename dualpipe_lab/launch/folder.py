@@ -1,8 +1,6 @@
-"""The private folder of a launch, and the removal of folders that a killed kernel left behind.
+"""The private folder of a launch (rendezvous, timestamps, logs, stacks), and the removal of those of killed kernels.
 
-The folder holds the rendezvous file, the timestamps of the emulated link, the operation logs and the stacks of crashed
-ranks.  Its owner locks it; the operating system releases the lock when the owner ends for any reason, and the next
-launch on this machine removes the folder of an owner that was killed (`sweep`).
+Its owner locks a file in it; the operating system releases the lock when the owner ends for any reason.
 """
 
 import fcntl
@@ -40,10 +38,9 @@ def sweep() -> list[Path]:
 
 
 def _is_abandoned(path: Path) -> bool:
+    """Whether the owner has gone; its number may be unknown here because it lives in another container."""
     owner = path.name.removeprefix(PREFIX).partition("-")[0]
-    if not owner.isdigit() or is_running(int(owner)):
-        return False
-    return _is_unlocked(path)  # the number may be unknown here because the owner lives in another container
+    return owner.isdigit() and not is_running(int(owner)) and _is_unlocked(path)
 
 
 def _is_unlocked(path: Path) -> bool:

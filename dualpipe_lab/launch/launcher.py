@@ -104,7 +104,7 @@ def launch(
     _check(timeout, output, start)
     config.validate(world_size if started is None else started.local_rank + 1)  # each node has GPUs for its own ranks
     payload.check_call(fn, world_size, args)
-    if context.peek() is not None:
+    if context.current is not None:
         raise RuntimeError("launch was called inside a rank; ranks cannot launch ranks, call fn directly")
     if started is not None:
         if started.rank == 0:
@@ -119,7 +119,6 @@ def launch(
 
 
 def _size(world_size: int | None, started: Environment | None) -> int:
-    """The number of ranks, which a starter may have decided."""
     if world_size is None and started is None:
         raise ValueError(
             "launch takes the world as it is with world_size=None, where torchrun, Slurm or Kubernetes has started the "
@@ -134,7 +133,7 @@ def _size(world_size: int | None, started: Environment | None) -> int:
 
 
 def _check_size(world_size: object, is_limited: bool) -> None:
-    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
+    if type(world_size) is not int or world_size < 1:
         raise ValueError(f"launch needs world_size to be a whole number from 1, got {world_size!r}")
     if is_limited and world_size > MAX_RANKS:
         raise ValueError(
@@ -154,7 +153,6 @@ def _check(timeout: float, output: str, start: str | None) -> None:
 def _make_jobs(
     fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], config: LaunchConfig, folder: Path
 ) -> list[Job]:
-    """Make one job per rank: the call, and the environment, directory and import path of the notebook."""
     call = payload.spool(payload.pack_call(fn, args), folder, fn, args)
     sources, environment = payload.cell_sources(), dict(os.environ)
     directory, search_path = os.getcwd(), list(sys.path)
@@ -211,7 +209,6 @@ def _rebuilt(rank: int, data: bytes, world_size: int) -> tuple[Any, ...]:
 
 
 def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any], config: LaunchConfig) -> Results:
-    """Build `Results` from the value, ledger, trace and status of each rank."""
     __tracebackhide__ = True
     values, ledgers, traces, statuses = zip(*parts, strict=True)
     matching = match(list(traces))

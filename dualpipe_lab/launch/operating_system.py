@@ -145,12 +145,11 @@ def processes_with(variable: str) -> list[int]:
 
 def is_running(pid: int) -> bool:
     """Whether there is a process of this number, whoever owns it."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 

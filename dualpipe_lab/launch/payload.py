@@ -1,9 +1,6 @@
-"""Pickled calls and results: functions by value, tensors without the unused part of their storage.
+"""Pickled calls and results: functions by value (cloudpickle), because another process cannot import what a cell holds.
 
-In: a function and its arguments, or a rank's return value.  Out: bytes.
-Another process cannot import a function that was typed into a cell, so it travels as code (cloudpickle), with the
-source lines for tracebacks.  Results come back as bytes over one pipe per rank, without shared memory or descriptors.
-A payload of more than 8 MiB is written once to a file that all ranks read.
+Tensors travel without the unused part of their storage, and results as bytes over one pipe per rank.
 """
 
 import inspect
@@ -112,11 +109,10 @@ def spool(data: bytes, folder: Path, fn: Callable[..., object], args: tuple[obje
 
 def cell_sources() -> dict[str, list[str]]:
     """Source lines of notebook cells and other code that is not on disk, by file name."""
-    entries = list(linecache.cache.items())
     return {
         name: entry[2]
-        for name, entry in entries
-        if len(entry) == 4 and not name.startswith("<frozen") and _unsaved(name)
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and not name.startswith("<frozen") and not os.path.exists(name)
     }
 
 
@@ -128,10 +124,6 @@ def install_sources(sources: dict[str, list[str]]) -> None:
 
 def _name(fn: Callable[..., object]) -> str:
     return str(getattr(fn, "__name__", repr(fn)))
-
-
-def _unsaved(name: str) -> bool:
-    return not os.path.exists(name)
 
 
 def _largest(fn: Callable[..., object], args: tuple[object, ...]) -> str:
@@ -173,8 +165,7 @@ _PLAIN_KINDS = "biufcSU"  # numpy's booleans, numbers and text: what bytes and t
 def _rebuild(raw: bytearray | bytes, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    buffer = raw if isinstance(raw, bytearray) else bytearray(raw)
-    flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
     return flat.view(dtype).reshape(shape).requires_grad_(requires_grad)
 
 

@@ -1,6 +1,5 @@
 """What the fork server imports once, so that no rank has to: a rank of a training would take most of a second for it.
 
-Chapter: book/start/ranks-and-messages.  In: nothing.  Out: modules of torch and of this library in `sys.modules`.
 Only the fork server imports this module.  It computes nothing, so no thread is running when ranks are forked from it.
 """
 

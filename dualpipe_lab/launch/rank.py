@@ -1,10 +1,6 @@
 """The process of a rank: receive a job, join the process group, run the user's function, return its value.
 
-  rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed, or (release) and the next job
-In: a job over a pipe, with the checked arguments of `launch`.
-Out: the pickled value, or the failure, with the status of the rank.
-A second thread listens to the launcher: it answers requests for the rank's status, and ends the process when the
-launcher is gone.
+rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed, or (release) and the next job
 """
 
 import contextlib
@@ -24,11 +20,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from dualpipe_lab._private import LATE_IMPORT, release_fork_server
+from dualpipe_lab._private import release_fork_server
 from dualpipe_lab.launch import accelerator, context, operating_system, payload
 from dualpipe_lab.launch.clock import ClockName, VirtualClock, clock_of
 from dualpipe_lab.launch.emulator import Emulator, Link, NodeLink, Timestamps
-from dualpipe_lab.launch.record.operation import OperationLog
+from dualpipe_lab.launch.record.operation import open_log
 from dualpipe_lab.launch.record.rank_status import StackFrame, StatusTracker
 from dualpipe_lab.launch.record.wire import Wire
 from dualpipe_lab.launch.record.wire import obstacle as wire_obstacle
@@ -59,7 +55,7 @@ class LaunchConfig:
 
     def validate(self, world_size: int) -> None:
         """Raise ValueError for a value that no rank could use."""
-        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+        if type(self.threads) is not int or self.threads < 1:
             raise ValueError(f"launch needs threads to be a whole number from 1, got {self.threads!r}")
         if self.link is not None and not isinstance(self.link, (Link, NodeLink)):
             raise ValueError(
@@ -100,7 +96,7 @@ def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err:
     """Serve jobs until the launcher kills this process or is gone."""
     _detach(out, err)
     launcher = _Channel(channel)
-    launcher.send("hello", LATE_IMPORT in sys.modules)
+    launcher.send("hello")
     while True:
         job: Job = launcher.receive()
         launcher.rank = job.rank
@@ -110,7 +106,7 @@ def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err:
             _flush()
         launcher.receive()  # release: only a pooled rank comes to read it
         _leave()
-        launcher.send("hello", True)
+        launcher.send("hello")
 
 
 def spawned_rank(index: int, ends: "tuple[tuple[Connection[Any, Any], ...], ...]") -> None:
@@ -153,7 +149,7 @@ class _Channel:
 
 def rank_status(rank: int) -> Any:
     """Status of this process, also before it has a context."""
-    present = context.peek()
+    present = context.current
     return present.status() if present else StatusTracker(rank).snapshot()
 
 
@@ -235,15 +231,13 @@ def _join(job: Job) -> None:
 def _make_context(job: Job, wire: Wire | None, device: Any, origin_ns: int) -> context.RankContext:
     config = job.config
     clock = VirtualClock() if config.clock == "virtual" else clock_of(device, origin_ns)
-    emulator = None
-    if config.is_emulated:
-        emulator = Emulator(job.rank, clock, config.link, Timestamps(job.folder, job.rank))
-    log = OperationLog(job.folder / f"operations-{job.rank}")
+    timestamps = Timestamps(job.folder, job.rank) if config.is_emulated else None
+    emulator = None if timestamps is None else Emulator(job.rank, clock, config.link, timestamps)
+    log = open_log(job.folder / f"operations-{job.rank}")
     return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire, device)
 
 
 def _describe(error: BaseException) -> tuple[str, list[StackFrame], str, bytes | None]:
-    """Cause in one line, frames, traceback, and the pickled exception if it can be pickled."""
     if isinstance(error, SystemExit):
         cause = f"left with sys.exit({error.code!r})"
     else:
@@ -289,7 +283,6 @@ def _flush() -> None:
 
 
 def _leave() -> None:
-    """Remove the context and the process group, so that the process can run the next job."""
     import torch.distributed as dist
 
     context.install(None)

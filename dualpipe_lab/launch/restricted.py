@@ -1,9 +1,6 @@
 """Restricted unpickling: data of a rank is rebuilt from a fixed table of types, and no code that it names is called.
 
-A pickle calls the functions that it names, so opening it runs code of its author.  The grader opens results,
-exceptions and messages of ranks that ran a submission; it opens them with this module.
-In: bytes.  Out: numbers, text, containers, tensors, numpy arrays, records of this library; otherwise `Refused`.
-Elsewhere: `torch.load(weights_only=True)` has such a table for checkpoints.
+The grader opens what ranks of a submission send with this module.  Elsewhere: `torch.load(weights_only=True)`.
 """
 
 import io
@@ -69,7 +66,6 @@ class _Unpickler(PythonUnpickler):
     stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look a name up in the tables."""
         if any(name in table.get(module, ()) for table in (RECORDS, BUILDERS, VALUES)):
             return getattr(import_module(module), name)
         if module.startswith(COURSE) and _is_record(found := getattr(sys.modules.get(module), name, None)):
@@ -79,17 +75,14 @@ class _Unpickler(PythonUnpickler):
         raise Refused(f"a rank sent {module}.{name}, which is no data; {RULE}")
 
     def load_reduce(self) -> None:
-        """Call a builder."""
         arguments, function = self.stack.pop(), self.stack[-1]
         self.stack[-1] = _one_of(BUILDERS, function)(*arguments)
 
     def load_newobj(self) -> None:
-        """Make a record without its constructor."""
         arguments, cls = self.stack.pop(), self.stack[-1]
         self.stack[-1] = _record(cls).__new__(cls, *arguments)
 
     def load_newobj_ex(self) -> None:
-        """As `load_newobj`, with names."""
         named, arguments, cls = self.stack.pop(), self.stack.pop(), self.stack[-1]
         self.stack[-1] = _record(cls).__new__(cls, *arguments, **named)
 
@@ -118,14 +111,12 @@ def _record(cls: Any) -> Any:
 
 
 def _is_record(found: Any) -> bool:
-    """Whether this is a named tuple or a dataclass of the checks."""
     if not isinstance(found, type) or not found.__module__.startswith(COURSE):
         return False
     return is_dataclass(found) or (issubclass(found, tuple) and hasattr(found, "_fields"))
 
 
 def _one_of(table: dict[str, tuple[str, ...]], found: Any) -> Any:
-    """Return what was found if the table has it."""
     module, name = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
     names = table.get(module, ()) if isinstance(module, str) else ()
     if name in names and getattr(import_module(module), name) is found:

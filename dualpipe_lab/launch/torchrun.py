@@ -25,7 +25,6 @@ from dualpipe_lab.launch.folder import sweep
 from dualpipe_lab.launch.rank import LaunchConfig
 from dualpipe_lab.launch.record.operation import Operation
 from dualpipe_lab.launch.record.rank_status import StatusTracker
-from dualpipe_lab.launch.record.traffic import Traffic
 from dualpipe_lab.launch.record.wire import Wire
 
 _TAG = 2**24 + 1  # of messages about clocks, between the user's
@@ -85,7 +84,7 @@ def run(
             wire = Wire(environment.world_size, limit) if config.reads_wire else None
             return _called(fn, args, wire, limit)
         except BaseException as error:
-            if isinstance(error, Exception) and (present := context.peek()):
+            if isinstance(error, Exception) and (present := context.current):
                 sys.stderr.write(last_operation(present.recorder.status) + "\n")
             join.stay()
             raise
@@ -98,9 +97,8 @@ def run(
 def last_operation(status: StatusTracker) -> str:
     """Say in a line which operation of `comm` a rank began or waited for last.
 
-    >>> status = StatusTracker(3)
-    >>> status.wait(Operation("all_reduce", (0, 1, 2, 3), Traffic(0, 0, 0), (4,), dtype="float32", sequence=17))
-    >>> last_operation(status)
+    >>> called = Operation("all_reduce", (0, 1, 2, 3), (4,), dtype="float32", sequence=17)
+    >>> last_operation(StatusTracker(3, last=called, since=time.perf_counter()))
     'rank 3: last operation: all_reduce shape (4,) float32, number 17 of ranks 0, 1, 2, 3, waited 0.0 s and did not end'
     """
     operation = status.last
@@ -108,7 +106,7 @@ def last_operation(status: StatusTracker) -> str:
         return f"rank {status.rank}: last operation: none"
     where = f", number {operation.sequence} of ranks {', '.join(map(str, operation.group))}"
     waited = time.perf_counter() - status.since
-    end = "it ended" if status.has_ended else f"waited {waited:.1f} s and did not end"
+    end = "it ended" if operation is status.ended else f"waited {waited:.1f} s and did not end"
     text = operation.describe() + (where if operation.is_collective else "")
     return f"rank {status.rank}: last operation: {text}, {end}"
 
@@ -116,7 +114,6 @@ def last_operation(status: StatusTracker) -> str:
 def _called(
     fn: Callable[..., Any], args: tuple[Any, ...], wire: Wire | None, limit: timedelta
 ) -> list[tuple[Any, ...]]:
-    """Call the function in a context of its own and gather what the ranks return."""
     import torch.distributed as dist
 
     from dualpipe_lab.comm import all_gather_object
@@ -133,7 +130,7 @@ def _called(
     value = fn(rank, world_size, *accelerator.place(args, place))
     status = present.status()
     name, label = _END
-    present.recorder.status.wait(Operation(name, present.everyone, Traffic(0, 0, 0), (), label=label))
+    present.recorder.wait_for(Operation(name, present.everyone, (), label=label))
     present.read_wire()
     trace = present.trace
     Alignment(first, read_clocks(rank, world_size, clocks, perf_counter_ns)).correct(trace, origin_ns)

@@ -188,7 +188,7 @@ def test_no_flipped_bit_loads_as_something_else(intact, tmp_path, part):
     assert sum(outcomes) > (149 if part == "data" else 100)  # spaces of the JSON may flip without a difference
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.6, 0.999])
 @pytest.mark.parametrize("name", ["index.json", "rank-00000.safetensors", "rank-00002.safetensors"])
 def test_truncated_files_are_named(intact, tmp_path, name, share):
     damaged = tmp_path / "damaged"
@@ -271,9 +271,9 @@ def test_flipped_random_numbers_are_damage_on_all_ranks(intact, tmp_path):
     assert "random numbers included, differ from their checksum" in told
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_a_flipped_bit_stops_all_ranks_however_many_load(intact, tmp_path, num_ranks):
-    """3 ranks read whole pieces; 2 and 4 read parts of pieces, which say nothing about the others' bits."""
+    """3 ranks read whole pieces; 2 read parts of pieces, which say nothing about the others' bits."""
     damaged = tmp_path / "damaged"
     shutil.copytree(intact, damaged)
     file = damaged / "rank-00001.safetensors"

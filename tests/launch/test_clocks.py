@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualpipe_lab as lab
-from dualpipe_lab.launch.cluster.clocks import Alignment, Exchange, Reading, agree_on_origin, read_clocks, reading_of
+from dualpipe_lab.launch.cluster.clocks import Alignment, Reading, agree_on_origin, read_clocks, reading_of
 from dualpipe_lab.launch.record.trace import RankTrace, Received, Sent, clock_note, match, to_timeline
 from dualpipe_lab.timeline import Span
 
@@ -21,7 +21,7 @@ DELAYS = st.integers(0, 5_000_000)
 def test_the_true_offset_lies_within_the_bound_however_unequal_the_two_ways_are(offset, ways):
     now, exchanges = 1_000, []
     for there, back in ways:
-        exchanges.append(Exchange(now, now + there + offset, now + there + back))
+        exchanges.append((now, now + there + offset, now + there + back))
         now += there + back + 10
     found = reading_of(exchanges)
     assert abs(found.offset_ns - offset) <= found.bound_ns

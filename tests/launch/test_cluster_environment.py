@@ -97,14 +97,11 @@ def test_torchrun_inside_of_slurm_and_of_a_job_counts_first():
     assert cluster(KUBERNETES | SLURM | TORCHRUN) == cluster(TORCHRUN)
 
 
-def test_tasks_in_another_order_than_that_of_the_nodes_are_no_equal_nodes():
+def test_unequal_nodes_and_tasks_in_another_order_than_that_of_the_nodes_are_seen():
+    assert not cluster(TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}).has_equal_nodes
     cyclic = cluster(SLURM | {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"})
     assert cyclic.ranks_per_node == 2
     assert not cyclic.has_equal_nodes
-
-
-def test_unequal_nodes_are_seen():
-    assert not cluster(TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}).has_equal_nodes
 
 
 def test_a_pod_of_an_indexed_job_is_a_node_with_one_rank():

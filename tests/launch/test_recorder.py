@@ -3,21 +3,23 @@
 import pickle
 import threading
 
+import pytest
 import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.launch.clock import VirtualClock
-from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.context import RankContext, rank_context
 from dualpipe_lab.launch.record import trace
-from dualpipe_lab.launch.record.operation import Operation
+from dualpipe_lab.launch.record.operation import Moved, Operation
 from dualpipe_lab.launch.record.recorder import MAX_BUFFERED, Recorder
 from dualpipe_lab.launch.record.traffic import Traffic
 
 
 def message(sends, tag=3):
-    traffic = Traffic(8, 0, 1) if sends else Traffic(0, 8, 1)
-    return Operation("isend" if sends else "irecv", (0, 1), traffic, (1,), peer=1, tag=tag, sends=sends)
+    moved = Moved(Traffic(8, 0, 1) if sends else Traffic(0, 8, 1))
+    name = "isend" if sends else "irecv"
+    return Operation(name, (0, 1), (1,), peer=1, tag=tag, sends=sends, tensor_bytes=8, derive=lambda _: moved)
 
 
 def recorder_of(rank):
@@ -46,6 +48,11 @@ def test_what_is_kept_is_entered_when_somebody_asks():
     assert recorder.status.received == {(1, 3): 1}
     assert [event.time_ns for event in recorder.trace.received] == [70]
     assert [(span.start, span.end, span.kind) for span in recorder.trace.spans] == [(20, 70, "wait")]
+
+
+def test_the_ledger_of_a_script_s_own_process_group_says_that_it_stays_empty():
+    with pytest.warns(UserWarning, match="this script made its process group itself, so comm records nothing; run"):
+        assert not RankContext(0, 1, VirtualClock(), records=False).ledger.entries
 
 
 def test_a_pickled_ledger_is_complete():

@@ -21,7 +21,7 @@ def integers(num_ranks, numel, dtype):
     return torch.randint(-2, 3, (num_ranks, numel), generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [1, 3])
 def test_every_operator_and_type_is_exact_on_integers(num_ranks):
     types = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 
@@ -104,7 +104,6 @@ def test_a_leaf_that_needs_a_gradient_may_be_filled():
     [
         (lambda: comm.reduce_scatter_single(torch.ones(1), torch.ones(2).double()), "give both one type"),
         (lambda: comm.reduce_scatter_single(torch.ones(1).int(), torch.ones(2).int(), "avg"), "sum, then divide"),
-        (lambda: comm.reduce_scatter_single(torch.ones(1), torch.ones(2), "mean"), "a reduction is one of"),
     ],
 )
 def test_refusals_say_the_rule(call, rule):

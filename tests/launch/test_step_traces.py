@@ -44,24 +44,24 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_windows_of_steps_are_in_the_files_and_nothing_else_is_kept(tmp_path):
+def test_the_steps_asked_for_are_in_the_files_and_nothing_else_is_kept(tmp_path):
     def fn(rank, world_size):
-        return trains(rank, world_size, tmp_path, 10, every=4, length=2)
+        return trains(rank, world_size, tmp_path, 10, every=4)
 
     kept = launch(fn)
     assert max(kept) < 6, "the last step alone is in the memory"
     found = lab.read_traces(tmp_path)
-    assert found.steps == [0, 1, 4, 5, 8, 9]
+    assert found.steps == [0, 4, 8]
     assert (found.world_size, found.missing) == (3, ())
-    assert "12 matched, 0 lost, 0 with one end" in str(found)
-    one = found.timeline([5])
+    assert "6 matched, 0 lost, 0 with one end" in str(found)
+    one = found.timeline([4])
     assert [message[:2] for message in one.messages] == [(0, 1), (1, 2)]
-    assert {message.num_bytes for message in one.messages} == {24}
+    assert {message.num_bytes for message in one.messages} == {20}
     assert one.streams == ("work", "communication")
     labels = [{span.label for span in spans if span.kind == "compute"} for spans in one.spans_by_rank]
-    assert labels == [{"step 5"}] * 3
+    assert labels == [{"step 4"}] * 3
     assert min(span.start for spans in one.spans_by_rank for span in spans) == 0
-    assert len(found.timeline().messages) == 12
+    assert len(found.timeline().messages) == 6
 
 
 def test_a_recorded_step_is_what_the_launch_would_have_returned(tmp_path):
@@ -76,14 +76,6 @@ def test_a_recorded_step_is_what_the_launch_would_have_returned(tmp_path):
         read.timeline([2]).messages
         == last.between(min(s.start for r in last.spans_by_rank for s in r), 10**18).messages
     )
-
-
-def test_runs_have_numbers_and_the_last_one_is_read(tmp_path):
-    for steps in (1, 2):
-        launch(trains, tmp_path, steps)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["run-0000", "run-0001"]
-    assert lab.read_traces(tmp_path).steps == [0, 1]
-    assert lab.read_traces(tmp_path / "run-0000").steps == [0]
 
 
 def test_a_killed_rank_leaves_its_steps_and_half_a_line_is_not_read(tmp_path):
@@ -108,10 +100,13 @@ def test_a_killed_rank_leaves_its_steps_and_half_a_line_is_not_read(tmp_path):
     assert "ended without closing their files: ranks 0, 1, 2" in str(found)
 
 
-def test_a_missing_file_is_named_and_its_messages_are_truncated(tmp_path):
-    launch(trains, tmp_path, 2)
-    (tmp_path / "run-0000" / "rank-00002.jsonl").unlink()
+def test_the_last_run_is_read_and_a_missing_file_is_named_with_its_messages_truncated(tmp_path):
+    for steps in (1, 2):
+        launch(trains, tmp_path, steps)
+    (tmp_path / "run-0001" / "rank-00002.jsonl").unlink()
     found = lab.read_traces(tmp_path)
+    assert found.steps == [0, 1]
+    assert lab.read_traces(tmp_path / "run-0000").steps == [0]
     assert found.missing == (2,)
     assert "no file of ranks 2" in str(found)
     matching = found.matching()
@@ -191,9 +186,9 @@ def test_what_cannot_be_read_or_recorded_is_told(tmp_path):
         lab.read_traces(tmp_path)
 
     def fn(rank, world_size):
-        return lab.StepTraces(tmp_path, every=2, length=3)
+        return lab.StepTraces(tmp_path, every=0)
 
-    with pytest.raises(lab.RankError, match="every=2 and length=3; use length=1 to 2"):
+    with pytest.raises(lab.RankError, match="got every=0; use 1 or more"):
         lab.launch(fn, 1, output="collect")
 
 

@@ -25,18 +25,18 @@ def one_f_one_b(rank, world_size, num_microbatches, forward_ms, backward_ms):
             comm.isend(x, target)
 
 
-@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_virtual_time_repeats_to_the_bit_and_equals_the_closed_form(world_size):
-    runs = [lab.launch(one_f_one_b, world_size, 2 * world_size, 5, 10, clock="virtual").timeline for _ in range(3)]
-    assert runs[0].to_dict() == runs[1].to_dict() == runs[2].to_dict()
+    def times(link):
+        step = world_size, 2 * world_size, 5, 10
+        runs = [lab.launch(one_f_one_b, *step, clock="virtual", link=link).timeline for _ in range(3)]
+        assert runs[0].to_dict() == runs[1].to_dict() == runs[2].to_dict()
+        return runs
+
+    times(lab.Link(gbps=0.01, latency_ms=0.5))  # 5,000 bytes take 4 ms
+    runs = times(None)
     assert runs[0].makespan == (2 * world_size + world_size - 1) * 15_000_000
     assert runs[0].source == "virtual"
-
-
-def test_virtual_time_with_a_link_repeats_to_the_bit():
-    link = lab.Link(gbps=0.01, latency_ms=0.5)  # 5,000 bytes take 4 ms
-    runs = [lab.launch(one_f_one_b, 8, 16, 5, 10, clock="virtual", link=link).timeline for _ in range(3)]
-    assert runs[0].to_dict() == runs[1].to_dict() == runs[2].to_dict()
 
 
 def test_messages_on_one_link_queue_up():
@@ -133,22 +133,6 @@ def test_a_collective_has_its_place_on_the_link_from_its_call_in_whatever_order_
     assert run == [32_500_000] * 2
     expected = [(10_000_000, 12_500_000), (20_000_000, 22_500_000), (30_000_000, 32_500_000)]
     assert [[(span.start, span.end) for span in spans] for spans in run.collectives] == [expected] * 2
-
-
-def test_the_wall_clock_link_does_not_ask_either_who_is_waited_for_first():
-    def fn(rank, world_size):
-        comm.barrier()
-        works = []
-        for _ in range(3):
-            lab.compute(30)
-            works.append(comm.all_reduce(MEGABYTE[:2500].clone(), async_op=True))
-        for work in reversed(works):
-            work.wait()
-
-    for spans in lab.launch(fn, 2, link=lab.Link(gbps=0.004)).collectives:  # 20 ms each
-        first, second, third = [span for span in spans if span.label == "all_reduce"]
-        assert second.start - first.start >= 30_000_000
-        assert third.start - second.start >= 30_000_000
 
 
 def test_two_groups_of_the_same_ranks_have_a_link_each():
@@ -279,10 +263,13 @@ def test_work_sleeps_under_the_wall_clock_so_that_eight_ranks_share_two_cores():
     assert found.timeline.source == "measured"
 
 
-def test_links_are_checked():
+def test_links_and_nodes_are_checked():
     for bad in ({"gbps": 0}, {"gbps": -1}, {"gbps": 1, "latency_ms": -1}):
         with pytest.raises(ValueError, match="a link needs gbps > 0 and latency_ms >= 0"):
             lab.Link(**bad)
+    for bad in (0, 1.5, "2"):
+        with pytest.raises(ValueError, match="a node holds a whole number of ranks from 1"):
+            lab.NodeLink(lab.Link(gbps=8), lab.Link(gbps=1), bad)
 
 
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
@@ -329,9 +316,3 @@ def test_two_speeds_are_told_apart_by_the_nodes():
     link = lab.NodeLink(lab.Link(gbps=8, latency_ms=1), lab.Link(gbps=1, latency_ms=5), ranks_per_node=2)
     for found in lab.launch(fn, 4, clock="virtual", link=link):
         assert found == [2 * 1 + 1, 2 * 5 + 8, 6 * 5 + 1.5 * 8, 1 + 1, 5 + 8]
-
-
-def test_nodes_are_checked():
-    for bad in (0, 1.5, "2"):
-        with pytest.raises(ValueError, match="a node holds a whole number of ranks from 1"):
-            lab.NodeLink(lab.Link(gbps=8), lab.Link(gbps=1), bad)

@@ -14,7 +14,7 @@ Source: Cristian 1989 (Probabilistic clock synchronization), section 4.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dualpipe_lab.launch.record.trace import RankTrace
 
@@ -22,36 +22,21 @@ NUM_EXCHANGES = 8
 HEAD_START_NS = 2_000_000  # between the last message about the origin and time 0, so that all ranks are awake
 
 
-class Exchange(NamedTuple):
-    """One question and its answer, in nanoseconds: `asked` and `heard` on this clock, `answered` on rank 0's."""
-
-    asked: int
-    answered: int
-    heard: int
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The offset of a clock at one time.
-
-    Attributes:
-        time_ns: on this rank's clock.
-        offset_ns: rank 0's clock minus this one's.
-        bound_ns: of the error of the offset.
-    """
+class Reading(NamedTuple):
+    """The offset of a clock at one time: rank 0's clock minus this one's, with the bound of its error."""
 
     time_ns: int
     offset_ns: int
     bound_ns: int
 
 
-def reading_of(exchanges: Iterable[Exchange]) -> Reading:
-    """Return the offset that the shortest exchange tells.
+def reading_of(exchanges: Iterable[tuple[int, int, int]]) -> Reading:
+    """Return the offset that the shortest exchange tells: asked and heard on this clock, answered on rank 0's between.
 
-    >>> reading_of([Exchange(100, 5_120, 140), Exchange(200, 5_290, 380)])
+    >>> reading_of([(100, 5_120, 140), (200, 5_290, 380)])
     Reading(time_ns=120, offset_ns=5000, bound_ns=20)
     """
-    asked, answered, heard = min(exchanges, key=lambda one: one.heard - one.asked)
+    asked, answered, heard = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
     middle = (asked + heard) // 2
     return Reading(middle, answered - middle, (heard - asked + 1) // 2)
 
@@ -68,48 +53,25 @@ class Alignment:
         """Bound of the error of a time between the readings, if both clocks keep their rates."""
         return max(self.first.bound_ns, self.last.bound_ns)
 
-    @property
-    def drift(self) -> float:
-        """Seconds that rank 0's clock gains on this one per second."""
-        return (self.last.offset_ns - self.first.offset_ns) / max(self.last.time_ns - self.first.time_ns, 1)
-
     def gained(self, time_ns: int) -> int:
         """Nanoseconds that rank 0's clock has gained on this one from the first reading until a time of this one.
 
         >>> Alignment(Reading(0, 500, 10), Reading(1_000, 700, 20)).gained(250)
         50
         """
-        return round((time_ns - self.first.time_ns) * self.drift)
+        drift = (self.last.offset_ns - self.first.offset_ns) / max(self.last.time_ns - self.first.time_ns, 1)
+        return round((time_ns - self.first.time_ns) * drift)
 
     def correct(self, trace: RankTrace, origin_ns: int) -> None:
-        """Put the times of a trace on rank 0's clock, and note their bound.
-
-        Args:
-            trace: of this rank; its times count from the origin, by the first reading.
-            origin_ns: the origin on this rank's clock.
-        """
+        """Put the times of a trace, which count from the origin on this clock, on rank 0's, and note their bound."""
         trace.move(lambda time: time + self.gained(time + origin_ns))
         trace.error_ns = self.bound_ns
 
 
-class Exchanger(Protocol):
-    """How ranks talk about time: one whole number per message."""
-
-    def send(self, value: int, peer: int) -> None:
-        """Send a number to a rank."""
-
-    def recv(self, peer: int) -> int:
-        """Return the number that a rank sends."""
-
-
-def read_clocks(rank: int, world_size: int, exchanger: Exchanger, now: Callable[[], int]) -> Reading:
+def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], int]) -> Reading:
     """Return the offset of this rank's clock; every rank calls this, and rank 0 answers one rank after the other.
 
-    Args:
-        rank: this one.
-        world_size: number of ranks.
-        exchanger: carries the messages.
-        now: this rank's clock, in nanoseconds.
+    `exchanger` has `send(value, peer)` and `recv(peer)` for whole numbers.
     """
     if rank:
         return reading_of([_ask(exchanger, now) for _ in range(NUM_EXCHANGES)])
@@ -120,21 +82,21 @@ def read_clocks(rank: int, world_size: int, exchanger: Exchanger, now: Callable[
     return Reading(now(), 0, 0)
 
 
-def agree_on_origin(rank: int, world_size: int, exchanger: Exchanger, now: Callable[[], int], reading: Reading) -> int:
+def agree_on_origin(rank: int, world_size: int, exchanger: Any, now: Callable[[], int], reading: Reading) -> int:
     """Return the time on this rank's clock that counts as 0 on all of them; every rank calls this after `read_clocks`.
 
     It lies a little ahead, and later with more ranks, so that all of them are awake when it comes.
     """
     if rank:
-        return exchanger.recv(0) - reading.offset_ns
+        return int(exchanger.recv(0)) - reading.offset_ns
     origin_ns = now() + HEAD_START_NS + HEAD_START_NS * world_size // 4
     for peer in range(1, world_size):
         exchanger.send(origin_ns, peer)
     return origin_ns
 
 
-def _ask(exchanger: Exchanger, now: Callable[[], int]) -> Exchange:
+def _ask(exchanger: Any, now: Callable[[], int]) -> tuple[int, int, int]:
     asked = now()
     exchanger.send(0, 0)
     answered = exchanger.recv(0)
-    return Exchange(asked, answered, now())
+    return asked, answered, now()

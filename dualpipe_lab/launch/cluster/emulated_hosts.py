@@ -70,7 +70,7 @@ class EmulatedHosts:
 
     def start(
         self, script: str | Path, *arguments: object, ranks_per_host: int = 2, min_hosts: int | None = None,
-        max_restarts: int = 0, hosts: list[int] | None = None,
+        max_restarts: int = 0,
     ) -> None:  # fmt: skip
         """Start torchrun on the hosts.
 
@@ -80,27 +80,34 @@ class EmulatedHosts:
             ranks_per_host: ranks that torchrun starts on a host.
             min_hosts: torchrun goes on with so many hosts when the others are lost (default: all of them).
             max_restarts: how often torchrun starts the ranks again.
-            hosts: numbers of the hosts that take part (default: all).
 
         Raises:
             FileNotFoundError: there is no such script.
             RuntimeError: a job runs already.
-            ValueError: a host that does not exist, or fewer hosts than `min_hosts`.
+            ValueError: fewer hosts than `min_hosts`.
         """
-        chosen = list(range(self.num_hosts)) if hosts is None else hosts
-        self._check(Path(script), chosen, min_hosts)
+        if not Path(script).is_file():
+            raise FileNotFoundError(f"emulated hosts run a script that every host sees, and there is no {script}")
+        if any(agent.poll() is None for agent in self._agents.values()):
+            raise RuntimeError("emulated hosts run one job at a time; call end() before the next start()")
+        if min_hosts is not None and not 1 <= min_hosts <= self.num_hosts:
+            raise ValueError(f"min_hosts is from 1 to the {self.num_hosts} hosts of the job, got {min_hosts}")
         self._num_jobs += 1
         self._agents = {}
         self._began = time.perf_counter()
-        nodes = f"{min_hosts}:{len(chosen)}" if min_hosts else str(len(chosen))
+        nodes = f"{min_hosts}:{self.num_hosts}" if min_hosts else str(self.num_hosts)
         endpoint, job = f"{_ADDRESS}:{_free_port()}", f"{self._mark}-{self._num_jobs}"
-        for host in chosen:
+        for host in range(self.num_hosts):
             rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", job]
-            where = ["--rdzv-conf", f"is_host={int(host == chosen[0])},{RENDEZVOUS}", "--local-addr", _ADDRESS]
+            where = ["--rdzv-conf", f"is_host={int(host == 0)},{RENDEZVOUS}", "--local-addr", _ADDRESS]
             sizes = ["--nnodes", nodes, "--nproc-per-node", str(ranks_per_host), "--max-restarts", str(max_restarts)]
             command = [sys.executable, "-m", "torch.distributed.run", *sizes, *rendezvous, *where]
             command += ["--monitor-interval", "1", str(script), *map(str, arguments)]
-            self._agents[host] = self._open(host, command)
+            own = {MARK: f"{self._mark}-{host}", ONE_MACHINE: "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+            with self._path(host).open("w") as output:
+                self._agents[host] = subprocess.Popen(  # noqa: S603
+                    command, stdout=output, stderr=output, env=os.environ | own, start_new_session=True
+                )
 
     def wait_for(self, pattern: str, seconds: float = 120.0) -> str:
         """Wait until a host prints a line with this pattern (re), and return the line.
@@ -126,8 +133,16 @@ class EmulatedHosts:
         return "\n".join(line for line in lines if not _NOISE.search(line))
 
     def kill(self, host: int) -> None:
-        """Kill every process of the host: its torchrun and its ranks."""
-        self._kill(host)
+        """Kill every process of the host: its torchrun and its ranks, until nothing is left."""
+        agent = self._agents[host]
+        with suppress(ProcessLookupError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        while found := processes_with(f"{MARK}={self._mark}-{host}"):  # one may start another while we look (Linux)
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        agent.wait()
 
     def end(self, seconds: float = 300.0) -> HostsRun:
         """Wait for the end of the job.
@@ -140,43 +155,16 @@ class EmulatedHosts:
             codes = [agent.wait(max(deadline - time.monotonic(), 0)) for agent in self._agents.values()]
         except subprocess.TimeoutExpired:
             text = "\n".join(map(self.output, self._agents))
-            for host in self._agents:
-                self._kill(host)
+            self._close()
             raise TimeoutError(f"the job ran longer than {seconds:g} s; printed was:\n{text}") from None
         return HostsRun(list(map(self.output, self._agents)), codes, time.perf_counter() - self._began)
-
-    def _check(self, script: Path, chosen: list[int], min_hosts: int | None) -> None:
-        if not script.is_file():
-            raise FileNotFoundError(f"emulated hosts run a script that every host sees, and there is no {script}")
-        if any(agent.poll() is None for agent in self._agents.values()):
-            raise RuntimeError("emulated hosts run one job at a time; call end() before the next start()")
-        last = self.num_hosts - 1
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(last + 1)):
-            raise ValueError(f"the hosts are numbered 0 to {last}, each at most once, got hosts={chosen}")
-        if min_hosts is not None and not 1 <= min_hosts <= len(chosen):
-            raise ValueError(f"min_hosts is from 1 to the {len(chosen)} hosts of the job, got {min_hosts}")
-
-    def _open(self, host: int, command: list[str]) -> "subprocess.Popen[Any]":
-        own = {MARK: f"{self._mark}-{host}", ONE_MACHINE: "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        with self._path(host).open("w") as output:
-            return subprocess.Popen(  # noqa: S603
-                command, stdout=output, stderr=output, env=os.environ | own, start_new_session=True
-            )
 
     def _path(self, host: int) -> Path:
         return self.folder / f"job-{self._num_jobs}-host-{host}.txt"
 
-    def _kill(self, host: int) -> None:
-        """Kill what runs on a host: torchrun, its ranks and theirs, until nothing is left."""
-        agent = self._agents.get(host)
-        if agent is None:
-            return
-        _kill_marked(f"{MARK}={self._mark}-{host}", agent.pid)
-        agent.wait()
-
     def _close(self) -> None:
         for host in self._agents:
-            self._kill(host)
+            self.kill(host)
 
 
 @contextmanager
@@ -200,14 +188,3 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind((_ADDRESS, 0))
         return int(listener.getsockname()[1])
-
-
-def _kill_marked(mark: str, session: int) -> None:
-    """Kill the processes with this mark in their environment (Linux); elsewhere the group of torchrun itself."""
-    with suppress(ProcessLookupError):
-        os.killpg(session, signal.SIGKILL)
-    while found := processes_with(mark):  # a process may start another one while we look
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)

@@ -100,27 +100,23 @@ def cluster(variables: Mapping[str, str] | None = None) -> Environment | None:
 
 
 class _Variables:
-    """Environment variables, read as numbers and texts."""
-
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = values
 
     def first(self, *names: str) -> str | None:
-        """The value of the first of these variables that is set and not empty."""
         return next((self.values[name] for name in names if self.values.get(name)), None)
 
     def number(self, *names: str, least: int = 0) -> int | None:
         """The number in the first of these variables that is set; None without one."""
-        text = self.first(*names)
-        if text is None:
+        name = next((name for name in names if self.values.get(name)), None)
+        if name is None:
             return None
-        name = next(name for name in names if self.values.get(name))
+        text = self.values[name]
         if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
             raise ValueError(f"{name} is a whole number from {least}, got {text!r}; set it so, or unset it")
         return int(text)
 
     def needed(self, *names: str, least: int = 0) -> int:
-        """The number in the first of these variables that is set."""
         found = self.number(*names, least=least)
         if found is None:
             raise ValueError(f"a rank needs {' or '.join(names)}, and it is not set; start the ranks by one launcher")
@@ -162,7 +158,6 @@ def _of_torchrun(found: _Variables) -> Environment:
 
 
 def _of_slurm(found: _Variables) -> Environment | None:
-    """The environment of a task of srun; None for a single task, which may start ranks by itself."""
     world_size = found.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", least=1)
     if world_size == 1:
         return None

@@ -11,8 +11,6 @@ Chapter: book/appendix/gpus.  In: an `Environment`, a back end.  Out: an initial
                rank whose token is not among them has read an older generation, and waits for the next
   reach        every rank connects once to every other node, before GLOO does, which tries four times, for the whole
                timeout each, before it says that it cannot connect, and then not to whom
-Every wait of the meeting ends after CONNECT_SECONDS, with a message that names addresses and interface; every operation
-of the group that comes of it ends after OPERATION_SECONDS, or after fewer if the launch has fewer.
 Without a choice GLOO takes the interface of the host's name, which many hosts resolve to loopback: one node then waits,
 and the other one fails.
 Elsewhere: `init_process_group("env://")`, which shares keys between restarts and has no message for a wrong interface;
@@ -42,26 +40,14 @@ if TYPE_CHECKING:
 VARIABLE = "GLOO_SOCKET_IFNAME"
 Addresses: TypeAlias = Mapping[str, Sequence[str]]  # by the name of an interface
 Place: TypeAlias = tuple[str, int]  # address and port
-CONNECT_SECONDS = 120.0  # ranks of other nodes may still be importing torch from a slow disk
+CONNECT_SECONDS = 120.0  # of a meeting: ranks of other nodes may still be importing torch from a slow disk
 OPERATION_SECONDS = 600.0  # for a collective or a message, then it fails; torch's own: NCCL 600, GLOO 1,800
-_LEAST_WAIT, _LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the store
-_LONGEST_REACH_WAIT = 0.2  # of these, while the ranks reach out
+_LONGEST_WAIT, _LONGEST_REACH_WAIT = 0.5, 0.2  # seconds between two looks at the store
 PROBE_SECONDS = 5.0  # within which a host of one cluster answers
 _BACKLOG = 1024  # ranks that connect at once; nobody accepts them
 _LATER_SECONDS = 10.0  # by which rank 0 may have come later than another rank, and so say later who is missing
 
-
-@dataclass(frozen=True)
-class Joined:
-    """How this process has joined: its default process group fits another launch with the same values."""
-
-    store: "Store"
-    backend: str
-    check: bool
-    seconds: float
-
-
-_joined: Joined | None = None  # as torch's default process group, it belongs to the process
+_joined: "tuple[Store, tuple[str, bool, float]] | None" = None  # as torch's default process group, of the process
 
 
 def join(environment: Environment, backend: str, check: bool, seconds: float) -> None:
@@ -81,17 +67,16 @@ def join(environment: Environment, backend: str, check: bool, seconds: float) ->
     import torch.distributed as dist
 
     wanted = backend, check, seconds
-    if dist.is_initialized() and (_joined is None or (_joined.backend, _joined.check, _joined.seconds) != wanted):
-        if _joined is None:  # the script's own group
+    if dist.is_initialized():
+        if _joined is None or _joined[1] == wanted:  # None: the script's own group
             return
         leave()
-    if not dist.is_initialized():
-        deadline = time.monotonic() + min(seconds, CONNECT_SECONDS)
-        chosen = _interface(environment, deadline)
-        store = _joined.store if _joined else _connect(environment, chosen, deadline)
-        _initialise(environment, backend, store, chosen, deadline, timedelta(seconds=seconds))
-        _joined = Joined(store, *wanted)
-        atexit.register(leave)
+    deadline = time.monotonic() + min(seconds, CONNECT_SECONDS)
+    chosen = _interface(environment, deadline)
+    store = _joined[0] if _joined else _connect(environment, chosen, deadline)
+    _initialise(environment, backend, store, chosen, deadline, timedelta(seconds=seconds))
+    _joined = store, wanted
+    atexit.register(leave)
 
 
 def leave() -> None:
@@ -108,15 +93,12 @@ def stay() -> None:
     atexit.unregister(leave)
 
 
+# ---- the interface
+
+
 @dataclass(frozen=True)
 class Interface:
-    """What GLOO listens on.
-
-    Attributes:
-        name: for GLOO_SOCKET_IFNAME; several of them with commas between.
-        address: of the first one.
-        note: what is unusual about it; empty if nothing is.
-    """
+    """What GLOO listens on: the value of GLOO_SOCKET_IFNAME, its first address, and what is unusual about it."""
 
     name: str
     address: str
@@ -151,14 +133,22 @@ def choose(environment: Environment, addresses: Addresses, source: str, wanted: 
     Raises:
         ValueError: no interface can reach the other nodes; the candidates are named.
     """
+    local = source.partition("%")[0]
     if wanted:
-        return _checked(environment, addresses, source, wanted)
+        return _checked(environment, addresses, local, wanted)
     if environment.is_one_machine:
-        name = next((name for name in addresses if _is_loopback(addresses[name][0])), None)
-        return _owner(environment, addresses, source) if name is None else Interface(name, addresses[name][0])
-    if _is_loopback(source) and environment.num_nodes is not None:
+        loopback = next((name for name, found in addresses.items() if _is_loopback(found[0])), None)
+        if loopback is not None:
+            return Interface(loopback, addresses[loopback][0])
+    elif _is_loopback(local) and environment.num_nodes is not None:
         return _only_candidate(environment, addresses, source)
-    return _owner(environment, addresses, source)
+    for name, found in addresses.items():
+        if local in _plain(found):
+            return Interface(name, local)
+    raise ValueError(
+        f"the route to MASTER_ADDR={environment.master_addr} leaves from {local}, which is the address of no interface "
+        f"that is up here; it has {candidates(addresses)}; set {VARIABLE} to the one that reaches the other nodes"
+    )
 
 
 def candidates(addresses: Addresses) -> str:
@@ -167,8 +157,7 @@ def candidates(addresses: Addresses) -> str:
     return ", ".join(outside) or "none but loopback"
 
 
-def _checked(environment: Environment, addresses: Addresses, source: str, wanted: str) -> Interface:
-    """The user's interfaces, if they can be right."""
+def _checked(environment: Environment, addresses: Addresses, local: str, wanted: str) -> Interface:
     names = [name.strip() for name in wanted.split(",")]
     for name in names:
         if name not in addresses:
@@ -181,40 +170,28 @@ def _checked(environment: Environment, addresses: Addresses, source: str, wanted
                 f"{VARIABLE}={wanted} names loopback, which reaches no other of the {environment.num_nodes} nodes; "
                 f"set one of {candidates(addresses)}, or unset the variable"
             )
-    local, note = source.partition("%")[0], ""
+    note = ""
     if not environment.is_one_machine and not any(local in _plain(addresses[name]) for name in names):
         note = f"{VARIABLE}={wanted} is kept; the route to {environment.master_addr} leaves from {local}"
     return Interface(wanted, addresses[names[0]][0], note)
 
 
 def _only_candidate(environment: Environment, addresses: Addresses, source: str) -> Interface:
-    """Where this host takes `MASTER_ADDR` for its own loopback: the one other interface, on the node of rank 0."""
+    """The one other interface of rank 0's node, where that host takes `MASTER_ADDR` for its own loopback."""
     where = f"MASTER_ADDR={environment.master_addr} is {source} on node {environment.node}"
     if environment.node != 0 or environment.master_addr == "localhost" or _is_loopback(environment.master_addr):
         raise ValueError(
             f"{where}, which is this node itself, and {environment.num_nodes} nodes meet there; give torchrun an "
             "address of node 0 that the others reach (--master-addr, or --rdzv-endpoint and --local-addr)"
         )
-    outside = {name: found for name, found in addresses.items() if not _is_loopback(found[0])}
+    outside = [(name, found[0]) for name, found in addresses.items() if not _is_loopback(found[0])]
     if len(outside) != 1:
         raise ValueError(
             f"{where}, so no route says which interface reaches the other nodes, and it has {candidates(addresses)}; "
             f"set {VARIABLE} to the right one, or MASTER_ADDR to an address"
         )
-    ((name, found),) = outside.items()
-    return Interface(name, found[0], f"{where}; {name} is taken, the only interface to other nodes")
-
-
-def _owner(environment: Environment, addresses: Addresses, source: str) -> Interface:
-    """The interface with the address from which the kernel would send."""
-    local = source.partition("%")[0]
-    for name, found in addresses.items():
-        if local in _plain(found):
-            return Interface(name, local)
-    raise ValueError(
-        f"the route to MASTER_ADDR={environment.master_addr} leaves from {local}, which is the address of no interface "
-        f"that is up here; it has {candidates(addresses)}; set {VARIABLE} to the one that reaches the other nodes"
-    )
+    ((name, address),) = outside
+    return Interface(name, address, f"{where}; {name} is taken, the only interface to other nodes")
 
 
 def _plain(addresses: Sequence[str]) -> list[str]:
@@ -230,51 +207,46 @@ def _is_loopback(address: str) -> bool:
 
 def _interface(environment: Environment, deadline: float) -> Interface:
     """Choose the interface, and tell GLOO; a name that the network does not know yet is asked for again."""
-    host, port = environment.master_addr, environment.master_port
-    wait = _LEAST_WAIT
-    while True:
+    source, problem = "", OSError()
+    for _ in _looks(deadline):
         try:
-            source = route(host, port)
+            source = route(environment.master_addr, environment.master_port)
             break
         except OSError as error:
-            if time.monotonic() > deadline or not isinstance(error, socket.gaierror):
-                found = candidates(operating_system.interface_addresses())
-                raise ConnectionError(
-                    f"{environment}: this host does not reach MASTER_ADDR={host} ({error}); its interfaces are "
-                    f"{found}; give an address of the node of rank 0"
-                ) from None
-        time.sleep(wait)
-        wait = min(2 * wait, _LONGEST_WAIT)
-    wanted = os.environ.get(VARIABLE)
-    chosen = choose(environment, operating_system.interface_addresses(), source, wanted)
+            problem = error
+            if not isinstance(error, socket.gaierror):
+                break
+    addresses = operating_system.interface_addresses()
+    if not source:
+        raise ConnectionError(
+            f"{environment}: this host does not reach MASTER_ADDR={environment.master_addr} ({problem}); its "
+            f"interfaces are {candidates(addresses)}; give an address of the node of rank 0"
+        )
+    chosen = choose(environment, addresses, source, os.environ.get(VARIABLE))
     if chosen.note:
         warnings.warn(chosen.note, stacklevel=2)
     os.environ[VARIABLE] = chosen.name
     return chosen
 
 
+# ---- the meeting
+
+
 def _connect(environment: Environment, chosen: Interface, deadline: float) -> "Store":
-    """Connect to the store where the ranks meet; rank 0 opens it where no agent has."""
     import torch.distributed as dist
 
-    host, port, hosts = environment.master_addr, environment.master_port, _hosts_store(environment)
+    host, port = environment.master_addr, environment.master_port
+    hosts = environment.rank == 0 and not environment.agent_hosts_store
+    limit = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     try:
-        return dist.TCPStore(
-            host, port, is_master=hosts, timeout=_left(deadline), wait_for_workers=False, multi_tenant=True
-        )
+        return dist.TCPStore(host, port, is_master=hosts, timeout=limit, wait_for_workers=False, multi_tenant=True)
     except Exception as error:
-        does = "cannot listen at" if hosts else "reaches nobody at"
-        remedy = (
-            "choose a free MASTER_PORT" if hosts else "start rank 0, and let its port through the firewall of its node"
-        )
+        does, remedy = "reaches nobody at", "start rank 0, and let its port through the firewall of its node"
+        if hosts:
+            does, remedy = "cannot listen at", "choose a free MASTER_PORT"
         raise ConnectionError(
-            f"{environment}: {does} {host}:{port} (MASTER_ADDR, MASTER_PORT) from {chosen}; {remedy}; "
-            f"torch says: {_first_line(error)}"
+            f"{environment}: {does} {_where(environment)} from {chosen}; {remedy}; {_said(error)}"
         ) from None
-
-
-def _hosts_store(environment: Environment) -> bool:
-    return environment.rank == 0 and not environment.agent_hosts_store
 
 
 def _initialise(
@@ -285,10 +257,7 @@ def _initialise(
     deadline: float,
     limit: timedelta,
 ) -> None:
-    """Agree on a generation and connect the ranks under its prefix, before the deadline.
-
-    `limit`: of an operation.  Ranks that cannot reach each other have been found before.
-    """
+    """Agree on a generation and connect the ranks under its prefix; `limit`: of an operation."""
     import torch.distributed as dist
 
     meeting = dist.PrefixStore("dualpipe_lab", store)
@@ -308,20 +277,18 @@ def _initialise(
             timeout=limit,
         )
     except Exception as error:
-        raise ConnectionError(_unconnected(environment, chosen, f"torch says: {_first_line(error)}")) from None
+        raise ConnectionError(_unconnected(environment, chosen, _said(error))) from None
     store.set_timeout(limit)  # of groups that are made later
 
 
 @contextmanager
 def _rendezvous_of(environment: Environment) -> Iterator[None]:
-    """Say that the store is gone where torch says what its sockets do."""
     try:
         yield
     except RuntimeError as error:  # torch's own classes for the store's errors are RuntimeErrors
         raise ConnectionError(
             f"{environment}: the rendezvous at {environment.master_addr}:{environment.master_port} is gone: its "
-            "process has ended, or its host answers nothing; see what its node prints; "
-            f"torch says: {_first_line(error)}"
+            f"process has ended, or its host answers nothing; see what its node prints; {_said(error)}"
         ) from None
 
 
@@ -364,13 +331,11 @@ def _open(
     generation = meeting.add("generations", 1)
     meeting.set("open", str(generation))
     keys = {rank: f"{generation}/{rank}" for rank in range(1, environment.world_size)}
-    wait = _LEAST_WAIT
-    while keys and not meeting.check(list(keys.values())) and time.monotonic() < deadline:
-        time.sleep(wait)  # not a wait in the store, which would hold up signals
-        wait = min(1.5 * wait, _LONGEST_WAIT)
-    missing = [rank for rank, key in keys.items() if not meeting.check([key])]
-    here = {rank: json.loads(meeting.get(key)) for rank, key in keys.items() if rank not in missing}
-    answers = {0: answer} | here
+    for _ in _looks(deadline):
+        if not keys or meeting.check(list(keys.values())):
+            break
+    answers = {0: answer} | {rank: json.loads(meeting.get(key)) for rank, key in keys.items() if meeting.check([key])}
+    missing = [rank for rank in keys if rank not in answers]
     closing = {
         "tokens": {rank: token for rank, (token, *_) in answers.items()},
         "places": [place for _, place, *_ in answers.values()],
@@ -385,9 +350,8 @@ def _enter(
     meeting: "Store", environment: Environment, answer: list[object], deadline: float
 ) -> tuple[int, dict[str, Any]]:
     """Another rank: answer the generation that is open, and wait until one is closed with this answer."""
-    rank, answered, wait = environment.rank, "", _LEAST_WAIT
-    is_open = False
-    while time.monotonic() < deadline + (_LATER_SECONDS if is_open else _LONGEST_WAIT):
+    rank, answered, is_open = environment.rank, "", False
+    for _ in _looks(deadline + _LATER_SECONDS):
         generation = meeting.get("open").decode() if meeting.check(["open"]) else ""
         if generation and generation != answered:
             meeting.set(f"{generation}/{rank}", json.dumps(answer))
@@ -397,16 +361,26 @@ def _enter(
             closing = json.loads(meeting.get(f"{answered}/closed"))
             if closing["tokens"].get(str(rank)) == answer[0]:
                 return int(answered), closing
-        time.sleep(wait)
-        wait = min(1.5 * wait, _LONGEST_WAIT)
+        if not is_open and time.monotonic() > deadline + _LONGEST_WAIT:
+            break
     did = "came to {}, and does not say who is missing" if is_open else "did not come to {}"
-    raise ConnectionError(f"{environment}: rank 0 {did.format(_place(environment))}; see what its node prints")
+    raise ConnectionError(f"{environment}: rank 0 {did.format(_where(environment))}; see what its node prints")
+
+
+def _looks(deadline: float, longest: float = _LONGEST_WAIT) -> Iterator[None]:
+    """Yield until the deadline, ever more rarely; a wait in the store itself would hold up signals."""
+    wait = 0.01
+    yield
+    while time.monotonic() < deadline:
+        time.sleep(wait)
+        wait = min(1.5 * wait, longest)
+        yield
 
 
 def _missing(environment: Environment, missing: list[int]) -> str:
     listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     return (
-        f"{len(missing)} of {environment.world_size} ranks did not come to {_place(environment)}: {listed}; start them "
+        f"{len(missing)} of {environment.world_size} ranks did not come to {_where(environment)}: {listed}; start them "
         "with the same address and port, and see what their nodes print"
     )
 
@@ -432,30 +406,18 @@ def listener(address: str) -> socket.socket:
 
 
 def check_reach(meeting: "Store", generation: int, rank: int, places: Sequence[Place], deadline: float) -> str:
-    """Connect to one rank of every other address, and wait until all ranks have; return what went wrong, or nothing.
-
-    Args:
-        meeting: the store of the ranks.
-        generation: of this start.
-        rank: of this process.
-        places: where each rank listens.
-        deadline: in seconds of `time.monotonic`.
-    """
-    problem = _first_problem(rank, places)
-    if problem:
+    """Connect to one rank of every other address, and wait until all ranks have; return what went wrong, or nothing."""
+    if problem := _first_problem(rank, places):
         meeting.set(f"{generation}/unreached", problem)
     meeting.add(f"{generation}/reached", 1)
-    wait = _LEAST_WAIT
-    while True:
+    num_reached = 0
+    for _ in _looks(deadline + PROBE_SECONDS, _LONGEST_REACH_WAIT):
         num_reached = meeting.add(f"{generation}/reached", 0)
         if meeting.check([f"{generation}/unreached"]):
             return str(meeting.get(f"{generation}/unreached"), "utf-8")
         if num_reached >= len(places):
             return ""
-        if time.monotonic() > deadline + PROBE_SECONDS:
-            return f"{len(places) - num_reached} of {len(places)} ranks have not tried to reach the others in time"
-        time.sleep(wait)
-        wait = min(1.5 * wait, _LONGEST_REACH_WAIT)
+    return f"{len(places) - num_reached} of {len(places)} ranks have not tried to reach the others in time"
 
 
 def _first_problem(rank: int, places: Sequence[Place]) -> str:
@@ -469,13 +431,9 @@ def _first_problem(rank: int, places: Sequence[Place]) -> str:
     return ""
 
 
-def _place(environment: Environment) -> str:
+def _where(environment: Environment) -> str:
     return f"{environment.master_addr}:{environment.master_port} (MASTER_ADDR, MASTER_PORT)"
 
 
-def _left(deadline: float) -> timedelta:
-    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+def _said(error: BaseException) -> str:
+    return "torch says: " + str(error).strip().partition("\n")[0][:300]

@@ -7,8 +7,8 @@ tensor, to 0.01.  Tensors of less than 1 MiB are left out there, because GLOO's 
 Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` prints them.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import Counter, UserDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from math import floor
@@ -42,31 +42,17 @@ class Entry:
         return self.tensor_bytes >= self.count * SMALLEST
 
 
-class Entries(MutableMapping[str, Entry]):
+class Entries(UserDict[str, Entry]):
     """`{operation: Entry}`, complete whenever it is read: what the recorder has kept is entered first."""
 
     def __init__(self, found: dict[str, Entry], pull: Callable[[], object]) -> None:
         self._found, self._pull = found, pull
 
-    def __getitem__(self, name: str) -> Entry:
+    @property
+    def data(self) -> dict[str, Entry]:  # type: ignore[override]
+        """What `UserDict` reads."""
         self._pull()
-        return self._found[name]
-
-    def __setitem__(self, name: str, entry: Entry) -> None:
-        self._pull()
-        self._found[name] = entry
-
-    def __delitem__(self, name: str) -> None:
-        self._pull()
-        del self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        self._pull()
-        return iter(list(self._found))
-
-    def __len__(self) -> int:
-        self._pull()
-        return len(self._found)
+        return self._found
 
 
 class RankLedger:
@@ -213,29 +199,24 @@ class Ledger:
 
         With the wire, two more: sent as derived and sent on the wire, in multiples of the tensor.
         """
-        return [
-            (
-                rank,
-                name,
-                entry.count,
-                entry.sent,
-                entry.received,
-                " ".join(map(str, sorted(entry.peers))),
-                *self._multiples(entry),
-            )
-            for rank, ledger in enumerate(self.ranks)
-            for name, entry in ledger.entries.items()
-        ]
+        rows: list[tuple[int | str, ...]] = []
+        for rank, ledger in enumerate(self.ranks):
+            for name, entry in ledger.entries.items():
+                peers = " ".join(map(str, sorted(entry.peers)))
+                rows.append((rank, name, entry.count, entry.sent, entry.received, peers, *self._multiples(entry)))
+        return rows
 
     def _multiples(self, entry: Entry) -> list[str]:
-        if not self.shows_wire or self.obstacle:
-            return []
-        found = (_multiple([sent], [entry], None) for sent in (entry.sent, entry.wire))
+        found = [_multiple([sent], [entry], None) for sent in (entry.sent, entry.wire)] if self._has_wire else []
         return ["" if multiple is None else f"{multiple:.2f}" for multiple in found]
 
     @property
+    def _has_wire(self) -> bool:
+        return self.shows_wire and not self.obstacle
+
+    @property
     def _header(self) -> list[str]:
-        return [*_HEADER, *(_WIRE_HEADER if self.shows_wire and not self.obstacle else [])]
+        return [*_HEADER, *(_WIRE_HEADER if self._has_wire else [])]
 
     @property
     def _note(self) -> str:
@@ -256,18 +237,11 @@ class Ledger:
     def __str__(self) -> str:
         if not self.rows():
             return "no rank communicated through dualpipe_lab.comm"
-        table = [
-            self._header,
-            *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in self.rows()),
-        ]
-        widths = [max(len(row[column]) for row in table) for column in range(len(self._header))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
+        rows = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in self.rows()]
+        table = [self._header, *rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        aligned = [str.ljust if column in _TEXT_COLUMNS else str.rjust for column in range(len(widths))]
+        lines = ["  ".join(map(lambda align, *cell: align(*cell), aligned, row, widths)).rstrip() for row in table]
         return "\n".join([*lines, *filter(None, [self._note])])
 
     __repr__ = __str__  # a notebook without HTML shows the table too

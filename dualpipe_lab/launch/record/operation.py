@@ -1,26 +1,25 @@
 """Description of one communication call: the ledger counts it, the link delays it, the supervisor reports it.
 
-In: the arguments of a call of `comm`.  Out: an `Operation`; the last ones of a rank in a file; `mismatch`, one sentence
-on the calls of two ranks.
-GLOO ends the process (SIGABRT) when more bytes arrive than the tensor holds, which happens when shapes or dtypes
-differ.  A dead rank cannot report its status, so each rank logs its calls in the private folder of the launch.
-Elsewhere: torch's flight recorder.
+GLOO ends the process (SIGABRT) when more bytes arrive than the tensor holds.  A dead rank cannot report its status, so
+each rank logs its calls in the private folder of the launch, and `mismatch` compares the logs.
 """
 
 import marshal
 import mmap
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import prod
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dualpipe_lab.launch.record.traffic import Traffic
 
-SLOTS, SLOT_BYTES = 64, 512  # of the log
+SLOTS, SLOT_BYTES = 64, 1_024  # of the log
+BEGUN, ENDED = b"B", b"E"
 RULE = "a tensor needs the same shape and dtype on every rank that takes part"
-_BEGUN, _ENDED = b"B", b"E"
 # each rank's tensor may have its own size, or there is none
 UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier", "new_group")
 
@@ -32,6 +31,20 @@ class Communicator(NamedTuple):
     name: str = ""
 
 
+class Moved(NamedTuple):
+    """Bytes of one call on this rank.
+
+    Attributes:
+        traffic: bytes sent and received, latency steps.
+        sent_to: bytes sent to each rank; None for a ring in the order of the ranks.
+        addressed: bytes sent to each rank where GLOO has no ring and takes another way; None elsewhere.
+    """
+
+    traffic: Traffic
+    sent_to: dict[int, int] | None = None
+    addressed: dict[int, int] | None = None
+
+
 @dataclass(eq=False)
 class Operation:
     """One call on one rank: a message to or from `peer`, or a collective of the ranks in `group`.
@@ -39,19 +52,17 @@ class Operation:
     Attributes:
         name: the public name, e.g. `all_reduce`, `isend`.
         group: global ranks of the members, in group order.
-        traffic: bytes sent and received by this rank, latency steps.
         shape, dtype: of this rank's tensor; the dtype of a barrier is empty.
         root: global rank of a broadcast, reduce, gather or scatter; None elsewhere.
         peer: global rank at the other end of a message; None for a collective or a receive from any rank.
-        sent_to: bytes sent to each rank; None for a ring in the order of the ranks.
-        addressed: bytes sent to each rank where GLOO has no ring and takes another way; None elsewhere.
         tag: tag of a message.
         sequence: number of earlier collectives of this communicator on this rank; of a receive, number of earlier
             receives from this peer with this group and tag, which is the number of the message that it gets.
         tensor_bytes: bytes of the full tensor.
+        derive: computes `moved` from the other fields when somebody reads it; None for an operation of no ledger.
         group_name: torch's name of the group, the same on all members; empty for the world.
         sends: True for a send, False for a receive, None for a collective.
-        slot: index in the operation log; -1 if it is not logged.
+        slot: place in the operation log; -1 if it is not logged.
         label: name of the message in the timeline; the ranks of a new group.
         issued_ns, left_ns, due_ns: times of the call, of the start on the emulated link (None: at once) and of the end;
             a collective starts when all members have called it and the group's previous one has ended.
@@ -59,7 +70,6 @@ class Operation:
 
     name: str
     group: tuple[int, ...]
-    traffic: Traffic
     shape: tuple[int, ...]
     peer: int | None = None
     tag: int = 0
@@ -69,13 +79,17 @@ class Operation:
     issued_ns: int = 0
     left_ns: int | None = None
     due_ns: int = 0
-    sent_to: dict[int, int] | None = None
-    addressed: dict[int, int] | None = None
     group_name: str = ""
     tensor_bytes: int = 0
     dtype: str = ""
     root: int | None = None
     slot: int = -1
+    derive: Callable[[Any], Moved] | None = None
+
+    @cached_property
+    def moved(self) -> Moved:
+        """Bytes of this call."""
+        return Moved(Traffic(0, 0, 0)) if self.derive is None else self.derive(self)
 
     @property
     def is_collective(self) -> bool:
@@ -106,16 +120,13 @@ class Operation:
         side = "to" if self.sends else "from"
         return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
 
-    def enter_destinations(self, rank: int, sent_to: dict[int, int]) -> None:
-        """Add the bytes that this rank sends to each other one; every call of `comm` pays for this."""
-        known = self.sent_to if self.addressed is None else self.addressed
-        if known is not None:
-            for peer, num_bytes in known.items():
-                if num_bytes:
-                    sent_to[peer] = sent_to.get(peer, 0) + num_bytes
-        elif sent := self.traffic.sent:
-            to = next_in_ring(self.group, rank) if self.peer is None else self.peer
-            sent_to[to] = sent_to.get(to, 0) + sent
+    def destinations(self, rank: int) -> dict[int, int]:
+        """Bytes that this rank sends to each other one."""
+        moved = self.moved
+        known = moved.sent_to if moved.addressed is None else moved.addressed
+        if known is None:
+            known = {next_in_ring(self.group, rank) if self.peer is None else self.peer: moved.traffic.sent}
+        return {peer: num_bytes for peer, num_bytes in known.items() if num_bytes}
 
 
 @cache
@@ -146,84 +157,53 @@ def _number(ranks: tuple[int, ...], name: str) -> int:
     return zlib.crc32(f"{ranks} {name}".encode()) & 0x7FFFFFFF
 
 
-@dataclass(frozen=True)
-class LoggedOperation:
-    """One entry of the log; the fields are those of `Operation`."""
-
-    ended: bool
-    text: str
-    signature: str
-    num_bytes: int
-    sends: bool | None
-    peer: int | None
-    stream: int
-    sequence: int
+_LOGGED = (
+    *("name", "group", "group_name", "shape", "dtype", "tensor_bytes"),
+    *("root", "peer", "tag", "label", "sends", "sequence"),
+)
+logged_fields = attrgetter(*_LOGGED)
 
 
-class OperationLog:
-    """Ring buffer of the last `SLOTS` operations of one rank, in a memory-mapped file."""
-
-    def __init__(self, path: Path) -> None:
-        with open(path, "w+b") as file:
-            file.truncate(SLOTS * SLOT_BYTES)
-            self._memory = mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
-        self._count = 0
-
-    def begin(self, of: Operation) -> None:
-        """Log an operation that is about to be issued, field by field: text is made by whoever reads it."""
-        of.slot = self._count % SLOTS
-        self._count += 1
-        moved = of.traffic.sent if of.sends else of.traffic.received
-        entry = of.name, of.shape, of.dtype, of.root, of.peer, of.tag, of.label, of.sends, moved, of.stream, of.sequence
-        data = _BEGUN + marshal.dumps(entry)
-        if len(data) <= SLOT_BYTES:
-            start = of.slot * SLOT_BYTES
-            self._memory[start : start + len(data)] = data
-
-    def end(self, operation: Operation) -> None:
-        """Log the end of an operation."""
-        start = operation.slot * SLOT_BYTES
-        self._memory[start : start + 1] = _ENDED
+def open_log(path: Path) -> mmap.mmap:
+    """The last `SLOTS` operations of one rank, in a memory-mapped file; the recorder writes it."""
+    with open(path, "w+b") as file:
+        file.truncate(SLOTS * SLOT_BYTES)
+        return mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
 
 
-def read_log(path: Path) -> list[LoggedOperation]:
-    """The operations in a rank's log; empty if there is none."""
+def read_log(path: Path) -> list[tuple[bool, Operation]]:
+    """The operations in a rank's log, and whether each has ended; empty if there is no log."""
     data = path.read_bytes() if path.exists() else b""
     slots = (data[start : start + SLOT_BYTES] for start in range(0, len(data), SLOT_BYTES))
-    return [_entry(slot[:1] == _ENDED, *marshal.loads(slot[1:])) for slot in slots if slot[:1] != b"\0"]  # noqa: S302
+    return [
+        (slot[:1] == ENDED, Operation(**dict(zip(_LOGGED, marshal.loads(slot[1:]), strict=True))))  # noqa: S302
+        for slot in slots
+        if slot[:1] != b"\0"
+    ]
 
 
-def _entry(
-    ended: bool, name: str, shape: tuple[int, ...], dtype: str, root: int | None, peer: int | None, tag: int,
-    label: str, sends: bool | None, moved: int, stream: int, sequence: int,
-) -> LoggedOperation:  # fmt: skip
-    told = Operation(name, (), Traffic(0, 0, 0), shape, peer, tag, sends=sends, label=label, dtype=dtype, root=root)
-    return LoggedOperation(ended, told.describe(), told.signature, moved, sends, peer, stream, sequence)
-
-
-def mismatch(logs: dict[int, list[LoggedOperation]], dead: int) -> str:
+def mismatch(logs: dict[int, list[tuple[bool, Operation]]], dead: int) -> str:
     """The call of a rank that GLOO ended and the call that did not fit it; empty if the rank was not communicating."""
-    under_way = [entry for entry in logs.get(dead, []) if not entry.ended]
+    under_way = [operation for has_ended, operation in logs.get(dead, []) if not has_ended]
     for mine in under_way:
         for rank, entries in logs.items():
-            theirs = next((entry for entry in entries if rank != dead and _clash(mine, entry, dead, rank)), None)
+            theirs = next((other for _, other in entries if rank != dead and _clash(mine, other, dead, rank)), None)
             if theirs:
                 return f"rank {dead} called {_call(mine)}, rank {rank} {_call(theirs)}; {RULE}"
     if not under_way:
         return ""
-    waited = " and ".join(entry.text for entry in under_way[:3])
+    waited = " and ".join(operation.describe() for operation in under_way[:3])
     return f"more bytes came than its tensor has room for, in {waited}; {RULE}"
 
 
-def _clash(mine: LoggedOperation, theirs: LoggedOperation, dead: int, rank: int) -> bool:
-    """Whether two entries belong to one operation and do not fit."""
+def _clash(mine: Operation, theirs: Operation, dead: int, rank: int) -> bool:
     if mine.stream != theirs.stream:
         return False
     if mine.sends is None:
         return mine.sequence == theirs.sequence and mine.signature != theirs.signature
     meant = theirs.peer == dead and mine.peer in (rank, None)
-    return bool(meant and mine.sends is False and theirs.sends and theirs.num_bytes > mine.num_bytes)
+    return bool(meant and mine.sends is False and theirs.sends and theirs.tensor_bytes > mine.tensor_bytes)
 
 
-def _call(entry: LoggedOperation) -> str:
-    return entry.signature if entry.sends is None else entry.text
+def _call(operation: Operation) -> str:
+    return operation.signature if operation.sends is None else operation.describe()

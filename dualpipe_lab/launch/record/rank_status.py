@@ -1,16 +1,14 @@
 """Status of a rank: the operation that it waits for, its messages so far, and the line that it runs.
 
-In: operations as they begin and end.  Out: `RankStatus`, whenever the launcher asks.
-A second thread of the rank takes the snapshot, so it also works while the main thread is blocked inside GLOO.  For a
-rank that calls `torch.distributed` directly, the operation is read from the stack frame in which it is blocked.
-Elsewhere: the dump of torch's flight recorder; `py-spy dump` for the stack.
+A second thread takes the snapshot, also while the main thread is blocked inside GLOO.  For a rank that calls
+`torch.distributed` directly, the operation is read from the stack frame in which it is blocked.
 """
 
 import gc
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,9 +76,10 @@ class RankStatus:
 
 @dataclass
 class StatusTracker:
-    """Counts of one rank's operations and the one that it waits for; the recorder updates it at every begin and end.
+    """Counts of one rank's operations and the one that it waits for; the recorder writes them.
 
-    `last` is the operation that was begun or waited for last, also when an exception has ended the wait.
+    `last` is the operation that was begun or waited for last, also when an exception has ended the wait; it is `ended`
+    too if its wait is over.
     """
 
     rank: int
@@ -88,31 +87,14 @@ class StatusTracker:
     since: float = 0.0
     in_flight: bool = False
     last: Operation | None = None
-    has_ended: bool = False
+    ended: Operation | None = None
     completed: int = 0
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     received: Counter[tuple[int, int]] = field(default_factory=Counter)
-    joined: dict[tuple[tuple[int, ...], str], int] = field(default_factory=dict)
-    history: dict[tuple[tuple[int, ...], str], list[tuple[Any, ...]]] = field(default_factory=dict)
-
-    def join(self, operation: Operation) -> None:
-        """Number a collective that is being issued."""
-        communicator = operation.group, operation.group_name
-        operation.sequence = self.joined.get(communicator, 0)
-        self.joined[communicator] = operation.sequence + 1
-        if operation.sequence < HISTORY_LENGTH:
-            fields = operation.name, operation.root, operation.shape, operation.dtype
-            self.history.setdefault(communicator, []).append(fields)
-
-    def wait(self, operation: Operation) -> None:
-        """Mark an operation as the one that the rank waits for."""
-        self.current, self.since = operation, time.perf_counter()
-        self.last, self.has_ended = operation, False
-
-    def end(self) -> None:
-        """Mark the current operation as complete."""
-        self.current, self.in_flight, self.has_ended = None, False, True
-        self.completed += 1
+    joined: Counter[tuple[tuple[int, ...], str]] = field(default_factory=Counter)
+    history: defaultdict[tuple[tuple[int, ...], str], list[tuple[Any, ...]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     def snapshot(self) -> RankStatus:
         """Status of this process's main thread; another thread calls this."""

@@ -3,14 +3,14 @@
 Chapter: book/appendix/gpus.  In: a folder, which steps.  Out: `run-0000/rank-00003.jsonl` in it; a `Timeline`.
 A rank keeps the events of one step, and no more, whatever the length of the run.  Its file has one JSON value per line,
 so that a rank that dies leaves all of its whole lines:
-  head    {"format", "rank", "world_size", "host", "pid", "every", "length"}
+  head    {"format", "rank", "world_size", "host", "pid", "every"}
   clock   {"clock": [time, gained, bound]}     what rank 0's clock has gained on this one since the start, +- bound
   step    {"step", "partial", "forgotten", "spans", "collectives", "sent", "received"}
   end     {"end": true}                        the rank closed the file; without it the run was ended
 Times are nanoseconds of the rank's own clock since all ranks started.  Behind each recorded step the ranks of several
 hosts read their clocks again: between two readings the correction is a straight line, its error at most the larger
 bound.  Of the messages that the files tell of, some have no match:
-  truncated    one end was not recorded: at the edge of a window, in a rank that was ended, in a file that is not here
+  truncated    one end was not recorded: at the edge of a step, in a rank that was ended, in a file that is not here
   lost         sent in a step behind which the receiver recorded all others to its end, and never received
 Elsewhere: `torch.profiler.schedule(wait, warmup, active)` and `prof.step()`; Kineto writes one file per rank too.
 """
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from socket import gethostname
 from typing import IO, Any
@@ -45,41 +46,33 @@ class StepTraces:
 
     Args:
         folder: of all runs; each run makes a folder of its own in it.
-        every: a window begins at each multiple of it.
-        length: steps of a window.
+        every: one of so many steps is recorded.
 
     Attributes:
         path: of this rank's file.
 
     Raises:
         RuntimeError: outside of a rank.
-        ValueError: a window that is longer than the way to the next.
+        ValueError: `every` is less than 1.
     """
 
-    def __init__(self, folder: str | Path, every: int = 1, length: int = 1) -> None:
-        if not 1 <= length <= every:
-            raise ValueError(
-                f"a window of steps begins every so many steps and ends before the next, got every={every} and "
-                f"length={length}; use length=1 to {max(every, 1)}"
-            )
-        self._context, self._every, self._length = rank_context(), every, length
+    def __init__(self, folder: str | Path, every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"one of so many steps is recorded, got every={every}; use 1 or more")
+        self._context, self._every = rank_context(), every
         context = self._context
         self.path = _run_folder(Path(folder), context) / f"rank-{context.rank:05d}.jsonl"
         self._file: IO[str] = open(self.path, "x", encoding="utf-8")  # noqa: SIM115  closed by `close`
-        sizes = {"rank": context.rank, "world_size": context.world_size, "every": every, "length": length}
+        sizes = {"rank": context.rank, "world_size": context.world_size, "every": every}
         self._write({"format": FORMAT, **sizes, "host": gethostname(), "pid": os.getpid()})
         self._read_clock()
-
-    def records(self, step: int) -> bool:
-        """Whether a step is recorded."""
-        return step % self._every < self._length
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Record the `with` block as a step, if it is one of those that are recorded; every rank calls this."""
         self._context.trace.forget()
         yield
-        if self.records(step):
+        if step % self._every == 0:
             self._write(pack_step(step, self._context.trace))
             self._read_clock()
 
@@ -107,7 +100,6 @@ class StepTraces:
 
 
 def _run_folder(folder: Path, context: RankContext) -> Path:
-    """Make the folder of this run, of one number on all hosts, and return it."""
     from dualpipe_lab.comm import all_gather_object
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +141,7 @@ class RankFile:
     """What the file of one rank holds.
 
     Attributes:
-        head: rank, world_size, host, pid, every, length.
+        head: rank, world_size, host, pid, every.
         steps: the trace of each recorded step, by its number, on rank 0's clock.
         is_whole: the rank closed the file; False for a run that was ended.
         readings: time, gain and bound of each reading of the clock.
@@ -159,11 +151,6 @@ class RankFile:
     steps: dict[int, RankTrace] = field(default_factory=dict)
     is_whole: bool = False
     readings: list[tuple[int, int, int]] = field(default_factory=list)
-
-    @property
-    def rank(self) -> int:
-        """Number of the rank."""
-        return int(self.head["rank"])
 
 
 @dataclass(frozen=True)
@@ -192,7 +179,7 @@ class Traces:
 
     def matching(self, steps: Sequence[int] | None = None) -> Matching:
         """Match the messages of some steps (default: of all)."""
-        return match([part for row in self._rows(steps) for part in row])
+        return match(list(chain.from_iterable(self._rows(steps))))
 
     def timeline(self, steps: Sequence[int] | None = None) -> Timeline:
         """Return the timeline of some steps (default: of all), from its first event on.
@@ -204,13 +191,12 @@ class Traces:
         """
         rows = self._rows(steps)
         name = f"{self.path.name}, {_listed(self.steps if steps is None else sorted(steps))}"
-        messages = match([part for row in rows for part in row]).messages
         joined = [
             RankTrace(rank, [span for part in row for span in part.spans], error_ns=row[0].error_ns)
             for rank, row in enumerate(rows)
         ]
         collectives = [[span for part in row for span in part.collectives] for row in rows]
-        whole = to_timeline(joined, messages, "wall", name)
+        whole = to_timeline(joined, self.matching(steps).messages, "wall", name)
         if any(collectives):
             whole = whole.with_stream(COMMUNICATION, collectives)
         ends = [time for spans in whole.spans_by_rank for span in spans for time in (span.start, span.end)]
@@ -218,13 +204,14 @@ class Traces:
 
     def __str__(self) -> str:
         found = self.matching()
+        clocks = clock_note([row[0] for row in self._rows(None)]).removeprefix(", clocks ")
         hosts = sorted({str(file.head["host"]) for file in self.files.values()})
         lines = [
             f"{self.path}: {len(self.files)} of {self.world_size} ranks on {len(hosts)} host"
             f"{'s' * (len(hosts) > 1)} ({', '.join(hosts)}), {_listed(self.steps)}",
             f"messages: {len(found.messages)} matched, {len(found.lost)} lost, {found.truncated} with one end that was "
             "not recorded",
-            f"clocks: {self._clocks()}",
+            f"clocks: {clocks or 'one for all ranks'}",
         ]
         if self.missing:
             lines.append(f"no file of ranks {', '.join(map(str, self.missing))}")
@@ -232,12 +219,7 @@ class Traces:
             lines.append(f"ended without closing their files: ranks {', '.join(map(str, ended))}")
         return "\n".join(lines + found.lost[:5])
 
-    def _clocks(self) -> str:
-        note = clock_note([row[0] for row in self._rows(None)]).removeprefix(", clocks ")
-        return note or "one for all ranks"
-
     def _rows(self, steps: Sequence[int] | None) -> list[list[RankTrace]]:
-        """The traces of some steps, by rank."""
         chosen = self.steps if steps is None else sorted(steps)
         if unknown := [step for step in chosen if step not in self.steps]:
             raise ValueError(f"{self.path} has no step {unknown[0]}; it has {_listed(self.steps)}")
@@ -262,7 +244,7 @@ def read_traces(folder: str | Path) -> Traces:
     sizes = {int(file.head["world_size"]) for file in files}
     if len(sizes) > 1:
         raise ValueError(f"{path} has files of worlds of {sorted(sizes)} ranks; put the files of one run into a folder")
-    by_rank = {file.rank: file for file in files}
+    by_rank = {int(file.head["rank"]): file for file in files}
     return Traces(path, by_rank, tuple(rank for rank in range(sizes.pop()) if rank not in by_rank))
 
 
@@ -274,7 +256,7 @@ def _read(path: Path) -> RankFile:
     file = RankFile(values[0])
     for line in values[1:]:
         if "step" in line:
-            file.steps[line["step"]] = unpack_step(file.rank, line)
+            file.steps[line["step"]] = unpack_step(values[0]["rank"], line)
         elif "clock" in line:
             time, gained, bound = line["clock"]
             file.readings.append((time, gained, bound))
@@ -309,14 +291,10 @@ def _parts(rank: int, file: RankFile | None, steps: list[int]) -> list[RankTrace
     found = [] if file is None else [file.steps[step] for step in steps if step in file.steps]
     if file is None or not found:
         return [RankTrace(rank, is_partial=True)]
-    is_partial = not _has_all_behind(file, steps[0])
-    return [replace(part, is_partial=is_partial) for part in found]
-
-
-def _has_all_behind(file: RankFile, first: int) -> bool:
-    rest = [step for step in sorted(file.steps) if step >= first]
-    is_dense = rest == list(range(first, first + len(rest)))
-    return file.is_whole and is_dense and not any(file.steps[step].is_partial for step in rest)
+    rest = [step for step in sorted(file.steps) if step >= steps[0]]
+    is_dense = rest == list(range(steps[0], steps[0] + len(rest)))
+    is_whole = file.is_whole and is_dense and not any(file.steps[step].is_partial for step in rest)
+    return [replace(part, is_partial=not is_whole) for part in found]
 
 
 def _listed(steps: Sequence[int]) -> str:

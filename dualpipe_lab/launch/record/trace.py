@@ -74,7 +74,7 @@ class RankTrace:
         self._append(self.spans, span)
 
     def collective(self, operation: Operation, end: int) -> None:
-        """Record a completed collective."""
+        """Record a completed collective, unless it took no time."""
         start = operation.issued_ns if operation.left_ns is None else operation.left_ns
         if end > start:
             span = Span(self.rank, start, end, COLLECTIVE, label=operation.name, stream=COMMUNICATION)
@@ -82,12 +82,12 @@ class RankTrace:
 
     def send(self, operation: Operation, peer: int) -> None:
         """Record a sent message."""
-        left_ns, size = operation.left_ns, operation.traffic.sent
+        left_ns, size = operation.left_ns, operation.tensor_bytes
         self._append(self.sent, Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
 
     def receive(self, operation: Operation, peer: int, time_ns: int) -> None:
         """Record a received message."""
-        number, size = operation.sequence, operation.traffic.received
+        number, size = operation.sequence, operation.tensor_bytes
         self._append(self.received, Received(peer, operation.stream, number, time_ns, size))
 
     def move(self, moved: Callable[[int], int]) -> None:

@@ -12,7 +12,6 @@ Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for cl
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -44,16 +43,6 @@ def split(size: int, parts: int) -> list[int]:
     """
     chunk = -(-size // parts)
     return [max(0, min(chunk, size - part * chunk)) for part in range(parts)]
-
-
-@lru_cache(4096)
-def chunk_bytes(numel: int, element_size: int, parts: int) -> tuple[int, ...]:
-    """Bytes of the chunks of a tensor in a ring.
-
-    >>> chunk_bytes(7, 4, 3)
-    (12, 12, 4)
-    """
-    return tuple(elements * element_size for elements in split(numel, parts))
 
 
 def all_reduce(chunks: Sequence[int], position: int) -> Traffic:

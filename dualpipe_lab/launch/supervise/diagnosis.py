@@ -1,8 +1,6 @@
-"""Diagnosis of a deadlock: from the status of each rank to the cause.
+"""From the status of each rank to the causes of a deadlock.
 
-Chapter: book/start/ranks-and-messages.  In: the status of each rank that answered.
-Out: lines of text with the causes: a cycle of waits, a tag that does not match, a rank that never joined a collective,
-or different collectives.
+A cycle of waits, a tag that does not match, a rank that never joined a collective, or different collectives.
 """
 
 from collections import deque

@@ -1,6 +1,5 @@
 """Errors of a launch: the rank, the line of the cell and the cause.
 
-Chapter: book/start/ranks-and-messages.  In: one `RankFailure` per failed rank.  Out: one message.
 Elsewhere: torch raises `ProcessRaisedException` with the remote traceback, and hangs in a deadlock.
 """
 

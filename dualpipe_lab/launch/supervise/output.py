@@ -1,9 +1,8 @@
 """Output of the ranks, printed by the thread that runs the cell.
 
-In: bytes that the ranks wrote.  Out: text in the notebook, in one of three modes.
-  ordered   rank 0 live, then the other ranks in rank order: the same text in every run
-  live      at once, each line with its rank as prefix
-  collect   not printed; `Results.output` holds it
+ordered   rank 0 live, then the other ranks in rank order: the same text in every run
+live      at once, each line with its rank as prefix
+collect   not printed; `Results.output` holds it
 """
 
 import codecs

@@ -1,9 +1,8 @@
 """The supervisor of one launch: an event loop in the calling thread; and the report of a launch that failed.
 
   hello -> job -> ready (all ranks) -> go -> results (all ranks)
-In: jobs and rank processes.  Out: one pickled result per rank, or one error with each rank's line, cause and operation.
 The loop prints the ranks' output, asks each rank for its status at intervals, detects deadlocks and ends a launch after
-its time limit.  A line of code is named as in the notebook: `Cell In[3], line 7, in step`.
+its time limit.
 """
 
 import linecache
@@ -16,6 +15,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,6 @@ class WatchedRank:
         """Whether the rank has neither returned nor failed."""
         return self.result is None and self.failure is None
 
-    @property
-    def latest(self) -> RankStatus | None:
-        """Newest status; compare by identity to detect a new one, because `statuses` keeps only two."""
-        return self.statuses[-1] if self.statuses else None
-
 
 class Supervisor:
     """Runs one job on each process and collects the results."""
@@ -83,10 +78,13 @@ class Supervisor:
             process = watched.process
             for connection in (process.out, process.err):
                 os.set_blocking(connection.fileno(), False)
-            self._selector.register(process.channel, selectors.EVENT_READ, (self._on_message, watched))
-            self._selector.register(process.out, selectors.EVENT_READ, (self._on_output, watched))
-            self._selector.register(process.err, selectors.EVENT_READ, (self._on_output, watched))
-            self._selector.register(process.process.sentinel, selectors.EVENT_READ, (self._on_death, watched))
+            for source, handle in (
+                (process.channel, self._on_message),
+                (process.out, self._on_output),
+                (process.err, self._on_output),
+                (process.process.sentinel, self._on_death),
+            ):
+                self._selector.register(source, selectors.EVENT_READ, (handle, watched))
 
     def run(self) -> list[bytes]:
         """Return the pickled result of each rank.
@@ -97,15 +95,12 @@ class Supervisor:
         """
         __tracebackhide__ = True
         while any(watched.running for watched in self.ranks):
-            for key, _ in self._selector.select(0.05):
-                handle, watched = key.data
-                handle(watched, key.fileobj)
+            self._handle_events()
             now = time.perf_counter()
-            if self._failed_at is not None:
-                if now - self._failed_at > GRACE_SECONDS:
-                    break
-            else:
+            if self._failed_at is None:
                 self._keep_time(now)
+            elif now - self._failed_at > GRACE_SECONDS:
+                break
         if self._failed_at is not None:
             raise self._report.error(self.ranks)
         for watched in self.ranks:
@@ -117,6 +112,11 @@ class Supervisor:
         for watched in self.ranks:
             self._finish_output(watched)
         self._selector.close()
+
+    def _handle_events(self) -> None:
+        for key, _ in self._selector.select(0.05):
+            handle, watched = key.data
+            handle(watched, key.fileobj)
 
     def _keep_time(self, now: float) -> None:
         if self._went is None:
@@ -153,33 +153,29 @@ class Supervisor:
 
     def _collect_statuses(self) -> None:
         """Ask once more for the status; after half a second a silent rank gets a signal to dump its stack."""
-        known = {watched.rank: watched.latest for watched in self.ranks if watched.running}
+        known = {watched.rank: watched.statuses for watched in self.ranks}  # an answer makes another list
         self._ask_status(time.perf_counter())
         deadline = time.perf_counter() + 0.5
         while time.perf_counter() < deadline:
-            for key, _ in self._selector.select(0.05):
-                handle, watched = key.data
-                handle(watched, key.fileobj)
-            silent = [w for w in self.ranks if w.running and w.latest is known.get(w.rank)]
+            self._handle_events()
+            silent = [watched for watched in self.ranks if watched.running and watched.statuses is known[watched.rank]]
             if not silent:
                 return
         self._report.force_stacks(silent)
 
     def _on_message(self, watched: WatchedRank, channel: Any) -> None:
         try:
-            kind, *content = self._receive(channel)
+            self._take(watched, channel)
         except (EOFError, OSError):
-            return self._on_death(watched, None)
+            self._on_death(watched, None)
+
+    def _take(self, watched: WatchedRank, channel: Any) -> None:
+        kind, *content = payload.receive(channel)
+        if kind not in _MESSAGES:  # a rank's code can reach its channel
+            raise restricted.Refused(f"a rank sent an unknown message, {str(kind)[:40]!r}")
         getattr(self, f"_on_{kind}")(watched, *content)
-        return None
 
-    def _receive(self, channel: Any) -> Any:
-        message = payload.receive(channel)
-        if message[0] not in _MESSAGES:  # a rank's code can reach its channel
-            raise restricted.Refused(f"a rank sent an unknown message, {str(message[0])[:40]!r}")
-        return message
-
-    def _on_hello(self, watched: WatchedRank, preloaded: bool) -> None:
+    def _on_hello(self, watched: WatchedRank) -> None:
         watched.greeted = True
         self._send(watched, "job", watched.job)
 
@@ -211,33 +207,23 @@ class Supervisor:
         self._note_failure()
 
     def _on_death(self, watched: WatchedRank, _: Any) -> None:
-        self._read_remaining_messages(watched)
+        for source in (watched.process.process.sentinel, watched.process.channel):
+            if source in self._selector.get_map():
+                self._selector.unregister(source)
+        with suppress(EOFError, OSError):  # what it sent before
+            while watched.process.channel.poll(0):
+                self._take(watched, watched.process.channel)
         if not watched.running:
-            return self._forget(watched)
+            return
         if not watched.greeted:
             raise StartupError(f"rank {watched.rank} died before it said hello")
         watched.failure = self._report.died(watched)
         self._note_failure()
-        return self._forget(watched)
-
-    def _read_remaining_messages(self, watched: WatchedRank) -> None:
-        channel = watched.process.channel
-        try:
-            while channel.poll(0):
-                kind, *content = self._receive(channel)
-                getattr(self, f"_on_{kind}")(watched, *content)
-        except (EOFError, OSError):
-            pass  # the channel is empty
 
     def _note_failure(self) -> None:
         if self._failed_at is None:
             self._failed_at = time.perf_counter()
             self._ask_status(self._failed_at)
-
-    def _forget(self, watched: WatchedRank) -> None:
-        for source in (watched.process.process.sentinel, watched.process.channel):
-            if source in self._selector.get_map():
-                self._selector.unregister(source)
 
     def _send(self, watched: WatchedRank, *message: Any) -> None:
         try:
@@ -275,10 +261,9 @@ class FailureReport:
     ) -> RankFailure:
         """Failure of a rank whose function raised or called `sys.exit`."""
         frame = user_frame(frames, self._cells)
-        where = ""
-        if frame:
-            source = source_line(frame)
-            where = name_frame(frame) + (f":  {source}" if source else "")
+        where = name_frame(frame) if frame else ""
+        if frame and (source := linecache.getline(frame.file, frame.line).strip()):
+            where += f":  {source}"
         lost = any(phrase in cause for phrase in _PEER_GONE)
         if lost:
             cause = "lost its peer"  # GLOO's own words are in the traceback
@@ -303,14 +288,13 @@ class FailureReport:
         failures = {observed.rank: observed.failure for observed in ranks if observed.failure}
         others = [observed for observed in ranks if not observed.failure and not observed.result and observed.statuses]
         notes = [f"{locate(observed.statuses[-1], self._line_of)}; stopped by the launcher" for observed in others]
-        causes = explain(_latest(ranks), _returned(ranks))
-        mismatches = [cause for cause in causes if cause.startswith("collective mismatch")]
+        mismatches = [cause for cause in _causes(ranks) if cause.startswith("collective mismatch")]
         return RankError(failures, len(ranks), mismatches + notes)
 
     def timeout(self, ranks: list[WatchedRank], headline: str, seconds: float = 0.0) -> RankTimeout:
         """Error with the status of all ranks and the causes of the deadlock."""
         lines = [self._describe(observed) for observed in ranks]
-        return RankTimeout(headline, lines + explain(_latest(ranks), _returned(ranks)), seconds)
+        return RankTimeout(headline, lines + _causes(ranks), seconds)
 
     def force_stacks(self, silent: list[WatchedRank]) -> None:
         """Make ranks that do not answer dump their stacks by a signal: `faulthandler` needs no GIL."""
@@ -338,12 +322,9 @@ class FailureReport:
         return user_stack(path.read_text(errors="replace")) if path.exists() else ""
 
 
-def _latest(ranks: list[WatchedRank]) -> dict[int, RankStatus]:
-    return {observed.rank: observed.statuses[-1] for observed in ranks if observed.statuses}
-
-
-def _returned(ranks: list[WatchedRank]) -> set[int]:
-    return {observed.rank for observed in ranks if observed.result is not None}
+def _causes(ranks: list[WatchedRank]) -> list[str]:
+    latest = {observed.rank: observed.statuses[-1] for observed in ranks if observed.statuses}
+    return explain(latest, {observed.rank for observed in ranks if observed.result is not None})
 
 
 def _exit_name(code: int | None) -> str:
@@ -377,16 +358,11 @@ def user_frame(frames: Sequence[StackFrame], cells: Collection[str]) -> StackFra
     return frames[-1] if frames else None
 
 
-def source_line(frame: StackFrame) -> str:
-    """Text of the frame's line without indentation; empty if the source is not in this process."""
-    return linecache.getline(frame.file, frame.line).strip()
-
-
 def name_cells(text: str, cells: Collection[str]) -> str:
     """Replace the file names of cells in a traceback by their names in the notebook."""
-    named = {file: name_file(file) for file in cells if file in text}
-    for file, name in named.items():
-        text = text.replace(f'File "{file}"', name)
+    for file in cells:
+        if file in text:
+            text = text.replace(f'File "{file}"', name_file(file))
     return text
 
 
@@ -408,5 +384,4 @@ def user_stack(dump: str) -> str:
 
 
 def _is_user_file(file: str) -> bool:
-    foreign = (_PACKAGE, sysconfig.get_paths()["stdlib"], *site.getsitepackages(), "<")
-    return not file.startswith(foreign)
+    return not file.startswith((_PACKAGE, sysconfig.get_paths()["stdlib"], *site.getsitepackages(), "<"))
