@@ -79,8 +79,12 @@ def faults() -> list[Fault]:
 @cache
 def code_of(path: Path) -> list[str]:
     """Return the lines of a file without their indentation and the comments behind them."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [line.split("  # ")[0].strip() for line in text.splitlines()]
+    return [line.split("  # ")[0].strip() for line in text_of(path).splitlines()]
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file, or nothing where there is none."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 class ImportGraph:
@@ -95,25 +99,21 @@ class ImportGraph:
         self.users: defaultdict[str, Counter[str]] = defaultdict(Counter)  # of a module: who names it, how often
         handed_out = self._names_of_facades()
         for module, path in self.files.items():
-            text = re.sub(r"^ *(>>>|\.\.\.) .*", "", path.read_text(encoding="utf-8"), flags=re.M)
+            text = f"{text_of(path)}\n{text_of(path.with_name('conftest.py'))}"
+            text = re.sub(r"^ *(>>>|\.\.\.) .*", "", text, flags=re.M)  # examples are no imports
+            nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+            pairs = [(node.module or "", one.name) for node in nodes for one in node.names]
             used = re.findall(r"(?:import|from|-m) (dualpipe_[\w.]+)", text)  # in strings, too, for other processes
-            imported = [(node.module or "", node.names) for node in walk(text) if isinstance(node, ast.ImportFrom)]
-            used += [f"{source}.{one.name}" for source, names in imported for one in names]
-            used += [source for source, _ in imported if not source.startswith(LIBRARY)]
-            pairs = [(source, one.name) for source, names in imported for one in names]
+            used += [name for source, attribute in pairs for name in (source, f"{source}.{attribute}")]
             pairs += re.findall(r"\b(\w+)(?=\.(\w+))", text)
-            used += [handed_out[pair] for pair in pairs if pair in handed_out]
-            for name in used:
+            for name in [*used, *(handed_out[pair] for pair in pairs if pair in handed_out)]:
                 self.users[name][module] += 1
 
     def _names_of_facades(self) -> dict[tuple[str, str], str]:
         """Return where `dp.Zero1` comes from: by the words before and behind the dot, and by the full name, too."""
         found = {}
         for package, path in self.files.items():
-            stub = path.with_suffix(".pyi")
-            for source, name in (
-                re.findall(r"^from (\S+) import (\w+)", stub.read_text(), re.M) if stub.exists() else ()
-            ):
+            for source, name in re.findall(r"^from (\S+) import (\w+)", text_of(path.with_suffix(".pyi")), re.M):
                 module = f"{package}{source}".rstrip(".") if source.startswith(".") else source
                 module = f"{module}.{name}" if source == "." else module
                 for word in (package, package.rpartition(".")[2], *(["lab"] if package == "dualpipe_lab" else [])):
@@ -129,7 +129,7 @@ class ImportGraph:
             distances |= dict.fromkeys(new, distances[module] + 1)
             queue += new
         home = self.tree / "tests" / path.relative_to(self.tree).parts[1]
-        found = [module for module in distances if has_tests(self.files[module])]
+        found = [module for module in distances if module.startswith("test_") or ">>> " in text_of(self.files[module])]
         near = {home, *(self.files[module].parent for module in found if distances[module] == 1)} - {home.parent}
 
         def closeness(module: str) -> tuple[int | bool, ...]:
@@ -138,16 +138,6 @@ class ImportGraph:
             return ring, module.startswith(LIBRARY), file.parent != home, distance, -self.users[start][module]
 
         return [str(self.files[module].relative_to(self.tree)) for module in sorted(found, key=closeness)]
-
-
-def walk(text: str) -> Iterator[ast.AST]:
-    """Yield the nodes of a file's syntax tree."""
-    return ast.walk(ast.parse(text))
-
-
-def has_tests(path: Path) -> bool:
-    """Whether a file holds tests, or examples in docstrings."""
-    return path.name.startswith("test_") or ">>> " in path.read_text(encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -253,15 +243,12 @@ def worktree(commit: str) -> Iterator[Path]:
 
 def read(results: Path) -> dict[str, dict[str, str]]:
     """Return the last row of each fault."""
-    if not results.exists():
-        return {}
-    with results.open(newline="", encoding="utf-8") as file:
-        return {row["fault"]: row for row in csv.DictReader(file)}
+    return {row["fault"]: row for row in csv.DictReader(text_of(results).splitlines())}
 
 
 def main(
     at: Annotated[str, Option(help="the commit whose library and tests are tried")] = "HEAD",
-    results: Annotated[Path, Option(help="the table of results")] = Path("faults.csv"),
+    results: Annotated[Path, Option(help="the table of results")] = Path("_build/faults.csv"),
     only: Annotated[str, Option(help="faults with this in their names")] = "",
     limit: Annotated[float, Option(help="seconds for the tests of one fault")] = 180,
     through: Annotated[str, Option(help="a command that pytest runs through, such as 'nice -n 15'")] = "",
@@ -270,6 +257,7 @@ def main(
 ) -> None:
     """Plant the chosen faults one after the other, append a row for each to the results, and count all rows."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the fault and the worktree are removed
+    results.parent.mkdir(parents=True, exist_ok=True)
     known = {name for name, row in read(results).items() if row["status"] != UNDECIDED} if resume else set()
     todo = [fault for fault in faults() if only in fault.name and fault.name not in known]
     todo.sort(key=lambda fault: crc32(fault.name.encode()))  # so that a run that is cut short has tried every package
