@@ -148,16 +148,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Account:
-    """Writes failures into a file at once, and has the files run in the order of the command line."""
+    """Writes failures into a file at once, and runs quick tests before slow ones, file by file as they were named."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     @pytest.hookimpl(trylast=True)  # after tests/conftest.py, which puts slow files first
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Sort the tests by file."""
+        """Sort the tests of a run."""
         order = {str(Path(name.partition("::")[0]).resolve()): place for place, name in enumerate(config.args)}
-        items.sort(key=lambda item: order.get(str(item.path), 0))
+        items.sort(key=lambda item: (item.get_closest_marker("slow") is not None, order.get(str(item.path), 0)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         """Write down a test that failed, or a file that could not be collected."""
