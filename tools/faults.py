@@ -34,6 +34,7 @@ LIBRARY = ("dualpipe_lab", "dualpipe_course")
 COLUMNS = ("fault", "status", "by", "seconds", "wrong")
 NOTICED, NOBODY, UNDECIDED = "noticed", "nobody", "not decided in time"
 ACCOUNT = "FAULTS_ACCOUNT"  # the variable that names the file into which a run of pytest writes its failures
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "faults")
 FIRST_RUN = 4  # files in the first run of pytest; each run takes twice as many, as each imports torch anew
 
 
@@ -173,29 +174,13 @@ def failures(names: list[str], tree: Path, limit: float, through: str, *options:
 
     The clock starts when pytest does, so a command that it runs `through` may wait for its turn.
     """
-    command = [
-        *shlex.split(through),
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n0",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "faults",
-    ]
     with tempfile.TemporaryDirectory() as scratch:
         account, begun = Path(scratch) / "failures", None
         own = {"PYTHONPATH": os.pathsep.join([str(tree), str(LIST.parent)]), ACCOUNT: str(account)}
         with (Path(scratch) / "output").open("w+b") as output:
+            command = [*shlex.split(through), *PYTEST, *options, *names]
             process = subprocess.Popen(
-                [*command, *options, *names],
-                cwd=tree,
-                env=os.environ | own,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, cwd=tree, env=os.environ | own, stdout=output, stderr=output, process_group=0
             )
             try:
                 while process.poll() is None and (begun is None or time.monotonic() < begun + limit):
@@ -276,11 +261,9 @@ def main(
             print(f"{len(failed)} of {len(names)} tests fail without a fault", *failed, sep="\n  ")
     for status in (NOTICED, NOBODY, UNDECIDED):
         those = [row for row in read(results).values() if row["status"] == status]
-        print(
-            f"{status}: {len(those)}",
-            *(f"{row['fault']}: {row['wrong']}" for row in those if status != NOTICED),
-            sep="\n  ",
-        )
+        print(f"{status}: {len(those)}")
+        for row in those if status != NOTICED else ():
+            print(f"  {row['fault']}: {row['wrong']} ({row['by']})")
 
 
 if __name__ == "__main__":
