@@ -243,9 +243,10 @@ def main(
     """Plant the chosen faults one after the other, append a row for each to the results, and count all rows."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the fault and the worktree are removed
     results.parent.mkdir(parents=True, exist_ok=True)
-    known = {name for name, row in read(results).items() if row["status"] != UNDECIDED} if resume else set()
-    todo = [fault for fault in faults() if only in fault.name and fault.name not in known]
-    todo.sort(key=lambda fault: crc32(fault.name.encode()))  # so that a run that is cut short has tried every package
+    known = {name: row["status"] for name, row in read(results).items()} if resume else {}
+    todo = [fault for fault in faults() if only in fault.name and known.get(fault.name, UNDECIDED) == UNDECIDED]
+    # new ones first, and those mixed, so that a run that is cut short has tried every package
+    todo.sort(key=lambda fault: (fault.name in known, crc32(fault.name.encode())))
     with worktree(at) as tree:
         graph = ImportGraph(tree)
         for number, fault in enumerate(todo, 1):
