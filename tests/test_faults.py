@@ -11,11 +11,12 @@ faults = load(ROOT / "tools" / "faults.py")
 
 def test_every_fault_finds_one_line_and_leaves_python():
     found = [fault.find(ROOT) for fault in faults.faults()]
-    assert len(set(found)) == len(found) >= 60
-    for fault, (path, place) in zip(faults.faults(), found, strict=True):
-        assert fault.new != fault.old
+    assert len({place[:2] for place in found}) == len(found) >= 60
+    for path, place, wrong in found:
         lines = path.read_text().splitlines()
-        lines[place] = lines[place].replace(fault.old, fault.new)
+        right = lines[place].split("  # ")[0]
+        lines[place] = right.replace(right.strip(), wrong)
+        assert lines[place] != right
         ast.parse("\n".join(lines))
 
 
