@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_course.grading import replay, report, submissions
+from dualpipe_course.grading import grader, replay, report, submissions
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
 
@@ -31,6 +31,13 @@ def grade(folder, out, nbval=False, **limits):
         results = grader.grade(found)
     assert not scratch.exists()
     return {graded.learner: graded for graded in results}
+
+
+@pytest.mark.parametrize(("score", "share"), [(7, 1), (1, 1), (0.5, 0.5), (-3, 0)])
+def test_a_score_gives_neither_more_points_than_there_are_nor_fewer_than_none(score, share):
+    mark = grader._mark({"name": "ranks-1", "score": score, "status": "passed", "message": ""})
+    assert mark.out_of > 0
+    assert mark.points == share * mark.out_of
 
 
 def only(shop, page, text):

@@ -46,6 +46,7 @@ def test_bad_arguments_start_no_process(options):
         (torch.zeros(2, 2), torch.tensor([[0.0, 0.0], [0.25, 0.0]]), "[1, 0]", 0.25),
         ({"a": [1, 2]}, {"a": [1, 4]}, '["a"][1]', 2.0),
         (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), "", 0.0),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), "[1]", float("inf")),
         (torch.zeros(2), torch.zeros(3), "", float("inf")),
         ([1, "a"], [1, "b"], "[1]", float("inf")),
         ((1, None), (1, None), "", 0.0),
