@@ -9,6 +9,7 @@ name here, and every name of torch.distributed in `comm`, is older.  Looked up i
 """
 
 import pickle
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 from multiprocessing import forkserver
@@ -129,7 +130,13 @@ REBUILDERS = {
 }  # what pickles of parameters call
 
 
-# CPython
+# ipykernel, CPython
+
+
+def is_watched() -> bool:
+    """Whether somebody reads along: a terminal, or a notebook's front end that could be asked for input."""
+    kernel = getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel", None)
+    return sys.stderr.isatty() if kernel is None else bool(getattr(kernel, "_allow_stdin", False))
 
 
 def fork_server_pid() -> int | None:

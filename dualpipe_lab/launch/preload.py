@@ -8,14 +8,11 @@ import gc
 import importlib
 import pkgutil
 
-from dualpipe_lab._private import LATE_IMPORT
-
 WINGS = ("comm", "tp", "cp", "ep", "dp", "pp", "models", "plan", "train")
 
 
 def _import_all() -> None:
-    # torch imports LATE_IMPORT at the first optimizer step, in every rank: seconds there, once here
-    for name in ("torch", LATE_IMPORT, "torch.distributed", "dualpipe_lab.launch.rank"):
+    for name in ("torch", "torch.distributed", "dualpipe_lab.launch.rank"):
         importlib.import_module(name)
     for wing in WINGS:
         package = importlib.import_module(f"dualpipe_lab.{wing}")

@@ -28,7 +28,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dualpipe_lab._private import stop_fork_server
+from dualpipe_lab._private import LATE_IMPORT, is_watched, stop_fork_server
 from dualpipe_lab.launch import operating_system
 from dualpipe_lab.launch.folder import sweep
 from dualpipe_lab.launch.supervise.errors import StartupError
@@ -38,6 +38,8 @@ OVERRIDE = "DUALPIPE_LAB_START"
 MAX_TMPDIR_BYTES = 60  # a socket's path has 107 bytes on Linux, 103 on macOS, and multiprocessing appends 32
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  each launch makes a private folder in it
 _PRELOAD = ["dualpipe_lab.launch.preload"]
+_LATER = "dualpipe_lab.launch.preload_later"
+SILENCE_SECONDS = 2.0
 
 
 @dataclass
@@ -79,12 +81,17 @@ def start_method() -> str:
 
 
 def warm() -> None:
-    """Start the fork server in the background: this call takes 12 ms, the server imports torch for 2 s."""
+    """Start the fork server in the background: this call takes 12 ms, the server imports torch for 1 s.
+
+    In a kernel the server is there before the learner's first launch, and imports a second later what the first
+    optimizer step needs; in a script the first launch waits for that, too, or every rank would import it.
+    """
     sweep()
     if start_method() != "forkserver":
         return
     _keep_socket_paths_short()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    last = _LATER if "ipykernel.kernelapp" in sys.modules else LATE_IMPORT
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOAD, last])
     resource_tracker.ensure_running()  # it unblocks interrupts when it starts, so it has to be first
     with interrupts_held(), _package_on_path():
         forkserver.ensure_running()
@@ -118,6 +125,10 @@ def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
     """
     chosen = method or start_method()
     ranks: list[RankProcess] = []
+    notice = threading.Timer(SILENCE_SECONDS, _say_what_is_waited_for)
+    notice.daemon = True
+    if is_watched():
+        notice.start()
     try:
         if chosen == "forkserver":
             warm()
@@ -136,7 +147,13 @@ def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
         if isinstance(error, (EOFError, OSError)):
             raise StartupError(f"cannot start ranks by {chosen}: {error}") from error
         raise
+    finally:
+        notice.cancel()
     return ranks
+
+
+def _say_what_is_waited_for() -> None:
+    print("starting the server of ranks, once per kernel", file=sys.stderr, flush=True)
 
 
 def retire(ranks: list[RankProcess], reusable: bool) -> None:

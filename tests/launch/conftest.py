@@ -71,8 +71,8 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def start(self, code: str) -> str:
-        return self.client.execute(code)
+    def start(self, code: str, watched: bool = False) -> str:
+        return self.client.execute(code, allow_stdin=watched)
 
     def finish(self, request: str, timeout: float = 60) -> tuple[str, str, str]:
         """Wait for a cell; return its text output, error name and error text."""

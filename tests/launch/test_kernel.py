@@ -66,6 +66,25 @@ def test_importing_the_library_warms_the_fork_server_without_importing_torch(ker
     assert text == "(False, True)"
 
 
+IMPORTED = "lab.launch(lambda rank, world_size: __import__('sys').modules.get('torch._dynamo') is not None, 1)"
+
+
+def test_the_first_launch_does_not_wait_for_what_the_first_optimizer_step_needs(kernel):
+    kernel.run("import dualpipe_lab as lab")
+    assert kernel.run(IMPORTED)[0] == "[False]"
+    deadline = time.monotonic() + 120  # a second later, and the import's own seconds
+    while (text := kernel.run(IMPORTED)[0]) != "[True]":
+        assert (text, time.monotonic() < deadline) == ("[False]", True)
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_first_launch_says_what_it_waits_for_where_somebody_reads_along(kernel, watched):
+    kernel.run("import dualpipe_lab as lab, sys\nsys.modules['dualpipe_lab.launch.server'].SILENCE_SECONDS = 0")
+    text, _, _ = kernel.finish(kernel.start("lab.launch(lambda rank, world_size: rank, 2)", watched))
+    assert text == "starting the server of ranks, once per kernel\n" * watched + "[0, 1]"
+
+
 def test_an_interrupt_stops_all_ranks_and_the_next_cell_works(kernel, tmp_path):
     kernel.run(f"import dualpipe_lab as lab\npath = {str(tmp_path)!r}")
     request = kernel.start(SLEEPERS)
