@@ -36,20 +36,7 @@ class LlamaLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_norm = make_norm(config, tp, dtype)
-        self.attention = GroupedQueryAttention(
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_size,
-            tp,
-            replicas,
-            config.rope_base,
-            config.qk_norm,
-            attend,
-            dtype,
-            config.rope_scaling,
-            config.eps,
-        )
+        self.attention = grouped_attention(config, tp, replicas, attend, dtype)
         self.mlp_norm = make_norm(config, tp, dtype)
         self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp, dtype)
 
@@ -60,14 +47,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaStage(TransformerStage):
-    """Some layers of a Llama; the first stage takes ids_BS, the last one returns logits_BSV.
-
-    Args:
-        config: sizes of the full model.
-        sharing: how the model is shared among ranks.
-        layers: numbers of the layers.
-        is_first, is_last: whether the embedding, and whether norm and head are here.
-    """
+    """Some layers of a Llama; the first stage takes ids_BS, the last one returns logits_BSV."""
 
     def __init__(
         self, config: LlamaConfig, sharing: Sharing, layers: range, is_first: bool = True, is_last: bool = True
@@ -136,7 +116,7 @@ class Llama(LlamaStage):
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
         tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
-        sharing = Sharing.of(config, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
+        sharing = Sharing(config, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
         super().__init__(config, sharing, range(config.num_layers))
         self.draw(seed, device)
 
@@ -145,13 +125,17 @@ class Llama(LlamaStage):
         return self.loss_of(self(ids, positions), targets, **options)
 
 
-def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
-    """Refuse a topology over which this model cannot be sharded; needs no rank.
+def grouped_attention(
+    config: LlamaConfig, tp: TensorParallel, replicas: Group | None, attend: Attend, dtype: torch.dtype | None
+) -> GroupedQueryAttention:
+    """Make the attention of a layer with a Llama's sizes."""
+    sizes = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_size
+    angles = config.rope_base, config.qk_norm
+    return GroupedQueryAttention(*sizes, tp, replicas, *angles, attend, dtype, config.rope_scaling, config.eps)
 
-    Raises:
-        ValueError: an axis besides tp, cp and dp, a size that does not divide where it must, or a layout that is
-            missing along cp or made for another number of ranks.
-    """
+
+def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
+    """Refuse a topology over which this model cannot be sharded; ValueError names the rule and the values."""
     others = [f"{name} {topology.size(name)}" for name in ("pp", "ep") if topology.size(name) > 1]
     if others:
         rule = "a Llama is sharded along tp and cp and replicated along dp"

@@ -10,7 +10,7 @@ Chapter: book/whole/cuts.  In: a config, a `Mesh`, a program.  Out: modules by s
 Elsewhere: Megatron `get_model` and `setup_model_and_optimizer`; torchtitan `pipeline_llm`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -32,7 +32,7 @@ from dualpipe_lab.models.v3_moe import V3Stage, data_group, expert_parallel
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.shard import TensorParallel, full_tensor, shards_of
+from dualpipe_lab.tp.shard import TensorParallel
 
 Extra: TypeAlias = dict[str, Tensor]
 
@@ -64,11 +64,12 @@ class RankModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.mesh, self.program, self.layers = config, mesh, program, tuple(layers)
-        self.data, self.pp, self.ep = data_group(mesh), mesh.group("pp"), mesh.group("ep")
+        self.data, self.pp = data_group(mesh), mesh.group("pp")
         self.num_tokens: int | None = None
         self.num_sequences: int | None = None
         self.multi_token = multi_token
-        other = COPY if multi_token else HEAD if _is_tied(config) else None
+        is_tied = isinstance(config, LlamaConfig) and config.tied
+        other = COPY if multi_token else HEAD if is_tied else None
         self.tied = {0: TABLE, len(layers) - 1: other} if other and len(layers) > 1 else None
         self._stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
 
@@ -94,11 +95,9 @@ class RankModel(nn.Module):
         return output if last.loss_chunk is None else last.logits_of(output)
 
     def begin_step(self, num_tokens: int, num_sequences: int | None = None) -> None:
-        """Set by what the losses of a step are divided.
+        """Set by what the losses of a step are divided; both counts are over all microbatches and ranks.
 
-        Args:
-            num_tokens: valid targets of the step, over all microbatches and ranks.
-            num_sequences: of the step, over all microbatches and ranks; the balance loss per sequence needs it.
+        `num_tokens`: valid targets.  `num_sequences`: needed for the balance loss per sequence.
         """
         self.num_tokens, self.num_sequences = num_tokens, num_sequences
         for stage in self.stages.values():
@@ -112,9 +111,7 @@ class RankModel(nn.Module):
     def loss_fn(self, num_tokens: int | None = None, **options: Any) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss of the last stage's output for `PipelineRuntime`, whose step then takes weights of 1.
 
-        Args:
-            num_tokens: valid targets of the step, over all ranks (default: those of `begin_step`).
-            options: as in `tp.cross_entropy`.
+        `num_tokens`: as in `begin_step` (default: those given there); `options`: as in `tp.cross_entropy`.
         """
 
         def loss(output: Tensor, targets: Tensor) -> Tensor:
@@ -148,7 +145,7 @@ class RankModel(nn.Module):
         """
         found: dict[str, Tensor] = {}
         for stage in self.stages.values():
-            found |= self._gathered(stage, of)
+            found |= stage.gathered(of)
         if self.mesh.size("pp") == 1:
             return found
         every = comm.all_gather_object({name: tensor.cpu() for name, tensor in found.items()}, self.pp)
@@ -156,14 +153,6 @@ class RankModel(nn.Module):
         for part in every:
             merged = {name: tensor.to(rank_device()) for name, tensor in part.items()} | merged
         return merged
-
-    def _gathered(self, stage: TransformerStage, of: str) -> Iterator[tuple[str, Tensor]]:
-        shards = shards_of(stage)
-        for name, parameter in stage.named_parameters():
-            tensor = parameter if of == "parameter" else parameter.grad
-            if tensor is not None and name not in stage.tied_names:
-                group = self.ep if ".experts." in name else stage.tp.group
-                yield name, full_tensor(tensor, shards.get(name), group)
 
 
 def build_stages(
@@ -196,7 +185,7 @@ def build_stages(
     check(config, mesh.topology, program, layers=layers)
     tp = TensorParallel(mesh.group("tp"), sequence_parallel)
     dense = config if isinstance(config, LlamaConfig) else config.dense
-    sharing = Sharing.of(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
+    sharing = Sharing(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
     make = _stage_maker(config, sharing, num_nodes, multi_token)
     stages = {s: make(shares[s], s == 0, s == len(shares) - 1) for s in stages_of(program, mesh.rank("pp"))}
@@ -213,12 +202,6 @@ def _stage_maker(
     ep = expert_parallel(sharing.mesh)
     nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
     last = V3Stage if multi_token is None else partial(MultiTokenStage, weight=multi_token)
-
-    def make(layers: range, is_first: bool, is_last: bool) -> TransformerStage:
-        return (last if is_last else V3Stage)(config, sharing, layers, is_first, is_last, ep, nodes)
-
-    return make
-
-
-def _is_tied(config: ModelConfig) -> bool:
-    return isinstance(config, LlamaConfig) and config.tied
+    return lambda layers, is_first, is_last: (last if is_last else V3Stage)(
+        config, sharing, layers, is_first, is_last, ep, nodes
+    )

@@ -72,18 +72,13 @@ class Topology:
             ValueError: the topology has no such axis or group.
         """
         if axes not in self._found:
-            self._found[axes] = self._grouped(axes)
+            self._found[axes] = self._derived(axes[0]) if len(axes) == 1 else self._combine(axes)
         return self._found[axes]
 
-    def _grouped(self, axes: tuple[str, ...]) -> Groups:
-        if len(axes) == 1 and axes[0] not in self.names:
-            return self._derived(axes[0])
-        for axis in axes:
-            self._check_known(axis)
-        if len(axes) == 1:  # the axes that follow are the slower ones, so that a list of groups starts with neighbours
-            where = self.names.index(axes[0])
-            return self._combine(axes, self.names[where + 1 :] + self.names[:where])
-        return self._combine(axes, tuple(name for name in self.names if name not in axes))
+    def along(self, *axes: str) -> Groups:
+        """Return the groups of those axes or derived kinds that the grid has; single ranks if it has none of them."""
+        present = tuple(axis for axis in axes if axis in self.names or self.size(axis) > 1)
+        return self.groups(*present) if present else tuple((rank,) for rank in range(self.world_size))
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return a rank's number along each axis.
@@ -133,9 +128,8 @@ class Topology:
         size = self.ranks_per_node
         if size is None:
             raise ValueError(f"{self} ranks have no nodes; give ranks_per_node=")
-        present = tuple(axis for axis in axes if axis in self.names or self.size(axis) > 1)
         found = []
-        for group in self.groups(*present) if present else tuple((rank,) for rank in range(self.world_size)):
+        for group in self.along(*axes):
             nodes = sorted({rank // size for rank in group})
             parts = tuple(tuple(rank for rank in group if rank // size == node) for node in nodes)
             if len({len(part) for part in parts}) != 1:
@@ -171,44 +165,42 @@ class Topology:
             "ranks_per_node": self.ranks_per_node,
         }
 
-    def _combine(self, axes: Sequence[str], others: Sequence[str]) -> Groups:
-        """The groups along `axes`, one for each combination along `others`, the first of which changes slowest."""
-        first_ranks = self._offsets(others)
+    def _combine(self, axes: Sequence[str], start: int = 0) -> Groups:
+        """Return the groups along `axes`, one for each combination along the others; of those, `start` is slowest."""
+        for axis in axes:
+            self._check_known(axis)
         inside = self._offsets([name for name in self.names if name in axes])
-        return tuple(tuple(first + offset for offset in inside) for first in first_ranks)
+        others = [name for name in (*self.names[start:], *self.names[:start]) if name not in axes]
+        return tuple(tuple(first + offset for offset in inside) for first in self._offsets(others))
 
     def _offsets(self, axes: Sequence[str]) -> list[int]:
-        """The distance from rank 0 of every combination along `axes`; the first axis changes slowest."""
+        """Return the distance from rank 0 of every combination along `axes`; the first axis changes slowest."""
         steps = {name: prod(self.sizes[index + 1 :]) for index, name in enumerate(self.names)}
         return [sum(offsets) for offsets in product(*(range(0, steps[a] * self._extent(a), steps[a]) for a in axes))]
 
     def _derived(self, kind: str) -> Groups:
+        """Return the groups of one axis or derived kind."""
+        if kind in self.names:  # the axes behind it come first, so that a list of groups starts with neighbours
+            return self._combine([kind], self.names.index(kind))
         if kind in ("model", "data"):
-            is_data = kind == "data"
-            axes = [name for name in self.names if (name in _DATA) == is_data]
-            return self._combine(axes, [name for name in self.names if name not in axes])
+            return self._combine([name for name in self.names if (name in _DATA) == (kind == "data")])
         if kind == "node" and self.ranks_per_node:
-            return _slices(tuple(range(self.world_size)), self.ranks_per_node)
+            return _slices(range(self.world_size), self.ranks_per_node)
         if kind in ("shard", "replica") and self.ranks_per_node:
-            return self._node_parts(kind)
+            parts = self.parts_by_node("dp")
+            return tuple(ranks for each in parts for ranks in (each if kind == "shard" else zip(*each, strict=True)))
         if kind in ("ep", "edp") and self.edp:
-            groups = [self._expert_parts(group, kind) for group in self.groups(*self.experts_over)]
-            return tuple(part for parts in groups for part in parts)
+            groups = self.groups(*self.experts_over)
+            size = len(groups[0]) // self.edp
+            if kind == "ep":
+                return tuple(part for group in groups for part in _slices(group, size))
+            return tuple(group[first::size] for group in groups for first in range(size))
         if kind == "edp" and "ep" in self.names:
-            return self.groups("dp") if "dp" in self.names else tuple((rank,) for rank in range(self.world_size))
-        needs = {"node": "ranks_per_node=", "shard": "ranks_per_node=", "replica": "ranks_per_node="}
-        needs |= {"ep": "an ep axis or edp=", "edp": "an ep axis or edp="}
+            return self.along("dp")
+        needs = dict.fromkeys(("node", "shard", "replica"), "ranks_per_node=")
+        needs |= dict.fromkeys(("ep", "edp"), "an ep axis or edp=")
         remedy = f"; give {needs[kind]}" if kind in needs else f"; it has {', '.join(self.names)}, model and data"
         raise ValueError(f"{self} ranks have no {kind} groups{remedy}")
-
-    def _expert_parts(self, group: tuple[int, ...], kind: str) -> Groups:
-        assert self.edp is not None
-        size = len(group) // self.edp
-        return _slices(group, size) if kind == "ep" else tuple(group[first::size] for first in range(size))
-
-    def _node_parts(self, kind: str) -> Groups:
-        parts = self.parts_by_node("dp")
-        return tuple(ranks for each in parts for ranks in (each if kind == "shard" else zip(*each, strict=True)))
 
     def _extent(self, axis: str) -> int:
         return self.sizes[self.names.index(axis)]
@@ -239,7 +231,7 @@ class Topology:
 class RankCoordinates:
     """The coordinates of one rank; every method takes an axis, or a derived kind of `Topology.groups`.
 
-    An axis that the grid lacks has size 1: the rank is both its first and its last.
+    An axis that the grid lacks has size 1: the rank is its first and its last.
 
     >>> here = Topology([("pp", 4), ("dp", 2)]).at(6)
     >>> here.rank("pp"), here.ranks("pp"), here.next_rank("pp"), here.is_last("pp")
@@ -257,11 +249,8 @@ class RankCoordinates:
             self._ranks[axes] = next(group for group in self._groups_along(axes) if self.global_rank in group)
         return self._ranks[axes]
 
-    def _groups_along(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        present = tuple(axis for axis in axes if axis in self.topology.names or self.topology.size(axis) > 1)
-        if not present:
-            return tuple((rank,) for rank in range(self.topology.world_size))
-        return self.topology.groups(*present)
+    def _groups_along(self, axes: tuple[str, ...]) -> Groups:
+        return self.topology.along(*axes)
 
     def rank(self, axis: str) -> int:
         """Return this rank's number within its group."""
@@ -292,5 +281,5 @@ class RankCoordinates:
         return f"<{type(self).__name__} of rank {self.global_rank}: {along}>"
 
 
-def _slices(ranks: tuple[int, ...], size: int) -> Groups:
-    return tuple(ranks[start : start + size] for start in range(0, len(ranks), size))
+def _slices(ranks: Sequence[int], size: int) -> Groups:
+    return tuple(tuple(ranks[start : start + size]) for start in range(0, len(ranks), size))
