@@ -3,9 +3,9 @@
 Chapter: book/appendix/command-line.  Each prints, or writes files; `app` prints a ValueError as one line.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -29,6 +29,8 @@ from dualpipe_lab.cli.inputs import (
     check_size,
     columns,
     costs_of,
+    export_program,
+    export_timeline,
     flag_of,
     only,
     read_cost,
@@ -71,11 +73,10 @@ def show(
     check_size(ranks, microbatches, asked)
     program, costs = asked.build(ranks, microbatches), read_cost(cost)
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
-    if not any(files.values()):
+    if not write(files, partial(export_program, program, costs)):
         timeline = simulate(program, costs)
         print(timeline.to_text(columns()))
         print("\n".join(["", *_numbers(program, timeline, costs)]))
-    write(files, program, costs)
 
 
 def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:
@@ -114,11 +115,7 @@ def _range(values: Sequence[Time]) -> str:
 
 
 Asked: TypeAlias = Variant | CsvFile
-
-
 _COLUMNS = ("", "schedule", "makespan", "bubble", "window", "local", "activations", "weights", "pairs", "messages")
-
-
 _WIDTH = 120
 
 
@@ -151,7 +148,7 @@ def compare(
     )
     check_size(ranks, microbatches, *asked)
     scores, refused = _scores(asked, (ranks, microbatches), costs)
-    console = Console(width=_WIDTH if not Console().is_terminal else None)
+    console = Console(width=None if Console().is_terminal else _WIDTH)
     print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs_of(costs))}")
     print(f"overlapped pairs: {'for all that have them' if may_pair else 'none, a pair takes F and then B'}")
     if scores:
@@ -202,10 +199,10 @@ def _table(scores: list[Score], memory: int | None) -> Table:
         table.add_column(column, justify="left" if column == "schedule" else "right")
     for place, one in enumerate(scores, 1):
         fits = one.fits(memory)
-        counts = (number(one.weights), str(one.pairs), str(one.messages))
-        sizes = (number(one.peak) + ("" if fits else " > limit"), *counts)
-        numbers = (number(one.makespan), f"{one.bubble:.1%}", number(one.window), number(one.local_bubble), *sizes)
-        table.add_row(str(place) if fits else "-", one.name, *numbers, style=None if fits else "dim")
+        times = number(one.makespan), f"{one.bubble:.1%}", number(one.window), number(one.local_bubble)
+        peak = number(one.peak) + ("" if fits else " > limit")
+        counts = map(number, (one.weights, one.pairs, one.messages))
+        table.add_row(str(place) if fits else "-", one.name, *times, peak, *counts, style=None if fits else "dim")
     return table
 
 
@@ -256,9 +253,8 @@ def optimise(
     per_stage = stage_cost(found.program, costs)
     print(found)
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
-    if not any(files.values()):
+    if not write(files, partial(export_program, found.program, per_stage)):
         print(f"\n{simulate(found.program, per_stage).to_text(columns())}")
-    write(files, found.program, per_stage)
 
 
 def plan(
@@ -317,19 +313,5 @@ def traces(
     print(found)
     timeline = found.timeline(step)
     files = {"svg": svg, "html": html, "perfetto": perfetto, "json": values}
-    if not any(files.values()):
+    if not write(files, partial(export_timeline, timeline)):
         print(timeline.to_text(columns()))
-    for form, path in files.items():
-        if path is not None:
-            path.write_bytes(_exported(form, timeline).encode())
-            print(f"wrote {path} ({path.stat().st_size:,} bytes)")
-
-
-def _exported(form: str, timeline: Timeline) -> str:
-    if form == "html":
-        from dualpipe_lab.viz.embed import page, timeline_html
-
-        return page(timeline_html(timeline), timeline.name)
-    if form == "json":
-        return json.dumps(timeline.to_dict())
-    return timeline.to_svg() if form == "svg" else timeline.to_perfetto()
