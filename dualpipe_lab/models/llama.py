@@ -20,8 +20,7 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
-from dualpipe_lab.models.stage_rules import check_sizes
+from dualpipe_lab.models.stage import Sharing, TransformerStage, check_topology, make_norm
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
 from dualpipe_lab.tp.shard import TensorParallel
@@ -59,13 +58,8 @@ class LlamaStage(TransformerStage):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the output of this stage, x_BSD or logits_BSV, of ids_BS or x_BSD.
 
-        Args:
-            x: the same on all ranks of a tp group, but for x_BSD under sequence parallelism; with a layout, this rank's
-                shard of each sequence.
-            positions: of the tokens, `positions_S` (default: 0, 1, 2 ..., or those of the layout).
-
-        Raises:
-            ValueError: an unknown token; under sequence parallelism a length that does not divide among the ranks.
+        `x`: the same on all ranks of a tp group, but for x_BSD under sequence parallelism; with a layout, this rank's
+        shard of each sequence.  `positions_S`: of the tokens (default: 0, 1, 2 ..., or those of the layout).
         """
         positions = self.positions(x.device) if positions is None else positions
         x = self.enter(x)
@@ -132,13 +126,3 @@ def grouped_attention(
     sizes = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_size
     angles = config.rope_base, config.qk_norm
     return GroupedQueryAttention(*sizes, tp, replicas, *angles, attend, dtype, config.rope_scaling, config.eps)
-
-
-def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
-    """Refuse a topology over which this model cannot be sharded; ValueError names the rule and the values."""
-    others = [f"{name} {topology.size(name)}" for name in ("pp", "ep") if topology.size(name) > 1]
-    if others:
-        rule = "a Llama is sharded along tp and cp and replicated along dp"
-        raise ValueError(f"{rule}, got {', '.join(others)} in {topology} ranks; for pp use build_stages")
-    check_layout(topology, layout)
-    check_sizes(config, topology)

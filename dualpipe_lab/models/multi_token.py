@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from dualpipe_lab.dp.data_parallel import IGNORED
 from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.models.stage import TABLE, Sharing, make_norm
-from dualpipe_lab.models.v3_moe import V3Layer, V3Stage, expert_parallel
+from dualpipe_lab.models.v3_moe import V3Layer, V3Stage
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
@@ -37,12 +38,7 @@ COPY = f"{SECOND}embedding.weight"  # the last stage's name for the embedding's 
 
 
 class NextTokens(NamedTuple):
-    """The arguments of `MultiTokenStage` for each position: the token after it, and the target after the next.
-
-    Attributes:
-        next_ids: `ids_BS`; 0 at the last position.
-        next_targets: `targets_BS`; -100, which is no target, at the last position.
-    """
+    """The next token of each position, `ids_BS` (at the end 0), and the target after the next, `targets_BS` (-100)."""
 
     next_ids: Tensor
     next_targets: Tensor
@@ -68,9 +64,7 @@ def next_tokens(ids: Tensor, targets: Tensor) -> NextTokens:
             "a second token needs ids and targets of one shape, with 2 tokens or more, got "
             f"{tuple(ids.shape)} and {tuple(targets.shape)}"
         )
-    return NextTokens(
-        *(torch.cat((x[..., 1:], torch.full_like(x[..., :1], end)), -1) for x, end in ((ids, 0), (targets, IGNORED)))
-    )
+    return NextTokens(pad(ids[..., 1:], (0, 1)), pad(targets[..., 1:], (0, 1), value=IGNORED))
 
 
 class MultiTokenPrediction(nn.Module):
@@ -111,12 +105,7 @@ class MultiTokenPrediction(nn.Module):
 class MultiTokenStage(V3Stage):
     """The last stage of a V3-style model that is trained to predict a second token; made by `build_stages`.
 
-    Args:
-        config, sharing, layers, is_first, is_last, ep, nodes: as in `V3Stage`; `is_last` is True.
-        weight: lambda, of the second token's loss.
-
-    Attributes:
-        multi_token: what the second token adds to the model.
+    `weight`: lambda, of the second token's loss; `multi_token`: what the second token adds to the model.
     """
 
     def __init__(
@@ -124,15 +113,12 @@ class MultiTokenStage(V3Stage):
         config: V3MoEConfig,
         sharing: Sharing,
         layers: range,
-        is_first: bool = True,
-        is_last: bool = True,
-        ep: ExpertParallel | None = None,
-        nodes: NodeGroups | None = None,
-        weight: float = 0.3,
+        is_first: bool,
+        ep: ExpertParallel,
+        nodes: NodeGroups | None,
+        weight: float,
     ) -> None:
-        assert is_last, "the second token is predicted behind the last layer"
-        ep = ep or expert_parallel(sharing.mesh)
-        super().__init__(config, sharing, layers, is_first, is_last, ep, nodes)
+        super().__init__(config, sharing, layers, is_first, True, ep, nodes)
         extra = V3Layer(config, sharing, ep, nodes, config.num_layers)
         self.weight = weight
         self.multi_token = MultiTokenPrediction(config, sharing, extra, not is_first)

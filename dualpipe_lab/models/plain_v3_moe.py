@@ -128,11 +128,8 @@ class PlainV3Layer(nn.Module):
     def __init__(self, config: V3MoEConfig, is_dense: bool, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
-        self.attention = (
-            PlainAttention(config.dense, dtype)
-            if config.latent is None
-            else PlainLatentAttention(config, config.latent, dtype)
-        )
+        latent, dense = config.latent, config.dense
+        self.attention = PlainLatentAttention(config, latent, dtype) if latent else PlainAttention(dense, dtype)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
         self.mlp = PlainMlp(config.dense, dtype) if is_dense else PlainMoE(config, dtype)
 
@@ -164,19 +161,14 @@ class PlainV3MoE(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return `logits_BSV` of `ids_BS`."""
-        return self._logits_and_balance(ids)[0]
+        logits: Tensor = self.head(self.norm(self._hidden_and_balance(ids)[0]))
+        return logits
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence."""
-        logits, balance = self._logits_and_balance(ids)
-        mean = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        return mean + self.config.balance * balance
-
-    def _logits_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits, and the sum of the layers' balance losses."""
         x, balance = self._hidden_and_balance(ids)
-        logits: Tensor = self.head(self.norm(x))
-        return logits, balance
+        mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        return mean + self.config.balance * balance
 
     def _hidden_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output of the last layer, and the sum of the layers' balance losses."""

@@ -50,7 +50,6 @@ class RankModel(nn.Module):
         tied: by stage, the name of the table that first and last stage share, where the head uses it or a second token
             is predicted; None where they share none.
         multi_token: whether the last stage predicts a second token.
-        num_tokens, num_sequences: of the step, set by `begin_step`.
     """
 
     def __init__(
@@ -79,11 +78,7 @@ class RankModel(nn.Module):
         return {int(number): stage for number, stage in self._stages.items()}
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits_BSV of ids_BS, where this rank holds the full model's only stage.
-
-        Raises:
-            ValueError: the model has more stages.
-        """
+        """Return logits_BSV of ids_BS, where this rank holds the full model's only stage; else ValueError."""
         if len(self.layers) > 1:
             raise ValueError(f"the model has {len(self.layers)} stages; run them with PipelineRuntime")
         output = self.stages[0](ids)
@@ -121,10 +116,7 @@ class RankModel(nn.Module):
         return loss
 
     def boundary(self, num_rows: int, length: int) -> Tensor:
-        """Return an example of what stages exchange, `x_BSD`, for microbatches of one shape.
-
-        `num_rows`: sequences in a microbatch; `length`: the tokens of each on one rank of cp.
-        """
+        """Return an example `x_BSD` of what stages exchange; `length`: tokens of a sequence on one rank of cp."""
         stage = next(iter(self.stages.values()))
         tokens = length // stage.tp.size if stage.tp.sequence_parallel else length
         return torch.empty(num_rows, tokens, self.config.hidden_size, dtype=stage.dtype, device=rank_device())
@@ -149,10 +141,8 @@ class RankModel(nn.Module):
         if self.mesh.size("pp") == 1:
             return found
         every = comm.all_gather_object({name: tensor.cpu() for name, tensor in found.items()}, self.pp)
-        merged: dict[str, Tensor] = {}
-        for part in every:
-            merged = {name: tensor.to(rank_device()) for name, tensor in part.items()} | merged
-        return merged
+        merged = {name: tensor for part in reversed(every) for name, tensor in part.items()}  # the first holder's
+        return {name: tensor.to(rank_device()) for name, tensor in merged.items()}
 
 
 def build_stages(
@@ -181,27 +171,24 @@ def build_stages(
     """
     mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
     tokens = None if layout is None else layout.size(0)
-    check = partial(check_stages, sequence_parallel=sequence_parallel, num_tokens=tokens, multi_token=multi_token)
-    check(config, mesh.topology, program, layers=layers)
+    rules = partial(check_stages, layers=layers, sequence_parallel=sequence_parallel, num_tokens=tokens)
+    rules(config, mesh.topology, program, multi_token=multi_token)
     tp = TensorParallel(mesh.group("tp"), sequence_parallel)
     dense = config if isinstance(config, LlamaConfig) else config.dense
     sharing = Sharing(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
-    make = _stage_maker(config, sharing, num_nodes, multi_token)
-    stages = {s: make(shares[s], s == 0, s == len(shares) - 1) for s in stages_of(program, mesh.rank("pp"))}
+    ep = expert_parallel(mesh)
+    nodes = None if num_nodes == 1 or isinstance(config, LlamaConfig) else NodeGroups.of(num_nodes, ep)
+
+    def make(number: int) -> TransformerStage:
+        here, is_first, is_last = shares[number], number == 0, number == len(shares) - 1
+        if isinstance(config, LlamaConfig):
+            return LlamaStage(config, sharing, here, is_first, is_last)
+        if is_last and multi_token is not None:
+            return MultiTokenStage(config, sharing, here, is_first, ep, nodes, multi_token)
+        return V3Stage(config, sharing, here, is_first, is_last, ep, nodes)
+
+    stages = {number: make(number) for number in stages_of(program, mesh.rank("pp"))}
     for stage in stages.values():
         stage.draw(seed, device)
     return RankModel(config, mesh, program, shares, stages, multi_token is not None)
-
-
-def _stage_maker(
-    config: ModelConfig, sharing: Sharing, num_nodes: int, multi_token: float | None
-) -> Callable[[range, bool, bool], TransformerStage]:
-    if isinstance(config, LlamaConfig):
-        return partial(LlamaStage, config, sharing)
-    ep = expert_parallel(sharing.mesh)
-    nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
-    last = V3Stage if multi_token is None else partial(MultiTokenStage, weight=multi_token)
-    return lambda layers, is_first, is_last: (last if is_last else V3Stage)(
-        config, sharing, layers, is_first, is_last, ep, nodes
-    )

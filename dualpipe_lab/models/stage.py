@@ -7,9 +7,8 @@ Chapter: book/whole/cuts.  In: a config, a `Sharing`, a range of layers.  Out: a
   last                                logits_BSV of this rank's shard of the vocabulary; with `loss_chunk` x_BSD, the
                                       input of the head, which computes logits within the loss, chunk by chunk
 Under sequence parallelism a rank holds S / t tokens between the layers, so stages exchange 1 / t of the bytes.
-A model is the stage that has all layers.  Parameters have their names in the full model and are drawn by them, so every
-cut starts from the same numbers.  Where the head uses the embedding's table and stands on another stage, both stages
-hold the table, and each has the gradient of one of its two uses.
+Parameters are drawn by their names in the full model, so every cut starts from the same numbers.  Where the head uses
+the embedding's table and stands on another stage, each of the two stages has the gradient of its own use.
 Elsewhere: Megatron `GPTModel(pre_process=, post_process=)`; torchtitan `pipeline_module_split`.
 """
 
@@ -25,6 +24,7 @@ from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.launch import context
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import ModelConfig, check_sizes
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.chunked_cross_entropy import check_chunk
@@ -34,7 +34,6 @@ from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import TensorParallel, full_tensor, initialize_parameters, shards_of
 
-_NO_HEAD = "the last stage has the head and computes the loss; this stage has layers alone"
 HEAD, TABLE = "head.weight", "embedding.weight"  # the two names of a tied table
 
 
@@ -96,12 +95,12 @@ class TransformerStage(nn.Module):
         is_last: bool = True,
     ) -> None:
         super().__init__()
-        sizes, tp, dtype = (config.vocabulary_size, config.hidden_size), sharing.tp, sharing.dtype
-        self._config = config
-        self.mesh, self.layout, self.tp, self.recompute = sharing.mesh, sharing.layout, tp, sharing.recompute
-        self.dtype, self.loss_chunk = dtype, sharing.loss_chunk
+        tp, dtype = sharing.tp, sharing.dtype
+        self._config, self.mesh, self.layout, self.tp = config, sharing.mesh, sharing.layout, tp
+        self.recompute, self.dtype, self.loss_chunk = sharing.recompute, dtype, sharing.loss_chunk
         self.num_sequences: int | None = None
         self.num_tokens: int | None = None
+        sizes = config.vocabulary_size, config.hidden_size
         self.embedding = VocabParallelEmbedding(*sizes, tp, dtype=dtype) if is_first else None
         self.layers = nn.ModuleList()
         for number in layers:
@@ -134,9 +133,7 @@ class TransformerStage(nn.Module):
 
     def leave(self, x: Tensor) -> Tensor:
         """Return the output of this stage, given the output of its layers: on the last stage, what `loss_of` takes."""
-        if self.norm is None or self.head is None:
-            return x
-        return self.scored(self.norm(x))
+        return x if self.norm is None else self.scored(self.norm(x))
 
     def scored(self, x: Tensor) -> Tensor:
         """Return what `loss_of` takes, of the head's input `x_BSD`: its logits, or with `loss_chunk` x itself."""
@@ -144,9 +141,7 @@ class TransformerStage(nn.Module):
 
     def logits_of(self, x: Tensor) -> Tensor:
         """Return the logits of the head's input, `logits_BSV` of `x_BSD`."""
-        if self.head is None:
-            raise ValueError(_NO_HEAD)
-        logits: Tensor = self.head(x)
+        logits: Tensor = self._known_head()(x)
         return logits
 
     def positions(self, device: torch.device) -> Tensor | None:
@@ -155,11 +150,15 @@ class TransformerStage(nn.Module):
 
     def loss_of(self, output: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """Compute the loss of the last stage's output; `options` are those of `tp.cross_entropy`."""
-        if self.head is None:
-            raise ValueError(_NO_HEAD)
+        head = self._known_head()
         if self.loss_chunk is not None:
-            return self.head.loss(output, targets, self.loss_chunk, **options)
-        return self.head.loss_of(output, targets, **options)
+            return head.loss(output, targets, self.loss_chunk, **options)
+        return head.loss_of(output, targets, **options)
+
+    def _known_head(self) -> LMHead:
+        if self.head is None:
+            raise ValueError("the last stage has the head and computes the loss; this stage has layers alone")
+        return self.head
 
     def gathered(self, of: str) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter, or with "grad" every gradient, in full; of a tied table the embedding's alone."""
@@ -174,6 +173,18 @@ class TransformerStage(nn.Module):
 def make_norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:
     """Make a norm; under sequence parallelism the gradient of its weight is summed over the ranks' tokens."""
     return RMSNorm(config.hidden_size, config.eps, tp, "tokens" if tp.sequence_parallel else "none", dtype)
+
+
+def check_topology(config: ModelConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
+    """Refuse a topology over which a model with all layers cannot be sharded; ValueError names rule and values."""
+    if topology.size("pp") > 1:
+        rule = "a Llama is sharded along tp" if isinstance(config, LlamaConfig) else "a V3MoE is sharded along ep, tp"
+        raise ValueError(
+            f"{rule} and cp and replicated along dp, got pp {topology.size('pp')} in {topology} ranks; for pp use "
+            "build_stages"
+        )
+    check_layout(topology, layout)
+    check_sizes(config, topology)
 
 
 def check_layout(topology: Topology, layout: SequenceLayout | None) -> None:

@@ -38,7 +38,12 @@ def stage_layers(
     (range(0, 1), range(1, 5))
     """
     if layers is not None:
-        return _given(config, num_stages, layers)
+        if len(layers) != num_stages or sum(layers) != config.num_layers or min(layers) < 0 or 0 in layers[1:-1]:
+            raise ValueError(
+                f"layers are given for each of {num_stages} stages, from 1 between the ends, {config.num_layers} in "
+                f"all, got {tuple(layers)}; leave them out for {tuple(map(len, stage_layers(config, num_stages)))}"
+            )
+        return tuple(range(start, stop) for start, stop in pairwise(accumulate(layers, initial=0)))
     if num_stages == 1:
         return (range(config.num_layers),)
     if config.num_layers < num_stages:
@@ -47,8 +52,10 @@ def stage_layers(
             f"{config.num_layers} stages, or {num_stages} layers"
         )
     head = config.vocabulary_size * config.hidden_size
-    if multi_token:
-        head += _second_cost(config)
+    if multi_token:  # the head again, the projection and a layer with experts
+        assert isinstance(config, V3MoEConfig), "see check_multi_token"
+        (layer,) = replace(config, num_layers=1, num_dense_layers=0).layer_costs
+        head += (config.vocabulary_size + 2 * config.hidden_size) * config.hidden_size + layer
     return _partitioned(config.layer_costs, num_stages, head)
 
 
@@ -56,15 +63,6 @@ def stage_layers(
 def _partitioned(costs: tuple[int, ...], num_stages: int, head: int) -> tuple[range, ...]:
     """Return the best split, which a search over plans asks for again and again."""
     return partition(costs, num_stages, head=head).stages
-
-
-def _given(config: ModelConfig, num_stages: int, layers: Sequence[int]) -> tuple[range, ...]:
-    if len(layers) != num_stages or sum(layers) != config.num_layers or min(layers) < 0 or 0 in layers[1:-1]:
-        raise ValueError(
-            f"layers are given for each of {num_stages} stages, from 1 between the ends, {config.num_layers} in all, "
-            f"got {tuple(layers)}; leave them out for {tuple(map(len, stage_layers(config, num_stages)))}"
-        )
-    return tuple(range(start, stop) for start, stop in pairwise(accumulate(layers, initial=0)))
 
 
 def stages_of(program: Program | None, pp_rank: int = 0) -> tuple[int, ...]:
@@ -135,13 +133,6 @@ def _check_program(topology: Topology, program: Program | None) -> None:
         )
     if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
         raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
-
-
-def _second_cost(config: ModelConfig) -> int:
-    """Return the cost of the second token: the head again, the projection and a layer with experts."""
-    assert isinstance(config, V3MoEConfig), "see check_multi_token"
-    (layer,) = replace(config, num_layers=1, num_dense_layers=0).layer_costs
-    return (config.vocabulary_size + 2 * config.hidden_size) * config.hidden_size + layer
 
 
 def check_multi_token(config: ModelConfig, tp_size: int, weight: float) -> None:

@@ -32,8 +32,7 @@ from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama import grouped_attention
-from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
-from dualpipe_lab.models.stage_rules import check_sizes
+from dualpipe_lab.models.stage import Sharing, TransformerStage, check_topology, make_norm
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
@@ -92,12 +91,11 @@ class V3Stage(TransformerStage):
         config: V3MoEConfig,
         sharing: Sharing,
         layers: range,
-        is_first: bool = True,
-        is_last: bool = True,
-        ep: ExpertParallel | None = None,
-        nodes: NodeGroups | None = None,
+        is_first: bool,
+        is_last: bool,
+        ep: ExpertParallel,
+        nodes: NodeGroups | None,
     ) -> None:
-        ep = ep or expert_parallel(sharing.mesh)
         super().__init__(config.dense, sharing, layers, partial(V3Layer, config, sharing, ep, nodes), is_first, is_last)
         self.config, self.ep = config, ep
 
@@ -153,16 +151,15 @@ class V3MoE(V3Stage):
         tp, ep, data = TensorParallel(mesh.group("tp"), sequence_parallel), expert_parallel(mesh), data_group(mesh)
         sharing = Sharing(config.dense, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
         nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
-        super().__init__(config, sharing, range(config.num_layers), ep=ep, nodes=nodes)
+        super().__init__(config, sharing, range(config.num_layers), True, True, ep, nodes)
         self.data = data
         self.draw(seed, device)
 
     def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return `logits_BSV` of `ids_BS`, and the balance losses per sequence of this rank, summed over the layers.
 
-        Args:
-            ids: the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
-            num_sequences: of the step, over all ranks (default: those here).
+        `ids`: the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
+        `num_sequences`: of the step, over all ranks (default: those here).
         """
         return self.run_layers(ids, num_sequences)
 
@@ -171,11 +168,8 @@ class V3MoE(V3Stage):
     ) -> Tensor:
         """Compute this rank's summand of the step's loss; the sum over microbatches and data ranks is the full loss.
 
-        Args:
-            ids: `ids_BS`, as in `forward`.
-            targets: `targets_BS`; -100 is no target.
-            num_tokens: valid targets of the step, over all ranks (default: those here).
-            num_sequences: of the step, over all ranks (default: those here).
+        `ids_BS`, `num_sequences`: as in `forward`.  `targets_BS`: -100 is no target.
+        `num_tokens`: valid targets of the step, over all ranks (default: those here).
         """
         logits, balance = self(ids, num_sequences)
         return self.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
@@ -192,15 +186,6 @@ class V3MoE(V3Stage):
     def full_state_dict(self, of: str = "parameter") -> dict[str, Tensor]:
         """Gather every parameter, or with "grad" every gradient, in full; every rank of the world calls this."""
         return dict(self.gathered(of))
-
-
-def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
-    """Refuse a topology over which this model cannot be sharded; ValueError names the rule and the values."""
-    if topology.size("pp") > 1:
-        rule = "a V3MoE is sharded along ep, tp and cp and replicated along dp"
-        raise ValueError(f"{rule}, got pp in {topology} ranks; for pp use build_stages")
-    check_layout(topology, layout)
-    check_sizes(config, topology)
 
 
 def _attention(config: V3MoEConfig, sharing: Sharing) -> GroupedQueryAttention | LatentAttention:
