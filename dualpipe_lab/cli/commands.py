@@ -19,7 +19,6 @@ from dualpipe_lab.cli.inputs import (
     Html,
     Memory,
     Microbatches,
-    Options,
     Perfetto,
     Png,
     Ranks,
@@ -28,7 +27,6 @@ from dualpipe_lab.cli.inputs import (
     Svg,
     check_size,
     columns,
-    costs_of,
     export_program,
     export_timeline,
     flag_of,
@@ -80,7 +78,6 @@ def show(
 
 
 def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:
-    """Yield one line for each number, with its unit."""
     ranks = range(timeline.num_ranks)
     idle = [timeline.bubble_time(rank) for rank in ranks]
     peaks = [timeline.peak_activations(rank) for rank in ranks]
@@ -88,7 +85,7 @@ def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:
     yield _line(
         "size", f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
     )
-    yield _line("costs", f"{words_of(costs_of(cost))} (ticks of a stage)")
+    yield _line("costs", f"{words_of(cost)} (ticks of a stage)")
     yield _line("makespan", f"{number(timeline.makespan)} ticks")
     yield _line("bubble", f"{timeline.bubble_fraction:.1%} of all ranks' time; a rank idles {_range(idle)} ticks")
     yield _line(
@@ -143,13 +140,15 @@ def compare(
     may_pair = costs.overlap is not None if pairs is None else pairs
     costs = costs if may_pair else replace(costs, overlap=None)
     given, options = split([*(names or []), *context.args])
-    asked = _with_options(
-        [wanted(name) for name in given or schedules.names(synchronous=True, pairs=may_pair)], options
-    )
+    asked = [wanted(name) for name in given or schedules.names(synchronous=True, pairs=may_pair)]
+    for option in options:
+        if not any(one.has(option) for one in asked):
+            raise ValueError(f"none of these schedules has the option {flag_of(option)}")
+    asked = [one.with_options({key: value for key, value in options.items() if one.has(key)}) for one in asked]
     check_size(ranks, microbatches, *asked)
     scores, refused = _scores(asked, (ranks, microbatches), costs)
     console = Console(width=None if Console().is_terminal else _WIDTH)
-    print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs_of(costs))}")
+    print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs)}")
     print(f"overlapped pairs: {'for all that have them' if may_pair else 'none, a pair takes F and then B'}")
     if scores:
         console.print(_table(ranked(scores, memory, barrier), memory))
@@ -164,14 +163,6 @@ def compare(
             )
     if not scores:
         raise ValueError("none of these schedules has this size")
-
-
-def _with_options(asked: list[Asked], options: Options) -> list[Asked]:
-    """Apply each option to the schedules that define it; ValueError for an option of none."""
-    for option in options:
-        if not any(one.has(option) for one in asked):
-            raise ValueError(f"none of these schedules has the option {flag_of(option)}")
-    return [one.with_options({key: value for key, value in options.items() if one.has(key)}) for one in asked]
 
 
 def _scores(asked: list[Asked], size: tuple[int, int], cost: Cost) -> tuple[list[Score], list[tuple[str, str]]]:

@@ -162,7 +162,7 @@ def _exact(pair: str, text: str) -> int | Fraction:
     return value.numerator if value.denominator == 1 else value
 
 
-def costs_of(cost: Cost) -> dict[str, int | Fraction]:
+def _numbers_of(cost: Cost) -> dict[str, int | Fraction]:
     """Return the numbers of a cost by their names in `Cost`, without unset ones."""
     return {name: value for name in COST_KEYS.values() if (value := getattr(cost, name)) is not None}
 
@@ -173,15 +173,15 @@ def whole_ticks(cost: Cost) -> tuple[Cost, int]:
     >>> whole_ticks(Cost(F=Fraction(5, 2)))[1]
     2
     """
-    costs = costs_of(cost)
+    costs = _numbers_of(cost)
     fine = lcm(*(Fraction(value).denominator for value in costs.values()))
     return Cost(**{name: int(value * fine) for name, value in costs.items()}), fine
 
 
-def words_of(costs: Mapping[str, int | Fraction]) -> str:
-    """Return costs in the form that `--cost` reads."""
+def words_of(cost: Cost) -> str:
+    """Return a cost in the form that `--cost` reads."""
     letters = {name: key for key, name in COST_KEYS.items()}
-    return " ".join(f"{letters[name]}={number(value)}" for name, value in costs.items())
+    return " ".join(f"{letters[name]}={number(value)}" for name, value in _numbers_of(cost).items())
 
 
 def write(files: Mapping[str, Path | None], export: Callable[[str], str | bytes]) -> bool:

@@ -51,13 +51,17 @@ class Topology:
     ) -> None:
         self.axes = tuple((name, size) for name, size in axes)
         self.names, self.sizes = tuple(name for name, _ in self.axes), tuple(size for _, size in self.axes)
-        self._check_axes()
-        self.world_size = prod(self.sizes)
+        if not self.axes or len(set(self.names)) != len(self.names) or not set(self.names) <= set(AXES):
+            raise ValueError(f"a topology has each of {', '.join(AXES)} at most once, and one at least, got {self}")
+        if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in self.sizes):
+            raise ValueError(f"every axis needs a whole size from 1, got {self}; leave out an axis that is not used")
+        self._extents, self.world_size = dict(self.axes), prod(self.sizes)
         self._found: dict[tuple[str, ...], Groups] = {}
         self.edp, self.experts_over, self.ranks_per_node = edp, tuple(experts_over), ranks_per_node
         if world_size is not None and world_size != self.world_size:
             raise ValueError(f"{self} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
-        self._check_experts()
+        if edp is not None:
+            self._check_experts(edp)
         if ranks_per_node is not None and (ranks_per_node < 1 or self.world_size % ranks_per_node):
             raise ValueError(f"ranks_per_node must divide the ranks, got {ranks_per_node} for {self}")
 
@@ -101,9 +105,9 @@ class Topology:
         """
         for axis, number in coordinates.items():
             self._check_known(axis)
-            if not 0 <= number < self._extent(axis):
+            if not 0 <= number < self._extents[axis]:
                 raise ValueError(
-                    f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {self._extent(axis) - 1}"
+                    f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {self._extents[axis] - 1}"
                 )
         rank = 0
         for name, size in self.axes:
@@ -176,10 +180,9 @@ class Topology:
     def _offsets(self, axes: Sequence[str]) -> list[int]:
         """Return the distance from rank 0 of every combination along `axes`; the first axis changes slowest."""
         steps = {name: prod(self.sizes[index + 1 :]) for index, name in enumerate(self.names)}
-        return [sum(offsets) for offsets in product(*(range(0, steps[a] * self._extent(a), steps[a]) for a in axes))]
+        return [sum(offsets) for offsets in product(*(range(0, steps[a] * self._extents[a], steps[a]) for a in axes))]
 
     def _derived(self, kind: str) -> Groups:
-        """Return the groups of one axis or derived kind."""
         if kind in self.names:  # the axes behind it come first, so that a list of groups starts with neighbours
             return self._combine([kind], self.names.index(kind))
         if kind in ("model", "data"):
@@ -202,30 +205,19 @@ class Topology:
         remedy = f"; give {needs[kind]}" if kind in needs else f"; it has {', '.join(self.names)}, model and data"
         raise ValueError(f"{self} ranks have no {kind} groups{remedy}")
 
-    def _extent(self, axis: str) -> int:
-        return self.sizes[self.names.index(axis)]
+    def _check_experts(self, edp: int) -> None:
+        if "ep" in self.names:
+            raise ValueError(f"{self} ranks have an ep axis already; leave out edp={edp}, or the axis")
+        for axis in self.experts_over:
+            self._check_known(axis)
+        ranks = prod(self._extents[axis] for axis in self.experts_over)
+        if edp < 1 or ranks % edp:
+            over = " x ".join(self.experts_over)
+            raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {edp} in {self} ranks")
 
     def _check_known(self, axis: str) -> None:
         if axis not in self.names:
             raise ValueError(f"{self} ranks have no {axis} axis; it has {', '.join(self.names)}")
-
-    def _check_axes(self) -> None:
-        if not self.axes or len(set(self.names)) != len(self.names) or not set(self.names) <= set(AXES):
-            raise ValueError(f"a topology has each of {', '.join(AXES)} at most once, and one at least, got {self}")
-        if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in self.sizes):
-            raise ValueError(f"every axis needs a whole size from 1, got {self}; leave out an axis that is not used")
-
-    def _check_experts(self) -> None:
-        if self.edp is None:
-            return
-        if "ep" in self.names:
-            raise ValueError(f"{self} ranks have an ep axis already; leave out edp={self.edp}, or the axis")
-        for axis in self.experts_over:
-            self._check_known(axis)
-        ranks = prod(self._extent(axis) for axis in self.experts_over)
-        if self.edp < 1 or ranks % self.edp:
-            over = " x ".join(self.experts_over)
-            raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {self.edp} in {self} ranks")
 
 
 class RankCoordinates:

@@ -32,7 +32,7 @@ class PretrainedError(ValueError):
 Kind: TypeAlias = tuple[type | tuple[type, ...], str]
 LLAMA, QWEN3, QWEN3_MOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
-FAMILIES = (LLAMA, QWEN3, QWEN3_MOE, V3)
+FAMILIES = {LLAMA: "llama", QWEN3: "qwen3", QWEN3_MOE: "qwen3_moe", V3: "deepseek_v3"}  # and their model_type
 
 # names of sizes in a file, and here
 _SIZES = {
@@ -94,13 +94,11 @@ LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
     """
     file = Path("" if isinstance(source, Mapping) else source) / "config.json"
     values, where = source if isinstance(source, Mapping) else read_json(file), str(file)
-    named = values.get("architectures")
+    named, known = values.get("architectures"), f"known are {', '.join(FAMILIES)}"
     if not isinstance(named, list) or len(named) != 1:
-        raise PretrainedError(
-            f"{where} names no architecture, got architectures={named!r}; known are {', '.join(FAMILIES)}"
-        )
+        raise PretrainedError(f"{where} names no architecture, got architectures={named!r}; {known}")
     if named[0] not in FAMILIES:
-        raise PretrainedError(f"{where} is of {named[0]}; known are {', '.join(FAMILIES)}")
+        raise PretrainedError(f"{where} is of {named[0]}; {known}")
     blocks_of(values, where)  # refuses weights that are quantised in a way that is not known
     config = _READERS[named[0]](values, where)
     try:
@@ -112,23 +110,24 @@ LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
 
 def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """Return the values of config.json for a model; `dtype`: of its weights, such as "bfloat16"."""
+    family = family_of(config)
+    assert family is not None, "see check_form"
     if isinstance(config, LlamaConfig):
-        family, sizes = (QWEN3, "qwen3") if config.qk_norm else (LLAMA, "llama"), _SIZES
+        sizes = _SIZES
         more: dict[str, Any] = {"num_key_value_heads": config.num_kv_heads, "head_dim": config.size_of_head}
-    elif is_qwen3_moe(config):
-        family, sizes = (QWEN3_MOE, "qwen3_moe"), _QWEN_SIZES
+    elif config.latent is None:
+        sizes = _QWEN_SIZES
         more = {"head_dim": config.dense.size_of_head, "norm_topk_prob": config.normalise, "decoder_sparse_step": 1}
         more |= {"mlp_only_layers": list(range(config.num_dense_layers)), "use_sliding_window": False}
     else:
-        assert config.latent is not None, "see config_of"
-        family, sizes = (V3, "deepseek_v3"), _V3_SIZES
+        sizes = _V3_SIZES
         more = {"num_key_value_heads": config.num_heads, "q_lora_rank": config.latent.query_rank}
         more |= {theirs: getattr(config.latent, ours) for theirs, ours in _LATENT.items()}
         more |= {"num_nextn_predict_layers": 0, "routed_scaling_factor": config.scale, "scoring_func": "sigmoid"}
         more |= {"topk_method": "noaux_tc", "norm_topk_prob": True, "rope_interleave": True}
     return {
-        "architectures": [family[0]],
-        "model_type": family[1],
+        "architectures": [family],
+        "model_type": FAMILIES[family],
         **{theirs: getattr(config, ours) for theirs, ours in sizes.items()},
         **more,
         "hidden_act": "silu",
@@ -141,16 +140,15 @@ def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def is_v3(config: V3MoEConfig) -> bool:
-    """Return whether a model is a DeepSeek-V3."""
+def family_of(config: ModelConfig) -> str | None:
+    """Return the architecture of a model; None if it has no published form."""
+    if isinstance(config, LlamaConfig):
+        return QWEN3 if config.qk_norm else LLAMA
+    if all(getattr(config, name) == value for name, value in _QWEN_FIXED.items()):
+        return QWEN3_MOE
     routes = (config.scoring, config.normalise, config.selection_bias, config.qk_norm)
     is_known = routes == ("sigmoid", True, True, False) and not isinstance(config.rope_scaling, RopeScaling)
-    return config.latent is not None and is_known
-
-
-def is_qwen3_moe(config: V3MoEConfig) -> bool:
-    """Return whether a model is a Qwen3-MoE."""
-    return all(getattr(config, name) == value for name, value in _QWEN_FIXED.items())
+    return V3 if config.latent is not None and is_known else None
 
 
 def _llama(values: Mapping[str, Any], where: str, default_head: int | None = None) -> LlamaConfig:

@@ -22,7 +22,7 @@ from dualpipe_lab.grad_ready import synchronizers_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
-from dualpipe_lab.models.pretrained.config import PretrainedError, config_from_pretrained, is_qwen3_moe, is_v3
+from dualpipe_lab.models.pretrained.config import PretrainedError, config_from_pretrained, family_of
 from dualpipe_lab.models.pretrained.folder import PretrainedFolder
 from dualpipe_lab.models.rank_model import RankModel
 from dualpipe_lab.models.stage import HEAD, TABLE, TransformerStage
@@ -172,9 +172,7 @@ def config_of(model: Model) -> ModelConfig:
 
 def check_form(config: object) -> ModelConfig:
     """Return the sizes of a model that has a published form here; PretrainedError for others."""
-    if isinstance(config, LlamaConfig):
-        return config
-    if isinstance(config, V3MoEConfig) and (is_v3(config) or is_qwen3_moe(config)):
+    if isinstance(config, LlamaConfig | V3MoEConfig) and family_of(config) is not None:
         return config
     raise PretrainedError(
         f"published weights are those of a Llama, a Qwen3, a DeepSeek-V3 or a Qwen3-MoE, got {config}; give it latent= "
