@@ -74,36 +74,30 @@ def show(
     if not write(files, partial(export_program, program, costs)):
         timeline = simulate(program, costs)
         print(timeline.to_text(columns()))
-        print("\n".join(["", *_numbers(program, timeline, costs)]))
+        print()
+        for what, value in _numbers(program, timeline, costs):
+            print(f"{what:<15}{value}")
 
 
-def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:
+def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[tuple[str, str]]:
     ranks = range(timeline.num_ranks)
     idle = [timeline.bubble_time(rank) for rank in ranks]
     peaks = [timeline.peak_activations(rank) for rank in ranks]
     stages = [len({action.stage for action in program.actions(rank)}) for rank in ranks]
-    yield _line(
-        "size", f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
-    )
-    yield _line("costs", f"{words_of(cost)} (ticks of a stage)")
-    yield _line("makespan", f"{number(timeline.makespan)} ticks")
-    yield _line("bubble", f"{timeline.bubble_fraction:.1%} of all ranks' time; a rank idles {_range(idle)} ticks")
-    yield _line(
-        "local bubble", f"{number(local_bubble(timeline))} ticks at most between a rank's first and last action"
-    )
-    yield _line("activations", f"{_range(peaks)} at most on a rank, one stage and microbatch each")
+    yield "size", f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
+    yield "costs", f"{words_of(cost)} (ticks of a stage)"
+    yield "makespan", f"{number(timeline.makespan)} ticks"
+    yield "bubble", f"{timeline.bubble_fraction:.1%} of all ranks' time; a rank idles {_range(idle)} ticks"
+    yield "local bubble", f"{number(local_bubble(timeline))} ticks at most between a rank's first and last action"
+    yield "activations", f"{_range(peaks)} at most on a rank, one stage and microbatch each"
     if any(waiting := [timeline.peak_pending_weight_grads(rank) for rank in ranks]):
-        yield _line("waiting W", f"{_range(waiting)} at most on a rank, between I and W")
-    yield _line("weights", f"{_range(stages)} of {program.num_stages} stages on a rank")
-    yield _line("messages", str(len(timeline.messages)))
+        yield "waiting W", f"{_range(waiting)} at most on a rank, between I and W"
+    yield "weights", f"{_range(stages)} of {program.num_stages} stages on a rank"
+    yield "messages", str(len(timeline.messages))
     if share(program) != 1:
         fair = score(program, cost)
         sizes = f"{number(fair.makespan)} ticks, {number(fair.peak)} activations, {number(fair.weights)} of the weights"
-        yield _line("in compare", f"{sizes}: there the costs are those of 1/{program.num_ranks} of the model")
-
-
-def _line(what: str, value: str) -> str:
-    return f"{what:<15}{value}"
+        yield "in compare", f"{sizes}: there the costs are those of 1/{program.num_ranks} of the model"
 
 
 def _range(values: Sequence[Time]) -> str:

@@ -21,8 +21,6 @@ from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.timeline.units import number
 
 Options: TypeAlias = dict[str, int | str]
-
-
 Ranks = Annotated[int, typer.Option(min=1, help="number of ranks, p")]
 Microbatches = Annotated[int, typer.Option(min=1, help="number of microbatches, m")]
 ShareCost = Annotated[str | None, typer.Option("--cost", help="ticks of a rank's share: F=1,I=1,W=1,FB=2.5,latency=0")]
@@ -39,7 +37,7 @@ COST_KEYS = {"F": "F", "I": "I", "W": "W", "B": "B", "FB": "overlap", "latency":
 _PAIR = re.compile(r"\s*([^=\s]+)\s*=\s*(\S+)\s*")
 _NUMBER = re.compile(r"[+-]?[0-9./]{1,40}(e[+-]?[0-9]{1,2})?", re.IGNORECASE)  # 1e999999999 would fill the memory
 MAX_CELLS = 2**17  # ranks x microbatches, for each virtual stage: what a command draws or simulates within a minute
-MAX_CSV_BYTES = 20_000_000
+MAX_CSV_MB = 20
 _NO_TERMINAL = (100, 24)
 
 
@@ -65,10 +63,8 @@ class CsvFile(NamedTuple):
     def read(self, check: bool = True) -> Program:
         """Return the program; `check=False` accepts an invalid program."""
         found = Path(self.name).stat()
-        if not S_ISREG(found.st_mode) or found.st_size > MAX_CSV_BYTES:
-            raise ValueError(
-                f"{self.name} is no file of at most {MAX_CSV_BYTES // 1_000_000} MB; write one program to it"
-            )
+        if not S_ISREG(found.st_mode) or found.st_size > MAX_CSV_MB * 1_000_000:
+            raise ValueError(f"{self.name} is no file of at most {MAX_CSV_MB} MB; write one program to it")
         return from_torch_csv(Path(self.name), check=check)
 
     def title(self, program: Program) -> str:
@@ -119,15 +115,12 @@ def only(command: str, name: str, context: typer.Context) -> Variant | CsvFile:
 
 def check_size(num_ranks: int, num_microbatches: int, *asked: Variant | CsvFile, most: int = MAX_CELLS) -> None:
     """Raise ValueError for a program that would take minutes or more; a CSV file has a fixed size."""
-    for one in asked:
-        options = one.options.items() if isinstance(one, Variant) else ()
+    for one in (one for one in asked if isinstance(one, Variant)):
         factors = {"ranks": num_ranks, "microbatches": num_microbatches}
-        factors |= {flag_of(name): value for name, value in options if isinstance(value, int) and value > 1}
-        if isinstance(one, Variant) and prod(factors.values()) > most:
-            product = " x ".join(f"{value} {name}" for name, value in factors.items())
-            raise ValueError(
-                f"{one}: {product} is more than {most:,}, the most for this command; choose a smaller size"
-            )
+        factors |= {flag_of(name): value for name, value in one.options.items() if isinstance(value, int) and value > 1}
+        if prod(factors.values()) > most:
+            size = " x ".join(f"{value} {name}" for name, value in factors.items())
+            raise ValueError(f"{one}: {size} is more than {most:,}, the most for this command; choose a smaller size")
 
 
 def flag_of(option: str) -> str:

@@ -81,10 +81,8 @@ class Llama(LlamaStage):
             `LatentRing`, ring attention).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
-        recompute: keep only the input of each layer, and rerun its forward in the backward.
         loss_chunk: tokens whose logits exist at the same time in the loss (default: all).  The model then returns the
             head's input instead of logits; `logits_of` computes them.
-        device: of the weights (default: that of the rank).  They are drawn on the CPU, so they are equal everywhere.
 
     Raises:
         ValueError: another axis has more than one rank, a size does not divide where it must, or the layout is missing
@@ -103,16 +101,14 @@ class Llama(LlamaStage):
         attend: Attend | None = None,
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
-        device: torch.device | str | None = None,
-        recompute: bool = False,
         loss_chunk: int | None = None,
     ) -> None:
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
         tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
-        sharing = Sharing(config, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
+        sharing = Sharing(config, mesh, tp, attend, layout, dtype=dtype, loss_chunk=loss_chunk)
         super().__init__(config, sharing, range(config.num_layers))
-        self.draw(seed, device)
+        self.draw(seed)
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the loss of targets_BS, the same on all ranks of a tp group; `options` as in `cross_entropy`."""

@@ -24,7 +24,6 @@ from torch.nn.functional import pad
 
 from dualpipe_lab.dp.data_parallel import IGNORED
 from dualpipe_lab.ep.moe import ExpertParallel
-from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.models.stage import TABLE, Sharing, make_norm
 from dualpipe_lab.models.v3_moe import V3Layer, V3Stage
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -115,11 +114,10 @@ class MultiTokenStage(V3Stage):
         layers: range,
         is_first: bool,
         ep: ExpertParallel,
-        nodes: NodeGroups | None,
         weight: float,
     ) -> None:
-        super().__init__(config, sharing, layers, is_first, True, ep, nodes)
-        extra = V3Layer(config, sharing, ep, nodes, config.num_layers)
+        super().__init__(config, sharing, layers, is_first, True, ep)
+        extra = V3Layer(config, sharing, ep, None, config.num_layers)
         self.weight = weight
         self.multi_token = MultiTokenPrediction(config, sharing, extra, not is_first)
         self.tied_names = {} if is_first else {COPY: TABLE}

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.ep.deepseek_moe import update_biases
-from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.launch.context import device as rank_device
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama import LlamaStage
@@ -156,15 +155,13 @@ def build_stages(
     sequence_parallel: bool = False,
     layout: SequenceLayout | None = None,
     recompute: bool = False,
-    num_nodes: int = 1,
-    device: torch.device | str | None = None,
     multi_token: float | None = None,
     loss_chunk: int | None = None,
 ) -> RankModel:
     """Build the stages that a program places on this rank; every rank of the world calls this.
 
-    `config`, `program`, `layers`, `sequence_parallel` and `multi_token` are as in `check_stages`, all others as in
-    `V3MoE`.  Equal seeds give the weights of the same full model on every cut.
+    `config`, `program`, `layers`, `sequence_parallel` and `multi_token` are as in `check_stages`, `loss_chunk` is as in
+    `Llama`, all others are as in `V3MoE`.  Equal seeds give the weights of the same full model on every cut.
 
     Raises:
         ValueError: as `check_stages`; the layout is missing or for another number of ranks.
@@ -178,17 +175,16 @@ def build_stages(
     sharing = Sharing(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
     ep = expert_parallel(mesh)
-    nodes = None if num_nodes == 1 or isinstance(config, LlamaConfig) else NodeGroups.of(num_nodes, ep)
 
     def make(number: int) -> TransformerStage:
         here, is_first, is_last = shares[number], number == 0, number == len(shares) - 1
         if isinstance(config, LlamaConfig):
             return LlamaStage(config, sharing, here, is_first, is_last)
         if is_last and multi_token is not None:
-            return MultiTokenStage(config, sharing, here, is_first, ep, nodes, multi_token)
-        return V3Stage(config, sharing, here, is_first, is_last, ep, nodes)
+            return MultiTokenStage(config, sharing, here, is_first, ep, multi_token)
+        return V3Stage(config, sharing, here, is_first, is_last, ep)
 
     stages = {number: make(number) for number in stages_of(program, mesh.rank("pp"))}
     for stage in stages.values():
-        stage.draw(seed, device)
+        stage.draw(seed)
     return RankModel(config, mesh, program, shares, stages, multi_token is not None)

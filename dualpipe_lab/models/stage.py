@@ -44,7 +44,7 @@ class Sharing:
         mesh: the ranks.
         tp: the ranks that share a layer, and how.
         replicas: the ranks that hold the same key heads; None if key heads are not replicated.
-        attend, layout, recompute, dtype, loss_chunk: as in `Llama`.
+        attend, layout, recompute, dtype, loss_chunk: as in `Llama` and `build_stages`.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class TransformerStage(nn.Module):
         self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, table, dtype) if is_last else None
         self.tied_names = {HEAD: TABLE} if config.tied and is_last and not is_first else {}
 
-    def draw(self, seed: int, device: torch.device | str | None = None) -> None:
-        """Draw all parameters by their names in the full model, and move them to a device."""
+    def draw(self, seed: int) -> None:
+        """Draw all parameters by their names in the full model, on the CPU, and move them to the rank's device."""
         initialize_parameters(self, seed)
         for here, there in self.tied_names.items():
             module = self.get_submodule(here.rpartition(".")[0])
             initialize_parameters(nn.ModuleDict({there.rpartition(".")[0]: module}), seed)
-        self.to(context.device() if device is None else device)
+        self.to(context.device())
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the input of this stage's layers: of the first stage, the embedding of the ids."""

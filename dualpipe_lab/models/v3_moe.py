@@ -36,7 +36,7 @@ from dualpipe_lab.models.stage import Sharing, TransformerStage, check_topology,
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
+from dualpipe_lab.tp.gqa import GroupedQueryAttention
 from dualpipe_lab.tp.latent_attention import LatentAttention
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
 from dualpipe_lab.tp.shard import TensorParallel
@@ -94,7 +94,7 @@ class V3Stage(TransformerStage):
         is_first: bool,
         is_last: bool,
         ep: ExpertParallel,
-        nodes: NodeGroups | None,
+        nodes: NodeGroups | None = None,
     ) -> None:
         super().__init__(config.dense, sharing, layers, partial(V3Layer, config, sharing, ep, nodes), is_first, is_last)
         self.config, self.ep = config, ep
@@ -118,9 +118,10 @@ class V3MoE(V3Stage):
     """A V3-style model sharded over the ranks of a topology: the stage that has all layers.
 
     Args:
-        config, seed, recompute, attend, dtype, layout, device, loss_chunk: as in `Llama`.
+        config, seed, dtype, layout: as in `Llama`.
         topology: the ranks, or a `Mesh` that other parts use too.  Experts are sharded along `ep`, which is an axis or,
             with `edp=`, a slice of the data axes; all other layers are sharded along `tp` and replicated elsewhere.
+        recompute: keep only the input of each layer, and rerun its forward in the backward.
         num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
         sequence_parallel: between the layers, each rank of tp holds its shard of the tokens; experts see all of them.
 
@@ -138,22 +139,19 @@ class V3MoE(V3Stage):
         topology: Topology | Mesh,
         seed: int = 0,
         recompute: bool = False,
-        attend: Attend | None = None,
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
         num_nodes: int = 1,
-        device: torch.device | str | None = None,
         sequence_parallel: bool = False,
-        loss_chunk: int | None = None,
     ) -> None:
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
         tp, ep, data = TensorParallel(mesh.group("tp"), sequence_parallel), expert_parallel(mesh), data_group(mesh)
-        sharing = Sharing(config.dense, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
+        sharing = Sharing(config.dense, mesh, tp, None, layout, recompute, dtype)
         nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
         super().__init__(config, sharing, range(config.num_layers), True, True, ep, nodes)
         self.data = data
-        self.draw(seed, device)
+        self.draw(seed)
 
     def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return `logits_BSV` of `ids_BS`, and the balance losses per sequence of this rank, summed over the layers.
