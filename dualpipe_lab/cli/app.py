@@ -49,8 +49,8 @@ app = typer.Typer(
     "traces. The course: lab, fresh, progress, grade.",
 )
 _PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
-for command in (commands.show, commands.compare, commands.explain):
-    app.command(context_settings=_PASSING)(command)
+for passing in (commands.show, commands.compare, commands.explain):
+    app.command(context_settings=_PASSING)(passing)
 for command in (commands.optimise, commands.convert, commands.traces, commands.plan):
     app.command()(command)
 

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dualpipe_lab.dp.data_parallel import IGNORED
-from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.models.stage import TABLE, Sharing, make_norm
 from dualpipe_lab.models.v3_moe import V3Layer, V3Stage
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -107,17 +106,9 @@ class MultiTokenStage(V3Stage):
     `weight`: lambda, of the second token's loss; `multi_token`: what the second token adds to the model.
     """
 
-    def __init__(
-        self,
-        config: V3MoEConfig,
-        sharing: Sharing,
-        layers: range,
-        is_first: bool,
-        ep: ExpertParallel,
-        weight: float,
-    ) -> None:
-        super().__init__(config, sharing, layers, is_first, True, ep)
-        extra = V3Layer(config, sharing, ep, None, config.num_layers)
+    def __init__(self, config: V3MoEConfig, sharing: Sharing, layers: range, is_first: bool, weight: float) -> None:
+        super().__init__(config, sharing, layers, is_first, is_last=True)
+        extra = V3Layer(config, sharing, self.ep, None, config.num_layers)
         self.weight = weight
         self.multi_token = MultiTokenPrediction(config, sharing, extra, not is_first)
         self.tied_names = {} if is_first else {COPY: TABLE}

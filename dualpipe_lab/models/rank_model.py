@@ -27,7 +27,7 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.multi_token import COPY, MultiTokenStage
 from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
-from dualpipe_lab.models.v3_moe import V3Stage, data_group, expert_parallel
+from dualpipe_lab.models.v3_moe import V3Stage, data_group
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
@@ -174,15 +174,14 @@ def build_stages(
     dense = config if isinstance(config, LlamaConfig) else config.dense
     sharing = Sharing(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
-    ep = expert_parallel(mesh)
 
     def make(number: int) -> TransformerStage:
         here, is_first, is_last = shares[number], number == 0, number == len(shares) - 1
         if isinstance(config, LlamaConfig):
             return LlamaStage(config, sharing, here, is_first, is_last)
         if is_last and multi_token is not None:
-            return MultiTokenStage(config, sharing, here, is_first, ep, multi_token)
-        return V3Stage(config, sharing, here, is_first, is_last, ep)
+            return MultiTokenStage(config, sharing, here, is_first, multi_token)
+        return V3Stage(config, sharing, here, is_first, is_last)
 
     stages = {number: make(number) for number in stages_of(program, mesh.rank("pp"))}
     for stage in stages.values():

@@ -19,6 +19,7 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), sections 2.1.2 and 4.2.
 
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +43,13 @@ from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
 from dualpipe_lab.tp.shard import TensorParallel
 from dualpipe_lab.tp.swiglu import SwiGLU
 
+Nodes: TypeAlias = NodeGroups | None
+
 
 class V3Layer(nn.Module):
     """One transformer layer: attention, then a dense or mixture-of-experts feed-forward network."""
 
-    def __init__(
-        self, config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: NodeGroups | None, number: int
-    ) -> None:
+    def __init__(self, config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: Nodes, number: int) -> None:
         super().__init__()
         self.tp, mesh = sharing.tp, sharing.mesh
         self.cp = mesh.group("cp") if mesh.size("cp") > 1 else None
@@ -87,15 +88,9 @@ class V3Stage(TransformerStage):
     """Some layers of a V3-style model; the first stage takes ids_BS, the last one returns logits_BSV."""
 
     def __init__(
-        self,
-        config: V3MoEConfig,
-        sharing: Sharing,
-        layers: range,
-        is_first: bool,
-        is_last: bool,
-        ep: ExpertParallel,
-        nodes: NodeGroups | None = None,
+        self, config: V3MoEConfig, sharing: Sharing, layers: range, is_first: bool, is_last: bool, nodes: Nodes = None
     ) -> None:
+        ep = expert_parallel(sharing.mesh)
         super().__init__(config.dense, sharing, layers, partial(V3Layer, config, sharing, ep, nodes), is_first, is_last)
         self.config, self.ep = config, ep
 
@@ -146,11 +141,11 @@ class V3MoE(V3Stage):
     ) -> None:
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
-        tp, ep, data = TensorParallel(mesh.group("tp"), sequence_parallel), expert_parallel(mesh), data_group(mesh)
+        tp = TensorParallel(mesh.group("tp"), sequence_parallel)
         sharing = Sharing(config.dense, mesh, tp, None, layout, recompute, dtype)
-        nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
-        super().__init__(config, sharing, range(config.num_layers), True, True, ep, nodes)
-        self.data = data
+        nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, expert_parallel(mesh))
+        super().__init__(config, sharing, range(config.num_layers), True, True, nodes)
+        self.data = data_group(mesh)
         self.draw(seed)
 
     def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -194,7 +189,7 @@ def _attention(config: V3MoEConfig, sharing: Sharing) -> GroupedQueryAttention |
     return LatentAttention(*sizes, sharing.tp, config.rope_base, config.rope_scaling, *how)
 
 
-def _experts(config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: NodeGroups | None) -> DeepSeekMoE:
+def _experts(config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: Nodes) -> DeepSeekMoE:
     groups = config.num_groups, config.num_groups_per_token
     sizes, dtype = (config.hidden_size, config.num_experts, config.num_experts_per_token), sharing.dtype
     router = DeepSeekRouter(
