@@ -48,9 +48,8 @@ app = typer.Typer(
     help="DualPipe Lab: show, compare, explain, search pipeline schedules; plan a run; convert weights; merge "
     "traces. The course: lab, fresh, progress, grade.",
 )
-_PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
-for passing in (commands.show, commands.compare, commands.explain):
-    app.command(context_settings=_PASSING)(passing)
+for passing in (commands.show, commands.compare, commands.explain):  # unknown options are those of a builder
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(passing)
 for command in (commands.optimise, commands.convert, commands.traces, commands.plan):
     app.command()(command)
 

@@ -73,8 +73,7 @@ def show(
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
     if not write(files, partial(export_program, program, costs)):
         timeline = simulate(program, costs)
-        print(timeline.to_text(columns()))
-        print()
+        print(timeline.to_text(columns()), end="\n\n")
         for what, value in _numbers(program, timeline, costs):
             print(f"{what:<15}{value}")
 
@@ -107,7 +106,6 @@ def _range(values: Sequence[Time]) -> str:
 
 Asked: TypeAlias = Variant | CsvFile
 _COLUMNS = ("", "schedule", "makespan", "bubble", "window", "local", "activations", "weights", "pairs", "messages")
-_WIDTH = 120
 
 
 def compare(
@@ -141,7 +139,7 @@ def compare(
     asked = [one.with_options({key: value for key, value in options.items() if one.has(key)}) for one in asked]
     check_size(ranks, microbatches, *asked)
     scores, refused = _scores(asked, (ranks, microbatches), costs)
-    console = Console(width=None if Console().is_terminal else _WIDTH)
+    console = Console(width=None if Console().is_terminal else 120)
     print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs)}")
     print(f"overlapped pairs: {'for all that have them' if may_pair else 'none, a pair takes F and then B'}")
     if scores:

@@ -38,7 +38,6 @@ _PAIR = re.compile(r"\s*([^=\s]+)\s*=\s*(\S+)\s*")
 _NUMBER = re.compile(r"[+-]?[0-9./]{1,40}(e[+-]?[0-9]{1,2})?", re.IGNORECASE)  # 1e999999999 would fill the memory
 MAX_CELLS = 2**17  # ranks x microbatches, for each virtual stage: what a command draws or simulates within a minute
 MAX_CSV_MB = 20
-_NO_TERMINAL = (100, 24)
 
 
 class CsvFile(NamedTuple):
@@ -188,8 +187,8 @@ def write(files: Mapping[str, Path | None], export: Callable[[str], str | bytes]
 
 
 def columns() -> int:
-    """Return the width of the terminal in columns."""
-    return shutil.get_terminal_size(_NO_TERMINAL).columns
+    """Return the width of the terminal in columns; 100 without one."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 def export_program(program: Program, cost: Cost, form: str) -> str | bytes:

@@ -10,7 +10,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), section 3.
 """
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ class Topology:
 
     Args:
         axes: pairs of a name (of `pp dp cp tp ep`) and a size, outermost first; the last one is contiguous in rank.
-        edp: replicas of each expert, where experts are sharded within data groups rather than along an `ep` axis.
+        edp: replicas of each expert, where experts are sharded within data groups and not along an axis `ep`.
         experts_over: the axes whose ranks together shard the experts (default: `dp`); needs `edp`.
         ranks_per_node: consecutive ranks that share a machine.
         world_size: the product that the sizes must have, if it is known.
@@ -55,7 +55,11 @@ class Topology:
             raise ValueError(f"a topology has each of {', '.join(AXES)} at most once, and one at least, got {self}")
         if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in self.sizes):
             raise ValueError(f"every axis needs a whole size from 1, got {self}; leave out an axis that is not used")
-        self._extents, self.world_size = dict(self.axes), prod(self.sizes)
+        self.world_size = prod(self.sizes)
+        self._along: dict[str, range] = {}
+        for index, (name, size) in enumerate(self.axes):  # the ranks that differ from rank 0 along one axis alone
+            step = prod(self.sizes[index + 1 :])
+            self._along[name] = range(0, step * size, step)
         self._found: dict[tuple[str, ...], Groups] = {}
         self.edp, self.experts_over, self.ranks_per_node = edp, tuple(experts_over), ranks_per_node
         if world_size is not None and world_size != self.world_size:
@@ -92,10 +96,7 @@ class Topology:
         """
         if not 0 <= rank < self.world_size:
             raise ValueError(f"{self} ranks are numbered 0 to {self.world_size - 1}, got {rank}")
-        found = {}
-        for name, size in reversed(self.axes):
-            rank, found[name] = divmod(rank, size)
-        return {name: found[name] for name in self.names}
+        return {name: rank // self._along[name].step % size for name, size in self.axes}
 
     def rank_at(self, **coordinates: int) -> int:
         """Return the rank at these coordinates; an axis that is not named counts as 0.
@@ -105,14 +106,10 @@ class Topology:
         """
         for axis, number in coordinates.items():
             self._check_known(axis)
-            if not 0 <= number < self._extents[axis]:
-                raise ValueError(
-                    f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {self._extents[axis] - 1}"
-                )
-        rank = 0
-        for name, size in self.axes:
-            rank = rank * size + coordinates.get(name, 0)
-        return rank
+            if not 0 <= number < len(self._along[axis]):
+                last = len(self._along[axis]) - 1
+                raise ValueError(f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {last}")
+        return sum(self._along[axis][number] for axis, number in coordinates.items())
 
     def size(self, axis: str) -> int:
         """Return the number of ranks per group of an axis or derived kind; 1 for an axis that is not in the grid."""
@@ -134,8 +131,7 @@ class Topology:
             raise ValueError(f"{self} ranks have no nodes; give ranks_per_node=")
         found = []
         for group in self.along(*axes):
-            nodes = sorted({rank // size for rank in group})
-            parts = tuple(tuple(rank for rank in group if rank // size == node) for node in nodes)
+            parts = tuple(tuple(part) for _, part in groupby(group, lambda rank: rank // size))
             if len({len(part) for part in parts}) != 1:
                 raise ValueError(
                     f"{' x '.join(axes)} group {list(group)} lies unevenly on nodes of {size} ranks: {list(parts)}; "
@@ -179,8 +175,7 @@ class Topology:
 
     def _offsets(self, axes: Sequence[str]) -> list[int]:
         """Return the distance from rank 0 of every combination along `axes`; the first axis changes slowest."""
-        steps = {name: prod(self.sizes[index + 1 :]) for index, name in enumerate(self.names)}
-        return [sum(offsets) for offsets in product(*(range(0, steps[a] * self._extents[a], steps[a]) for a in axes))]
+        return list(map(sum, product(*(self._along[axis] for axis in axes))))
 
     def _derived(self, kind: str) -> Groups:
         if kind in self.names:  # the axes behind it come first, so that a list of groups starts with neighbours
@@ -210,7 +205,7 @@ class Topology:
             raise ValueError(f"{self} ranks have an ep axis already; leave out edp={edp}, or the axis")
         for axis in self.experts_over:
             self._check_known(axis)
-        ranks = prod(self._extents[axis] for axis in self.experts_over)
+        ranks = prod(len(self._along[axis]) for axis in self.experts_over)
         if edp < 1 or ranks % edp:
             over = " x ".join(self.experts_over)
             raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {edp} in {self} ranks")
