@@ -100,7 +100,14 @@ def check_stages(
         ValueError: naming the rule, the values and what to use instead.
     """
     check_sizes(config, topology)
-    _check_program(topology, program)
+    pp_size, num_ranks = topology.size("pp"), 1 if program is None else program.num_ranks
+    if pp_size != num_ranks:
+        got = "no program" if program is None else f"{program.name} for {num_ranks}"
+        raise ValueError(
+            f"a pipeline has a program for its ranks, got {got} in {topology} ranks; build it for {pp_size}"
+        )
+    if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
+        raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
     if multi_token is not None:
         check_multi_token(config, topology.size("tp"), multi_token)
     stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
@@ -121,18 +128,6 @@ def check_sizes(config: ModelConfig, topology: Topology) -> None:
     if topology.edp and left_out:
         raise ValueError(f"edp counts all replicas, got {topology} ranks with experts_over={topology.experts_over}")
     config.check(topology.size("tp"), ep_size, topology.size("cp"))
-
-
-def _check_program(topology: Topology, program: Program | None) -> None:
-    """Refuse a program for another number of ranks than the topology has along pp, or with a stage on no rank."""
-    pp_size, num_ranks = topology.size("pp"), 1 if program is None else program.num_ranks
-    if pp_size != num_ranks:
-        got = "no program" if program is None else f"{program.name} for {num_ranks}"
-        raise ValueError(
-            f"a pipeline has a program for its ranks, got {got} in {topology} ranks; build it for {pp_size}"
-        )
-    if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
-        raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
 
 
 def check_multi_token(config: ModelConfig, tp_size: int, weight: float) -> None:

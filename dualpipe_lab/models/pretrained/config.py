@@ -242,11 +242,9 @@ def _common(
             raise PretrainedError(
                 f"{where} has {name}={values[name]!r}, which this model does not compute; it would be another model"
             )
-    base, scaling = _rope_of(values, where)
-    eps = 1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"])
-    return {ours: values[theirs] for theirs, ours in sizes.items()} | {
-        "rope_base": base, "rope_scaling": scaling, "eps": eps,
-    }  # fmt: skip
+    found = {ours: values[theirs] for theirs, ours in sizes.items()}
+    found["rope_base"], found["rope_scaling"] = _rope_of(values, where)
+    return found | {"eps": 1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"])}
 
 
 def _is_kind(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -336,19 +334,11 @@ class Blocks(NamedTuple):
     columns: int
 
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the scales of a weight.
-
-        >>> Blocks(128, 128).scale_shape((576, 7168))
-        (5, 56)
-        """
+        """Return the shape of the scales of a weight: the last block of an axis may be smaller."""
         return tuple(-(-size // block) for size, block in zip(shape, self, strict=True))
 
     def scale_slices(self, where: Sequence[slice]) -> tuple[slice, ...]:
-        """Return the slices of the scales of a slice of a weight.
-
-        >>> Blocks(128, 128).scale_slices((slice(96, 192), slice(256, 384)))
-        (slice(0, 2, None), slice(2, 3, None))
-        """
+        """Return the slices of the scales of all blocks in which a slice of a weight lies."""
         return tuple(
             slice(part.start // block, -(-part.stop // block)) for part, block in zip(where, self, strict=True)
         )

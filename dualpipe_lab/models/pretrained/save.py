@@ -104,10 +104,7 @@ def finish_folder(hidden: Path, files: Mapping[str, str], values: Mapping[str, A
 
 
 def _takes_part(model: Model, stage: TransformerStage, number: int) -> bool:
-    """Return whether this rank gathers a stage: only the first of its mirrors and of its copies along dp and cp.
-
-    Where copies share experts, all of them take part.
-    """
+    """Return whether this rank gathers a stage: the first mirror and copy does, and copies that share experts do."""
     if not (stage.mesh.topology.edp or _is_first(stage, "dp", "cp")):
         return False
     if not isinstance(model, RankModel) or model.program is None:
