@@ -20,29 +20,25 @@ class OneLine(TyperGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command and exit with its code."""
+        code, message = 1, ""
         try:
-            code = super().main(*args, **{**extra, "standalone_mode": False})
+            result = super().main(*args, **{**extra, "standalone_mode": False})
+            code = result if isinstance(result, int) else 0
         except typer.TyperException as error:
-            sys.exit(_complain(error.format_message().replace("\n", " "), error.exit_code))
+            code, message = error.exit_code, error.format_message()  # none where no command asks for the help
         except typer.Abort:
-            sys.exit(_complain("interrupted", 130))
-        except MissingExtra as missing:
-            sys.exit(_complain(str(missing), 1))
+            code, message = 130, "interrupted"
         except InvalidProgram as error:
             more = len(error.problems) - 1
             first = error.problems[0].splitlines()[0] + (f" (and {more} more)" if more else "")
-            sys.exit(_complain(f"the program is invalid: {first}; `explain` tells everything", 1))
+            message = f"the program is invalid: {first}; `explain` tells everything"
         except OSError as error:
-            sys.exit(_complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1))
-        except ValueError as error:
-            sys.exit(_complain(" ".join(str(error).splitlines()), 1))
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def _complain(message: str, code: int) -> int:
-    if message:  # there is none where the help was asked for by giving no command
-        print(f"error: {message}", file=sys.stderr)
-    return code
+            message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        except (ValueError, MissingExtra) as error:
+            message = str(error)
+        if message:
+            print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+        sys.exit(code)
 
 
 app = typer.Typer(
@@ -52,14 +48,10 @@ app = typer.Typer(
     help="DualPipe Lab: show, compare, explain, search pipeline schedules; plan a run; convert weights; merge "
     "traces. The course: lab, fresh, progress, grade.",
 )
-_PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
-app.command(context_settings=_PASSING)(commands.show)
-app.command(context_settings=_PASSING)(commands.compare)
-app.command(context_settings=_PASSING)(commands.explain)
-app.command()(commands.optimise)
-app.command()(commands.convert)
-app.command()(commands.traces)
-app.command()(commands.plan)
+for passing in (commands.show, commands.compare, commands.explain):  # unknown options are those of a builder
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(passing)
+for command in (commands.optimise, commands.convert, commands.traces, commands.plan):
+    app.command()(command)
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -3,9 +3,9 @@
 Chapter: book/appendix/command-line.  Each prints, or writes files; `app` prints a ValueError as one line.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -19,7 +19,6 @@ from dualpipe_lab.cli.inputs import (
     Html,
     Memory,
     Microbatches,
-    Options,
     Perfetto,
     Png,
     Ranks,
@@ -28,7 +27,8 @@ from dualpipe_lab.cli.inputs import (
     Svg,
     check_size,
     columns,
-    costs_of,
+    export_program,
+    export_timeline,
     flag_of,
     only,
     read_cost,
@@ -71,41 +71,32 @@ def show(
     check_size(ranks, microbatches, asked)
     program, costs = asked.build(ranks, microbatches), read_cost(cost)
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
-    if not any(files.values()):
+    if not write(files, partial(export_program, program, costs)):
         timeline = simulate(program, costs)
-        print(timeline.to_text(columns()))
-        print("\n".join(["", *_numbers(program, timeline, costs)]))
-    write(files, program, costs)
+        print(timeline.to_text(columns()), end="\n\n")
+        for what, value in _numbers(program, timeline, costs):
+            print(f"{what:<15}{value}")
 
 
-def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:
-    """Yield one line for each number, with its unit."""
+def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[tuple[str, str]]:
     ranks = range(timeline.num_ranks)
     idle = [timeline.bubble_time(rank) for rank in ranks]
     peaks = [timeline.peak_activations(rank) for rank in ranks]
     stages = [len({action.stage for action in program.actions(rank)}) for rank in ranks]
-    yield _line(
-        "size", f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
-    )
-    yield _line("costs", f"{words_of(costs_of(cost))} (ticks of a stage)")
-    yield _line("makespan", f"{number(timeline.makespan)} ticks")
-    yield _line("bubble", f"{timeline.bubble_fraction:.1%} of all ranks' time; a rank idles {_range(idle)} ticks")
-    yield _line(
-        "local bubble", f"{number(local_bubble(timeline))} ticks at most between a rank's first and last action"
-    )
-    yield _line("activations", f"{_range(peaks)} at most on a rank, one stage and microbatch each")
+    yield "size", f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
+    yield "costs", f"{words_of(cost)} (ticks of a stage)"
+    yield "makespan", f"{number(timeline.makespan)} ticks"
+    yield "bubble", f"{timeline.bubble_fraction:.1%} of all ranks' time; a rank idles {_range(idle)} ticks"
+    yield "local bubble", f"{number(local_bubble(timeline))} ticks at most between a rank's first and last action"
+    yield "activations", f"{_range(peaks)} at most on a rank, one stage and microbatch each"
     if any(waiting := [timeline.peak_pending_weight_grads(rank) for rank in ranks]):
-        yield _line("waiting W", f"{_range(waiting)} at most on a rank, between I and W")
-    yield _line("weights", f"{_range(stages)} of {program.num_stages} stages on a rank")
-    yield _line("messages", str(len(timeline.messages)))
+        yield "waiting W", f"{_range(waiting)} at most on a rank, between I and W"
+    yield "weights", f"{_range(stages)} of {program.num_stages} stages on a rank"
+    yield "messages", str(len(timeline.messages))
     if share(program) != 1:
         fair = score(program, cost)
         sizes = f"{number(fair.makespan)} ticks, {number(fair.peak)} activations, {number(fair.weights)} of the weights"
-        yield _line("in compare", f"{sizes}: there the costs are those of 1/{program.num_ranks} of the model")
-
-
-def _line(what: str, value: str) -> str:
-    return f"{what:<15}{value}"
+        yield "in compare", f"{sizes}: there the costs are those of 1/{program.num_ranks} of the model"
 
 
 def _range(values: Sequence[Time]) -> str:
@@ -114,12 +105,7 @@ def _range(values: Sequence[Time]) -> str:
 
 
 Asked: TypeAlias = Variant | CsvFile
-
-
 _COLUMNS = ("", "schedule", "makespan", "bubble", "window", "local", "activations", "weights", "pairs", "messages")
-
-
-_WIDTH = 120
 
 
 def compare(
@@ -146,13 +132,15 @@ def compare(
     may_pair = costs.overlap is not None if pairs is None else pairs
     costs = costs if may_pair else replace(costs, overlap=None)
     given, options = split([*(names or []), *context.args])
-    asked = _with_options(
-        [wanted(name) for name in given or schedules.names(synchronous=True, pairs=may_pair)], options
-    )
+    asked = [wanted(name) for name in given or schedules.names(synchronous=True, pairs=may_pair)]
+    for option in options:
+        if not any(one.has(option) for one in asked):
+            raise ValueError(f"none of these schedules has the option {flag_of(option)}")
+    asked = [one.with_options({key: value for key, value in options.items() if one.has(key)}) for one in asked]
     check_size(ranks, microbatches, *asked)
     scores, refused = _scores(asked, (ranks, microbatches), costs)
-    console = Console(width=_WIDTH if not Console().is_terminal else None)
-    print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs_of(costs))}")
+    console = Console(width=None if Console().is_terminal else 120)
+    print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs)}")
     print(f"overlapped pairs: {'for all that have them' if may_pair else 'none, a pair takes F and then B'}")
     if scores:
         console.print(_table(ranked(scores, memory, barrier), memory))
@@ -167,14 +155,6 @@ def compare(
             )
     if not scores:
         raise ValueError("none of these schedules has this size")
-
-
-def _with_options(asked: list[Asked], options: Options) -> list[Asked]:
-    """Apply each option to the schedules that define it; ValueError for an option of none."""
-    for option in options:
-        if not any(one.has(option) for one in asked):
-            raise ValueError(f"none of these schedules has the option {flag_of(option)}")
-    return [one.with_options({key: value for key, value in options.items() if one.has(key)}) for one in asked]
 
 
 def _scores(asked: list[Asked], size: tuple[int, int], cost: Cost) -> tuple[list[Score], list[tuple[str, str]]]:
@@ -202,10 +182,10 @@ def _table(scores: list[Score], memory: int | None) -> Table:
         table.add_column(column, justify="left" if column == "schedule" else "right")
     for place, one in enumerate(scores, 1):
         fits = one.fits(memory)
-        counts = (number(one.weights), str(one.pairs), str(one.messages))
-        sizes = (number(one.peak) + ("" if fits else " > limit"), *counts)
-        numbers = (number(one.makespan), f"{one.bubble:.1%}", number(one.window), number(one.local_bubble), *sizes)
-        table.add_row(str(place) if fits else "-", one.name, *numbers, style=None if fits else "dim")
+        times = number(one.makespan), f"{one.bubble:.1%}", number(one.window), number(one.local_bubble)
+        peak = number(one.peak) + ("" if fits else " > limit")
+        counts = map(number, (one.weights, one.pairs, one.messages))
+        table.add_row(str(place) if fits else "-", one.name, *times, peak, *counts, style=None if fits else "dim")
     return table
 
 
@@ -256,9 +236,8 @@ def optimise(
     per_stage = stage_cost(found.program, costs)
     print(found)
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
-    if not any(files.values()):
+    if not write(files, partial(export_program, found.program, per_stage)):
         print(f"\n{simulate(found.program, per_stage).to_text(columns())}")
-    write(files, found.program, per_stage)
 
 
 def plan(
@@ -317,19 +296,5 @@ def traces(
     print(found)
     timeline = found.timeline(step)
     files = {"svg": svg, "html": html, "perfetto": perfetto, "json": values}
-    if not any(files.values()):
+    if not write(files, partial(export_timeline, timeline)):
         print(timeline.to_text(columns()))
-    for form, path in files.items():
-        if path is not None:
-            path.write_bytes(_exported(form, timeline).encode())
-            print(f"wrote {path} ({path.stat().st_size:,} bytes)")
-
-
-def _exported(form: str, timeline: Timeline) -> str:
-    if form == "html":
-        from dualpipe_lab.viz.embed import page, timeline_html
-
-        return page(timeline_html(timeline), timeline.name)
-    if form == "json":
-        return json.dumps(timeline.to_dict())
-    return timeline.to_svg() if form == "svg" else timeline.to_perfetto()

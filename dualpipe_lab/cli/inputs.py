@@ -1,8 +1,9 @@
 """What the commands read and write: schedules with their options, CSV files, exact costs; pictures, pages, traces."""
 
+import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import lcm, prod
 from pathlib import Path
@@ -20,36 +21,23 @@ from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.timeline.units import number
 
 Options: TypeAlias = dict[str, int | str]
-
-
 Ranks = Annotated[int, typer.Option(min=1, help="number of ranks, p")]
-
-
 Microbatches = Annotated[int, typer.Option(min=1, help="number of microbatches, m")]
-
-
 ShareCost = Annotated[str | None, typer.Option("--cost", help="ticks of a rank's share: F=1,I=1,W=1,FB=2.5,latency=0")]
-
-
 StageCost = Annotated[str | None, typer.Option("--cost", help="ticks of a stage: F=1,I=1,W=1,FB=2.5,latency=0")]
-
-
 Memory = Annotated[int | None, typer.Option(min=1, help="activations that a rank has room for, in shares")]
 
+Svg: TypeAlias = Annotated[Path | None, typer.Option(help="write the picture")]
+Png: TypeAlias = Annotated[Path | None, typer.Option(help="write the picture as pixels")]
+Html: TypeAlias = Annotated[Path | None, typer.Option(help="write a page that plays and recomputes")]
+Csv: TypeAlias = Annotated[Path | None, typer.Option(help="write the program for torch.distributed.pipelining")]
+Perfetto: TypeAlias = Annotated[Path | None, typer.Option(help="write a trace for ui.perfetto.dev")]
 
 COST_KEYS = {"F": "F", "I": "I", "W": "W", "B": "B", "FB": "overlap", "latency": "latency", "transfer": "transfer"}
-
-
 _PAIR = re.compile(r"\s*([^=\s]+)\s*=\s*(\S+)\s*")
-
-
 _NUMBER = re.compile(r"[+-]?[0-9./]{1,40}(e[+-]?[0-9]{1,2})?", re.IGNORECASE)  # 1e999999999 would fill the memory
-
-
 MAX_CELLS = 2**17  # ranks x microbatches, for each virtual stage: what a command draws or simulates within a minute
-
-
-MAX_CSV_BYTES = 20_000_000
+MAX_CSV_MB = 20
 
 
 class CsvFile(NamedTuple):
@@ -58,7 +46,7 @@ class CsvFile(NamedTuple):
     name: str
 
     def has(self, option: str) -> bool:
-        """Return False: a file has no options."""
+        """Return False."""
         return False
 
     def with_options(self, options: Options) -> "CsvFile":
@@ -74,10 +62,8 @@ class CsvFile(NamedTuple):
     def read(self, check: bool = True) -> Program:
         """Return the program; `check=False` accepts an invalid program."""
         found = Path(self.name).stat()
-        if not S_ISREG(found.st_mode) or found.st_size > MAX_CSV_BYTES:
-            raise ValueError(
-                f"{self.name} is no file of at most {MAX_CSV_BYTES // 1_000_000} MB; write one program to it"
-            )
+        if not S_ISREG(found.st_mode) or found.st_size > MAX_CSV_MB * 1_000_000:
+            raise ValueError(f"{self.name} is no file of at most {MAX_CSV_MB} MB; write one program to it")
         return from_torch_csv(Path(self.name), check=check)
 
     def title(self, program: Program) -> str:
@@ -95,7 +81,7 @@ def wanted(text: str) -> Variant | CsvFile:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], Options]:
-    """Separate names from the options of a schedule's builder, which are all options unknown to the command.
+    """Separate names from the options that the command does not know: those of a schedule's builder.
 
     >>> split(["1f1b", "--virtual-stages", "3", "interleaved", "--order=reversed"])
     (['1f1b', 'interleaved'], {'virtual_stages': 3, 'order': 'reversed'})
@@ -128,15 +114,12 @@ def only(command: str, name: str, context: typer.Context) -> Variant | CsvFile:
 
 def check_size(num_ranks: int, num_microbatches: int, *asked: Variant | CsvFile, most: int = MAX_CELLS) -> None:
     """Raise ValueError for a program that would take minutes or more; a CSV file has a fixed size."""
-    for one in asked:
-        options = one.options.items() if isinstance(one, Variant) else ()
+    for one in (one for one in asked if isinstance(one, Variant)):
         factors = {"ranks": num_ranks, "microbatches": num_microbatches}
-        factors |= {flag_of(name): value for name, value in options if isinstance(value, int) and value > 1}
-        if isinstance(one, Variant) and prod(factors.values()) > most:
-            product = " x ".join(f"{value} {name}" for name, value in factors.items())
-            raise ValueError(
-                f"{one}: {product} is more than {most:,}, the most for this command; choose a smaller size"
-            )
+        factors |= {flag_of(name): value for name, value in one.options.items() if isinstance(value, int) and value > 1}
+        if prod(factors.values()) > most:
+            size = " x ".join(f"{value} {name}" for name, value in factors.items())
+            raise ValueError(f"{one}: {size} is more than {most:,}, the most for this command; choose a smaller size")
 
 
 def flag_of(option: str) -> str:
@@ -171,7 +154,7 @@ def _exact(pair: str, text: str) -> int | Fraction:
     return value.numerator if value.denominator == 1 else value
 
 
-def costs_of(cost: Cost) -> dict[str, int | Fraction]:
+def _numbers_of(cost: Cost) -> dict[str, int | Fraction]:
     """Return the numbers of a cost by their names in `Cost`, without unset ones."""
     return {name: value for name in COST_KEYS.values() if (value := getattr(cost, name)) is not None}
 
@@ -182,67 +165,55 @@ def whole_ticks(cost: Cost) -> tuple[Cost, int]:
     >>> whole_ticks(Cost(F=Fraction(5, 2)))[1]
     2
     """
-    costs = costs_of(cost)
+    costs = _numbers_of(cost)
     fine = lcm(*(Fraction(value).denominator for value in costs.values()))
     return Cost(**{name: int(value * fine) for name, value in costs.items()}), fine
 
 
-def words_of(costs: Mapping[str, int | Fraction]) -> str:
-    """Return costs in the form that `--cost` reads."""
+def words_of(cost: Cost) -> str:
+    """Return a cost in the form that `--cost` reads."""
     letters = {name: key for key, name in COST_KEYS.items()}
-    return " ".join(f"{letters[name]}={number(value)}" for name, value in costs.items())
+    return " ".join(f"{letters[name]}={number(value)}" for name, value in _numbers_of(cost).items())
 
 
-Svg: TypeAlias = Annotated[Path | None, typer.Option(help="write the picture")]
-
-
-Png: TypeAlias = Annotated[Path | None, typer.Option(help="write the picture as pixels")]
-
-
-Html: TypeAlias = Annotated[Path | None, typer.Option(help="write a page that plays and recomputes")]
-
-
-Csv: TypeAlias = Annotated[Path | None, typer.Option(help="write the program for torch.distributed.pipelining")]
-
-
-Perfetto: TypeAlias = Annotated[Path | None, typer.Option(help="write a trace for ui.perfetto.dev")]
-
-
-_NO_TERMINAL = (100, 24)
-
-
-def write(files: Mapping[str, Path | None], program: Program, cost: Cost) -> None:
-    """Write the program in every form that has a path, and print each path."""
+def write(files: Mapping[str, Path | None], export: Callable[[str], str | bytes]) -> bool:
+    """Write every form that has a path, and print each path; return whether there was one."""
     for form, path in files.items():
         if path is not None:
-            path.write_bytes(_export(form, program, cost))
+            found = export(form)
+            path.write_bytes(found.encode() if isinstance(found, str) else found)
             print(f"wrote {path} ({path.stat().st_size:,} bytes)")
+    return any(files.values())
 
 
 def columns() -> int:
-    """Return the width of the terminal in columns."""
-    return shutil.get_terminal_size(_NO_TERMINAL).columns
+    """Return the width of the terminal in columns; 100 without one."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
-def _export(form: str, program: Program, cost: Cost) -> bytes:
+def export_program(program: Program, cost: Cost, form: str) -> str | bytes:
+    """Return a program as csv, html, png, svg or perfetto."""
     if form == "csv":
-        return to_torch_csv(program).encode()
+        return to_torch_csv(program)
+    if form != "html":
+        return export_timeline(simulate(program, cost), form)
+    ticks, fine = whole_ticks(cost)  # the page's sliders need integer ticks
+    title = program.name if fine == 1 else f"{program.name}, ticks of 1/{fine}"
+    recosted = simulate(program, ticks)
+    named = Timeline(title, recosted.spans_by_rank, recosted.messages, costs=recosted.costs)
+    return export_timeline(named, form, program.name)
+
+
+def export_timeline(timeline: Timeline, form: str, title: str | None = None) -> str | bytes:
+    """Return a timeline as html, png, json, svg or perfetto; `title`: of the page (default: the timeline's name)."""
     if form == "html":
-        return _page(program, cost).encode()
-    timeline = simulate(program, cost)
+        from dualpipe_lab.viz.embed import page, timeline_html
+
+        return page(timeline_html(timeline), title or timeline.name)
     if form == "png":
         from dualpipe_lab.viz.plots import timeline_png
 
         return timeline_png(timeline)
-    return (timeline.to_svg() if form == "svg" else timeline.to_perfetto()).encode()
-
-
-def _page(program: Program, cost: Cost) -> str:
-    """Return a page; its sliders need integer ticks, so fractional costs are converted to finer ticks."""
-    from dualpipe_lab.viz.embed import page, timeline_html
-
-    ticks, fine = whole_ticks(cost)
-    title = program.name if fine == 1 else f"{program.name}, ticks of 1/{fine}"
-    recosted = simulate(program, ticks)
-    named = Timeline(title, recosted.spans_by_rank, recosted.messages, costs=recosted.costs)
-    return page(timeline_html(named), program.name)
+    if form == "json":
+        return json.dumps(timeline.to_dict())
+    return timeline.to_svg() if form == "svg" else timeline.to_perfetto()

@@ -15,7 +15,7 @@ from .v3_moe import V3MoE as V3MoE
 # A second token
 from .multi_token import MultiTokenStage as MultiTokenStage
 from .multi_token import next_tokens as next_tokens
-from .plain_multi_token import PlainMultiToken as PlainMultiToken
+from .plain_v3_moe import PlainMultiToken as PlainMultiToken
 
 # CLIP: two towers that meet
 from .clip import ClipConfig as ClipConfig

@@ -15,7 +15,7 @@ Source: Radford et al. 2021 (arXiv 2103.00020), figure 3.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -58,12 +58,9 @@ class ClipConfig:
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        pairs = [
-            ("image_size", self.image_size, "patch_size", self.patch_size),
-            ("image_hidden", self.image_hidden, "num_heads", self.num_heads),
-            ("text_hidden", self.text_hidden, "num_heads", self.num_heads),
-        ]
-        for what, size, by, divisor in pairs:
+        pairs = ("image_size", "patch_size"), ("image_hidden", "num_heads"), ("text_hidden", "num_heads")
+        for what, by in pairs:
+            size, divisor = getattr(self, what), getattr(self, by)
             if size < 1 or divisor < 1 or size % divisor:
                 raise ValueError(f"{by} divides {what}, got {divisor} and {size}; use a multiple of {divisor}")
 
@@ -122,40 +119,37 @@ class _TextEmbedding(nn.Module):
         return {"x": self.tokens(ids) + self.places, **payload, "end": ids.argmax(-1)}
 
 
-class _ImageHead(nn.Module):
+class _Head(nn.Module):
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.norm, self.project = nn.LayerNorm(hidden), nn.Linear(hidden, width, bias=False)
+
+    def unit(self, x: Tensor) -> Tensor:
+        return normalize(self.project(self.norm(x)), dim=-1)
+
+
+class _ImageHead(_Head):
     """The first vector of `x` becomes `image`, of unit length."""
 
-    def __init__(self, config: ClipConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.image_hidden)
-        self.project = nn.Linear(config.image_hidden, config.width, bias=False)
-
     def forward(self, payload: Payload) -> Payload:
-        x = payload.pop("x")
-        return {"image": normalize(self.project(self.norm(x[:, 0])), dim=-1), **payload}
+        return {"image": self.unit(payload.pop("x")[:, 0]), **payload}
 
 
-class _TextHead(nn.Module):
+class _TextHead(_Head):
     """The vector at each text's end becomes `text`, of unit length; here is the scale of the loss, too."""
 
-    def __init__(self, config: ClipConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.text_hidden)
-        self.project = nn.Linear(config.text_hidden, config.width, bias=False)
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__(hidden, width)
         self.log_scale = nn.Parameter(torch.tensor(1 / 0.07).log())
 
     def forward(self, payload: Payload) -> Payload:
         x, end = payload.pop("x"), payload.pop("end")
         ends = x[torch.arange(len(x), device=x.device), end]
-        return {**payload, "text": normalize(self.project(self.norm(ends)), dim=-1), "scale": self.log_scale.exp()}
+        return {**payload, "text": self.unit(ends), "scale": self.log_scale.exp()}
 
 
 class ClipStage(nn.Module):
-    """Consecutive layers of a CLIP: named tensors in, named tensors out.
-
-    Attributes:
-        layers: by their numbers in the full model.
-    """
+    """Consecutive layers of a CLIP, by their numbers in the full model: named tensors in, named tensors out."""
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         super().__init__()
@@ -179,10 +173,10 @@ def clip_layers(config: ClipConfig, seed: int = 0, dtype: torch.dtype = torch.fl
         layers: list[nn.Module] = [
             _ImageEmbedding(config),
             *(_Layer(config.image_hidden, config.num_heads, causal=False) for _ in range(config.image_layers)),
-            _ImageHead(config),
+            _ImageHead(config.image_hidden, config.width),
             _TextEmbedding(config),
             *(_Layer(config.text_hidden, config.num_heads, causal=True) for _ in range(config.text_layers)),
-            _TextHead(config),
+            _TextHead(config.text_hidden, config.width),
         ]
     return [layer.to(dtype) for layer in layers]
 
@@ -195,14 +189,10 @@ def clip_stages(layers: Sequence[nn.Module], sizes: Sequence[int]) -> list[ClipS
     """
     if sum(sizes) != len(layers) or min(sizes) < 1:
         raise ValueError(f"stages share out {len(layers)} layers, at least 1 each, got {list(sizes)}")
-    cuts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
-    return [ClipStage({at: layers[at] for at in range(start, stop)}) for start, stop in pairwise(cuts)]
+    cuts = pairwise(accumulate(sizes, initial=0))
+    return [ClipStage({at: layers[at] for at in range(start, stop)}) for start, stop in cuts]
 
 
 def clip_loss(group: Group | None = None) -> Callable[[Payload, Any], Tensor]:
     """Return the loss function of a pipeline: contrastive, with the negatives of all data ranks of `group`."""
-
-    def loss_fn(output: Payload, target: Any) -> Tensor:
-        return contrastive_loss(output["image"], output["text"], output["scale"], group)
-
-    return loss_fn
+    return lambda output, _: contrastive_loss(output["image"], output["text"], output["scale"], group)

@@ -20,8 +20,7 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
-from dualpipe_lab.models.stage_rules import check_sizes
+from dualpipe_lab.models.stage import Sharing, TransformerStage, check_topology, make_norm
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
 from dualpipe_lab.tp.shard import TensorParallel
@@ -36,20 +35,7 @@ class LlamaLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_norm = make_norm(config, tp, dtype)
-        self.attention = GroupedQueryAttention(
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_size,
-            tp,
-            replicas,
-            config.rope_base,
-            config.qk_norm,
-            attend,
-            dtype,
-            config.rope_scaling,
-            config.eps,
-        )
+        self.attention = grouped_attention(config, tp, replicas, attend, dtype)
         self.mlp_norm = make_norm(config, tp, dtype)
         self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp, dtype)
 
@@ -60,14 +46,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaStage(TransformerStage):
-    """Some layers of a Llama; the first stage takes ids_BS, the last one returns logits_BSV.
-
-    Args:
-        config: sizes of the full model.
-        sharing: how the model is shared among ranks.
-        layers: numbers of the layers.
-        is_first, is_last: whether the embedding, and whether norm and head are here.
-    """
+    """Some layers of a Llama; the first stage takes ids_BS, the last one returns logits_BSV."""
 
     def __init__(
         self, config: LlamaConfig, sharing: Sharing, layers: range, is_first: bool = True, is_last: bool = True
@@ -79,13 +58,8 @@ class LlamaStage(TransformerStage):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the output of this stage, x_BSD or logits_BSV, of ids_BS or x_BSD.
 
-        Args:
-            x: the same on all ranks of a tp group, but for x_BSD under sequence parallelism; with a layout, this rank's
-                shard of each sequence.
-            positions: of the tokens, `positions_S` (default: 0, 1, 2 ..., or those of the layout).
-
-        Raises:
-            ValueError: an unknown token; under sequence parallelism a length that does not divide among the ranks.
+        `x`: the same on all ranks of a tp group, but for x_BSD under sequence parallelism; with a layout, this rank's
+        shard of each sequence.  `positions_S`: of the tokens (default: 0, 1, 2 ..., or those of the layout).
         """
         positions = self.positions(x.device) if positions is None else positions
         x = self.enter(x)
@@ -107,10 +81,8 @@ class Llama(LlamaStage):
             `LatentRing`, ring attention).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
-        recompute: keep only the input of each layer, and rerun its forward in the backward.
         loss_chunk: tokens whose logits exist at the same time in the loss (default: all).  The model then returns the
             head's input instead of logits; `logits_of` computes them.
-        device: of the weights (default: that of the rank).  They are drawn on the CPU, so they are equal everywhere.
 
     Raises:
         ValueError: another axis has more than one rank, a size does not divide where it must, or the layout is missing
@@ -129,32 +101,24 @@ class Llama(LlamaStage):
         attend: Attend | None = None,
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
-        device: torch.device | str | None = None,
-        recompute: bool = False,
         loss_chunk: int | None = None,
     ) -> None:
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
         tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
-        sharing = Sharing.of(config, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
+        sharing = Sharing(config, mesh, tp, attend, layout, dtype=dtype, loss_chunk=loss_chunk)
         super().__init__(config, sharing, range(config.num_layers))
-        self.draw(seed, device)
+        self.draw(seed)
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the loss of targets_BS, the same on all ranks of a tp group; `options` as in `cross_entropy`."""
         return self.loss_of(self(ids, positions), targets, **options)
 
 
-def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
-    """Refuse a topology over which this model cannot be sharded; needs no rank.
-
-    Raises:
-        ValueError: an axis besides tp, cp and dp, a size that does not divide where it must, or a layout that is
-            missing along cp or made for another number of ranks.
-    """
-    others = [f"{name} {topology.size(name)}" for name in ("pp", "ep") if topology.size(name) > 1]
-    if others:
-        rule = "a Llama is sharded along tp and cp and replicated along dp"
-        raise ValueError(f"{rule}, got {', '.join(others)} in {topology} ranks; for pp use build_stages")
-    check_layout(topology, layout)
-    check_sizes(config, topology)
+def grouped_attention(
+    config: LlamaConfig, tp: TensorParallel, replicas: Group | None, attend: Attend, dtype: torch.dtype | None
+) -> GroupedQueryAttention:
+    """Make the attention of a layer with a Llama's sizes."""
+    sizes = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_size
+    angles = config.rope_base, config.qk_norm
+    return GroupedQueryAttention(*sizes, tp, replicas, *angles, attend, dtype, config.rope_scaling, config.eps)

@@ -57,14 +57,9 @@ class LlamaConfig:
         return (layer_parameters(self.hidden_size, self.ffn_size, *heads, 1),) * self.num_layers
 
     def check(self, tp_size: int = 1, num_tokens: int | None = None) -> None:
-        """Refuse a number of ranks over which the heads, or under sequence parallelism the tokens, cannot be sharded.
+        """Refuse sizes that cannot be sharded over `tp_size` ranks; ValueError names the rule and the values.
 
-        Args:
-            tp_size: ranks that share each layer.
-            num_tokens: of a sequence, under sequence parallelism.
-
-        Raises:
-            ValueError: naming the rule and the values.
+        `num_tokens`: of a sequence, under sequence parallelism.
         """
         sizes = (self.vocabulary_size, self.hidden_size, self.ffn_size, self.num_heads, self.num_kv_heads, tp_size)
         if min(sizes) < 1 or self.num_layers < 0:

@@ -20,12 +20,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from dualpipe_lab.dp.data_parallel import IGNORED
-from dualpipe_lab.ep.moe import ExpertParallel
-from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.models.stage import TABLE, Sharing, make_norm
-from dualpipe_lab.models.v3_moe import V3Stage, expert_parallel, make_layer
+from dualpipe_lab.models.v3_moe import V3Layer, V3Stage
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
@@ -37,12 +36,7 @@ COPY = f"{SECOND}embedding.weight"  # the last stage's name for the embedding's 
 
 
 class NextTokens(NamedTuple):
-    """The arguments of `MultiTokenStage` for each position: the token after it, and the target after the next.
-
-    Attributes:
-        next_ids: `ids_BS`; 0 at the last position.
-        next_targets: `targets_BS`; -100, which is no target, at the last position.
-    """
+    """The next token of each position, `ids_BS` (at the end 0), and the target after the next, `targets_BS` (-100)."""
 
     next_ids: Tensor
     next_targets: Tensor
@@ -68,22 +62,16 @@ def next_tokens(ids: Tensor, targets: Tensor) -> NextTokens:
             "a second token needs ids and targets of one shape, with 2 tokens or more, got "
             f"{tuple(ids.shape)} and {tuple(targets.shape)}"
         )
-    return NextTokens(
-        *(torch.cat((x[..., 1:], torch.full_like(x[..., :1], end)), -1) for x, end in ((ids, 0), (targets, IGNORED)))
-    )
+    return NextTokens(pad(ids[..., 1:], (0, 1)), pad(targets[..., 1:], (0, 1), value=IGNORED))
 
 
 class MultiTokenPrediction(nn.Module):
     """What the prediction of a second token adds to a model: two norms, a projection, a layer and a last norm.
 
-    Args:
-        config: sizes of the full model.
-        sharing: how the model is shared among ranks.
-        layer: as the model's, returning x_BSD and the balance loss or None.
-        has_table: whether the embedding's table is on another stage, so that a copy of it is needed here.
+    Where the embedding is on another stage, a copy of its table is here (`has_table`).
     """
 
-    def __init__(self, config: V3MoEConfig, sharing: Sharing, layer: nn.Module, has_table: bool) -> None:
+    def __init__(self, config: V3MoEConfig, sharing: Sharing, layer: V3Layer, has_table: bool) -> None:
         super().__init__()
         hidden, tp, dtype = config.hidden_size, sharing.tp, sharing.dtype
         table = VocabParallelEmbedding(config.vocabulary_size, hidden, tp, dtype=dtype) if has_table else None
@@ -98,11 +86,8 @@ class MultiTokenPrediction(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the head's input `x_BSD` for the second token, and the extra layer's balance loss or None.
 
-        Args:
-            hidden: `h_BSD`, the output of the model's last layer.
-            after: with a table here, the next tokens' `ids_BS`; else their embeddings `e_BSD`.
-            positions: as in `LlamaStage`.
-            num_sequences: of the step, over all ranks.
+        `hidden`: `h_BSD`, the output of the model's last layer.  `after`: with a table here, the next tokens' `ids_BS`;
+        else their embeddings `e_BSD`.
         """
         x, balance = self.layer(self.combine(hidden, after), positions, num_sequences)
         return self.norm(x), balance
@@ -118,35 +103,18 @@ class MultiTokenPrediction(nn.Module):
 class MultiTokenStage(V3Stage):
     """The last stage of a V3-style model that is trained to predict a second token; made by `build_stages`.
 
-    Args:
-        config, sharing, layers, is_first, is_last, ep, nodes: as in `V3Stage`; `is_last` is True.
-        weight: lambda, of the second token's loss.
-
-    Attributes:
-        multi_token: what the second token adds to the model.
+    `weight`: lambda, of the second token's loss; `multi_token`: what the second token adds to the model.
     """
 
-    def __init__(
-        self,
-        config: V3MoEConfig,
-        sharing: Sharing,
-        layers: range,
-        is_first: bool = True,
-        is_last: bool = True,
-        ep: ExpertParallel | None = None,
-        nodes: NodeGroups | None = None,
-        weight: float = 0.3,
-    ) -> None:
-        assert is_last, "the second token is predicted behind the last layer"
-        ep = ep or expert_parallel(sharing.mesh)
-        super().__init__(config, sharing, layers, is_first, is_last, ep, nodes)
-        extra = make_layer(config, sharing, ep, nodes, config.num_layers)
+    def __init__(self, config: V3MoEConfig, sharing: Sharing, layers: range, is_first: bool, weight: float) -> None:
+        super().__init__(config, sharing, layers, is_first, is_last=True)
+        extra = V3Layer(config, sharing, self.ep, None, config.num_layers)
         self.weight = weight
         self.multi_token = MultiTokenPrediction(config, sharing, extra, not is_first)
         self.tied_names = {} if is_first else {COPY: TABLE}
 
     def leave(self, x: Tensor) -> Tensor:
-        """Return the output of the last layer itself, which is used twice."""
+        """Return the output of the last layer, which both tokens use."""
         return x
 
     def answer(self, hidden: Tensor) -> Tensor:
@@ -154,15 +122,9 @@ class MultiTokenStage(V3Stage):
         return super().leave(hidden)
 
     def forward(self, x: Tensor, next_ids: Tensor | None = None, next_targets: Tensor | None = None) -> WithLoss:
-        """Return the output of `V3Stage`, and this stage's losses: the balance, and that of the second token.
+        """Return the output of `V3Stage`, and this stage's losses: the balance, and the second token's.
 
-        Args:
-            x: as in `V3Stage`.
-            next_ids: `ids_BS` of `next_tokens`; not needed in evaluation.
-            next_targets: `targets_BS` of `next_tokens`; not needed in evaluation.
-
-        Raises:
-            ValueError: one of them is missing in training, or the step has not begun.
+        `next_ids`, `next_targets`: both `_BS`, of `next_tokens`; ValueError if one is missing in training.
         """
         hidden, balance = self.run_layers(x, self.num_sequences)
         output, loss = self.answer(hidden), self.config.balance * balance
@@ -172,11 +134,7 @@ class MultiTokenStage(V3Stage):
         return WithLoss(output, loss + self.second_loss(hidden, next_ids, next_targets))
 
     def check_evaluation(self) -> None:
-        """Refuse a forward without the next tokens in training.
-
-        Raises:
-            ValueError: naming what they are passed with.
-        """
+        """Refuse a forward without the next tokens in training."""
         if self.training:
             rule = "a model that predicts a second token is trained with next_ids and next_targets"
             raise ValueError(f"{rule}, got none; pass extra=rank_model.extra_inputs(*next_tokens(ids, targets))")
@@ -189,11 +147,7 @@ class MultiTokenStage(V3Stage):
         return loss if balance is None else loss + self.config.balance * balance
 
     def weighted_loss(self, x: Tensor, next_targets: Tensor) -> Tensor:
-        """Compute the weighted loss of the second token from the head's input `x_BSD`.
-
-        Raises:
-            ValueError: the step has not begun.
-        """
+        """Compute the weighted loss of the second token from the head's input `x_BSD`."""
         if self.num_tokens is None:
             raise ValueError("the second token's loss is divided by the tokens of the step; call begin_step first")
         return self.weight * self.loss_of(self.scored(x), next_targets, num_tokens=self.num_tokens)

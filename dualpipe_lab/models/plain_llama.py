@@ -25,8 +25,7 @@ class PlainAttention(nn.Module):
         self.config = config
         inner, outer = config.num_heads * config.size_of_head, config.num_kv_heads * config.size_of_head
         self.q = nn.Linear(config.hidden_size, inner, False, dtype=dtype)
-        self.k = nn.Linear(config.hidden_size, outer, False, dtype=dtype)
-        self.v = nn.Linear(config.hidden_size, outer, False, dtype=dtype)
+        self.k, self.v = (nn.Linear(config.hidden_size, outer, False, dtype=dtype) for _ in range(2))
         self.o = nn.Linear(inner, config.hidden_size, False, dtype=dtype)
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(config.size_of_head, config.eps, dtype=dtype)
@@ -137,12 +136,10 @@ def parallelize(model: PlainLlama, mesh: DeviceMesh, sequence_parallel: bool = F
         "head": peer.ColwiseParallel(input_layouts=outside, use_local_output=False),
     }
     if sequence_parallel:
-        entry = {"input_layouts": outside, "desired_input_layouts": inside}
+        entry = {"input_layouts": (outside, None), "desired_input_layouts": (inside, None)}
         layer |= {"attention_norm": peer.SequenceParallel(), "mlp_norm": peer.SequenceParallel()}
-        layer["attention"] = peer.PrepareModuleInput(
-            input_layouts=(outside, None), desired_input_layouts=(inside, None)
-        )
-        layer["mlp"] = peer.PrepareModuleInput(**entry)
+        layer["attention"] = peer.PrepareModuleInput(**entry)
+        layer["mlp"] = peer.PrepareModuleInput(input_layouts=outside, desired_input_layouts=inside)
         ends["norm"] = peer.SequenceParallel()
     for block in model.layers:
         peer.parallelize_module(block, mesh, layer)

@@ -1,6 +1,6 @@
-"""The same V3-style model in plain torch, for one process.
+"""The same V3-style model in plain torch, for one process, with or without the prediction of a second token.
 
-Chapter: book/ep/v3-moe.  In: the config of `V3MoE`, or a state dict with the same names.  Out: a reference.
+Chapter: book/ep/v3-moe, book/whole/two-tokens.  In: the config of `V3MoE`, or a state dict.  Out: a reference.
 Autograd derives every backward here, and experts run one after another.
 """
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention, silu
 
 from dualpipe_lab.dp.data_parallel import IGNORED
 from dualpipe_lab.launch import context
@@ -128,11 +128,8 @@ class PlainV3Layer(nn.Module):
     def __init__(self, config: V3MoEConfig, is_dense: bool, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
-        self.attention = (
-            PlainAttention(config.dense, dtype)
-            if config.latent is None
-            else PlainLatentAttention(config, config.latent, dtype)
-        )
+        latent, dense = config.latent, config.dense
+        self.attention = PlainLatentAttention(config, latent, dtype) if latent else PlainAttention(dense, dtype)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
         self.mlp = PlainMlp(config.dense, dtype) if is_dense else PlainMoE(config, dtype)
 
@@ -164,19 +161,14 @@ class PlainV3MoE(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return `logits_BSV` of `ids_BS`."""
-        return self._logits_and_balance(ids)[0]
+        logits: Tensor = self.head(self.norm(self._hidden_and_balance(ids)[0]))
+        return logits
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence."""
-        logits, balance = self._logits_and_balance(ids)
-        mean = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        return mean + self.config.balance * balance
-
-    def _logits_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits, and the sum of the layers' balance losses."""
         x, balance = self._hidden_and_balance(ids)
-        logits: Tensor = self.head(self.norm(x))
-        return logits, balance
+        mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        return mean + self.config.balance * balance
 
     def _hidden_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output of the last layer, and the sum of the layers' balance losses."""
@@ -186,3 +178,44 @@ class PlainV3MoE(nn.Module):
             x, loss = layer(x, positions)
             balance = balance if loss is None else balance + loss
         return x, balance
+
+
+class PlainMultiToken(PlainV3MoE):
+    """A V3-style model in one process that is trained to predict a second token; names as in `build_stages`.
+
+    Args:
+        config, dtype: as in `PlainV3MoE`.
+        weight: lambda, of the second token's loss.
+    """
+
+    def __init__(
+        self,
+        config: V3MoEConfig,
+        weight: float,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(config, dtype)
+        hidden, where = config.hidden_size, self.embedding.weight.device
+        norms = "hidden_norm", "embedding_norm", "norm"
+        parts: dict[str, nn.Module] = {name: nn.RMSNorm(hidden, config.eps, dtype=dtype) for name in norms}
+        parts |= {"projection": nn.Linear(2 * hidden, hidden, False, dtype=dtype)}
+        self.weight, self.multi_token = weight, nn.ModuleDict(parts | {"layer": PlainV3Layer(config, False, dtype)})
+        self.to(where)
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Compute the mean loss of `targets_BS`, lambda times that of the second tokens, and the balance losses."""
+        x, balance = self._hidden_and_balance(ids)
+        mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        second, last = self.second(x, ids)
+        loss = cross_entropy(
+            second[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        share = self.weight / max(int((targets != IGNORED).sum()), 1)
+        return mean + share * loss + self.config.balance * (balance + last)
+
+    def second(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the second token's `logits_BSV`, and its layer's balance loss, from the hidden states `x_BSD`."""
+        part, after = self.multi_token, self.embedding(pad(ids[:, 1:], (0, 1)))
+        x = part["projection"](torch.cat((part["hidden_norm"](x), part["embedding_norm"](after)), -1))
+        x, balance = part["layer"](x, torch.arange(ids.shape[1], device=ids.device))
+        return self.head(part["norm"](x)), balance

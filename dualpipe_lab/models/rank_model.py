@@ -10,7 +10,7 @@ Chapter: book/whole/cuts.  In: a config, a `Mesh`, a program.  Out: modules by s
 Elsewhere: Megatron `get_model` and `setup_model_and_optimizer`; torchtitan `pipeline_llm`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.ep.deepseek_moe import update_biases
-from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.launch.context import device as rank_device
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama import LlamaStage
@@ -28,11 +27,11 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.multi_token import COPY, MultiTokenStage
 from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
-from dualpipe_lab.models.v3_moe import V3Stage, data_group, expert_parallel
+from dualpipe_lab.models.v3_moe import V3Stage, data_group
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.shard import TensorParallel, full_tensor, shards_of
+from dualpipe_lab.tp.shard import TensorParallel
 
 Extra: TypeAlias = dict[str, Tensor]
 
@@ -50,7 +49,6 @@ class RankModel(nn.Module):
         tied: by stage, the name of the table that first and last stage share, where the head uses it or a second token
             is predicted; None where they share none.
         multi_token: whether the last stage predicts a second token.
-        num_tokens, num_sequences: of the step, set by `begin_step`.
     """
 
     def __init__(
@@ -64,11 +62,12 @@ class RankModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.mesh, self.program, self.layers = config, mesh, program, tuple(layers)
-        self.data, self.pp, self.ep = data_group(mesh), mesh.group("pp"), mesh.group("ep")
+        self.data, self.pp = data_group(mesh), mesh.group("pp")
         self.num_tokens: int | None = None
         self.num_sequences: int | None = None
         self.multi_token = multi_token
-        other = COPY if multi_token else HEAD if _is_tied(config) else None
+        is_tied = isinstance(config, LlamaConfig) and config.tied
+        other = COPY if multi_token else HEAD if is_tied else None
         self.tied = {0: TABLE, len(layers) - 1: other} if other and len(layers) > 1 else None
         self._stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
 
@@ -78,11 +77,7 @@ class RankModel(nn.Module):
         return {int(number): stage for number, stage in self._stages.items()}
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits_BSV of ids_BS, where this rank holds the full model's only stage.
-
-        Raises:
-            ValueError: the model has more stages.
-        """
+        """Return logits_BSV of ids_BS, where this rank holds the full model's only stage; else ValueError."""
         if len(self.layers) > 1:
             raise ValueError(f"the model has {len(self.layers)} stages; run them with PipelineRuntime")
         output = self.stages[0](ids)
@@ -94,11 +89,9 @@ class RankModel(nn.Module):
         return output if last.loss_chunk is None else last.logits_of(output)
 
     def begin_step(self, num_tokens: int, num_sequences: int | None = None) -> None:
-        """Set by what the losses of a step are divided.
+        """Set by what the losses of a step are divided; both counts are over all microbatches and ranks.
 
-        Args:
-            num_tokens: valid targets of the step, over all microbatches and ranks.
-            num_sequences: of the step, over all microbatches and ranks; the balance loss per sequence needs it.
+        `num_tokens`: valid targets.  `num_sequences`: needed for the balance loss per sequence.
         """
         self.num_tokens, self.num_sequences = num_tokens, num_sequences
         for stage in self.stages.values():
@@ -112,9 +105,7 @@ class RankModel(nn.Module):
     def loss_fn(self, num_tokens: int | None = None, **options: Any) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss of the last stage's output for `PipelineRuntime`, whose step then takes weights of 1.
 
-        Args:
-            num_tokens: valid targets of the step, over all ranks (default: those of `begin_step`).
-            options: as in `tp.cross_entropy`.
+        `num_tokens`: as in `begin_step` (default: those given there); `options`: as in `tp.cross_entropy`.
         """
 
         def loss(output: Tensor, targets: Tensor) -> Tensor:
@@ -124,10 +115,7 @@ class RankModel(nn.Module):
         return loss
 
     def boundary(self, num_rows: int, length: int) -> Tensor:
-        """Return an example of what stages exchange, `x_BSD`, for microbatches of one shape.
-
-        `num_rows`: sequences in a microbatch; `length`: the tokens of each on one rank of cp.
-        """
+        """Return an example `x_BSD` of what stages exchange; `length`: tokens of a sequence on one rank of cp."""
         stage = next(iter(self.stages.values()))
         tokens = length // stage.tp.size if stage.tp.sequence_parallel else length
         return torch.empty(num_rows, tokens, self.config.hidden_size, dtype=stage.dtype, device=rank_device())
@@ -148,22 +136,12 @@ class RankModel(nn.Module):
         """
         found: dict[str, Tensor] = {}
         for stage in self.stages.values():
-            found |= self._gathered(stage, of)
+            found |= stage.gathered(of)
         if self.mesh.size("pp") == 1:
             return found
         every = comm.all_gather_object({name: tensor.cpu() for name, tensor in found.items()}, self.pp)
-        merged: dict[str, Tensor] = {}
-        for part in every:
-            merged = {name: tensor.to(rank_device()) for name, tensor in part.items()} | merged
-        return merged
-
-    def _gathered(self, stage: TransformerStage, of: str) -> Iterator[tuple[str, Tensor]]:
-        shards = shards_of(stage)
-        for name, parameter in stage.named_parameters():
-            tensor = parameter if of == "parameter" else parameter.grad
-            if tensor is not None and name not in stage.tied_names:
-                group = self.ep if ".experts." in name else stage.tp.group
-                yield name, full_tensor(tensor, shards.get(name), group)
+        merged = {name: tensor for part in reversed(every) for name, tensor in part.items()}  # the first holder's
+        return {name: tensor.to(rank_device()) for name, tensor in merged.items()}
 
 
 def build_stages(
@@ -177,48 +155,35 @@ def build_stages(
     sequence_parallel: bool = False,
     layout: SequenceLayout | None = None,
     recompute: bool = False,
-    num_nodes: int = 1,
-    device: torch.device | str | None = None,
     multi_token: float | None = None,
     loss_chunk: int | None = None,
 ) -> RankModel:
     """Build the stages that a program places on this rank; every rank of the world calls this.
 
-    `config`, `program`, `layers`, `sequence_parallel` and `multi_token` are as in `check_stages`, all others as in
-    `V3MoE`.  Equal seeds give the weights of the same full model on every cut.
+    `config`, `program`, `layers`, `sequence_parallel` and `multi_token` are as in `check_stages`, `loss_chunk` is as in
+    `Llama`, all others are as in `V3MoE`.  Equal seeds give the weights of the same full model on every cut.
 
     Raises:
         ValueError: as `check_stages`; the layout is missing or for another number of ranks.
     """
     mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
     tokens = None if layout is None else layout.size(0)
-    check = partial(check_stages, sequence_parallel=sequence_parallel, num_tokens=tokens, multi_token=multi_token)
-    check(config, mesh.topology, program, layers=layers)
+    rules = partial(check_stages, layers=layers, sequence_parallel=sequence_parallel, num_tokens=tokens)
+    rules(config, mesh.topology, program, multi_token=multi_token)
     tp = TensorParallel(mesh.group("tp"), sequence_parallel)
     dense = config if isinstance(config, LlamaConfig) else config.dense
-    sharing = Sharing.of(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
+    sharing = Sharing(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
-    make = _stage_maker(config, sharing, num_nodes, multi_token)
-    stages = {s: make(shares[s], s == 0, s == len(shares) - 1) for s in stages_of(program, mesh.rank("pp"))}
+
+    def make(number: int) -> TransformerStage:
+        here, is_first, is_last = shares[number], number == 0, number == len(shares) - 1
+        if isinstance(config, LlamaConfig):
+            return LlamaStage(config, sharing, here, is_first, is_last)
+        if is_last and multi_token is not None:
+            return MultiTokenStage(config, sharing, here, is_first, multi_token)
+        return V3Stage(config, sharing, here, is_first, is_last)
+
+    stages = {number: make(number) for number in stages_of(program, mesh.rank("pp"))}
     for stage in stages.values():
-        stage.draw(seed, device)
+        stage.draw(seed)
     return RankModel(config, mesh, program, shares, stages, multi_token is not None)
-
-
-def _stage_maker(
-    config: ModelConfig, sharing: Sharing, num_nodes: int, multi_token: float | None
-) -> Callable[[range, bool, bool], TransformerStage]:
-    if isinstance(config, LlamaConfig):
-        return partial(LlamaStage, config, sharing)
-    ep = expert_parallel(sharing.mesh)
-    nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
-    last = V3Stage if multi_token is None else partial(MultiTokenStage, weight=multi_token)
-
-    def make(layers: range, is_first: bool, is_last: bool) -> TransformerStage:
-        return (last if is_last else V3Stage)(config, sharing, layers, is_first, is_last, ep, nodes)
-
-    return make
-
-
-def _is_tied(config: ModelConfig) -> bool:
-    return isinstance(config, LlamaConfig) and config.tied

@@ -7,26 +7,24 @@ Chapter: book/whole/cuts.  In: a config, a `Sharing`, a range of layers.  Out: a
   last                                logits_BSV of this rank's shard of the vocabulary; with `loss_chunk` x_BSD, the
                                       input of the head, which computes logits within the loss, chunk by chunk
 Under sequence parallelism a rank holds S / t tokens between the layers, so stages exchange 1 / t of the bytes.
-A model is the stage that has all layers.  Parameters have their names in the full model and are drawn by them, so every
-cut starts from the same numbers.  Where the head uses the embedding's table and stands on another stage, both stages
-hold the table, and each has the gradient of one of its two uses.
+Parameters are drawn by their names in the full model, so every cut starts from the same numbers.  Where the head uses
+the embedding's table and stands on another stage, each of the two stages has the gradient of its own use.
 Elsewhere: Megatron `GPTModel(pre_process=, post_process=)`; torchtitan `pipeline_module_split`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.latent_ring import LatentRing
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.launch import context
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import ModelConfig, check_sizes
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.chunked_cross_entropy import check_chunk
@@ -34,60 +32,40 @@ from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.gqa import Attend, causal_attention, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import TensorParallel, initialize_parameters
+from dualpipe_lab.tp.shard import TensorParallel, full_tensor, initialize_parameters, shards_of
 
-_NO_HEAD = "the last stage has the head and computes the loss; this stage has layers alone"
 HEAD, TABLE = "head.weight", "embedding.weight"  # the two names of a tied table
 
 
-@dataclass(frozen=True)
 class Sharing:
-    """How a model is shared among ranks: the same for all stages of one rank.
+    """How a model is shared among ranks: the same for all stages of one rank; every rank of the world makes it.
 
     Attributes:
         mesh: the ranks.
         tp: the ranks that share a layer, and how.
         replicas: the ranks that hold the same key heads; None if key heads are not replicated.
-        attend: the attention function.
-        layout: which positions of a sequence each rank of `cp` holds; None for all.
-        recompute: keep only the input of each layer, and rerun its forward in the backward.
-        dtype: of the weights.
-        loss_chunk: tokens whose logits exist at the same time in the loss; None for all.
+        attend, layout, recompute, dtype, loss_chunk: as in `Llama` and `build_stages`.
     """
 
-    mesh: Mesh
-    tp: TensorParallel
-    replicas: Group | None
-    attend: Attend
-    layout: SequenceLayout | None = None
-    recompute: bool = False
-    dtype: torch.dtype | None = None
-    loss_chunk: int | None = None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         config: LlamaConfig,
         mesh: Mesh,
-        tp: TensorParallel | None = None,
+        tp: TensorParallel,
         attend: Attend | None = None,
         layout: SequenceLayout | None = None,
         recompute: bool = False,
         dtype: torch.dtype | None = None,
         loss_chunk: int | None = None,
-    ) -> "Sharing":
-        """Make the groups; every rank of the world calls this.
-
-        Raises:
-            ValueError: as `check_layout` and `check_chunk`.
-        """
+    ) -> None:
         if loss_chunk is not None:
             check_chunk(loss_chunk)
         check_layout(mesh.topology, layout)
-        tp = tp or TensorParallel(mesh.group("tp"))
         if attend is None:
             attend = causal_attention if layout is None else LatentRing(layout, mesh.group("cp"))
-        return cls(mesh, tp, kv_replicas(config.num_kv_heads, tp), attend, layout, recompute, dtype, loss_chunk)
+        self.mesh, self.tp, self.attend, self.layout, self.recompute = mesh, tp, attend, layout, recompute
+        self.dtype, self.loss_chunk = dtype, loss_chunk
+        self.replicas = kv_replicas(config.num_kv_heads, tp)
 
 
 class TransformerStage(nn.Module):
@@ -96,18 +74,12 @@ class TransformerStage(nn.Module):
     Args:
         config: of attention, embedding and head.
         sharing: what all stages of this rank share.
-        layers: numbers of the layers in the full model.
+        layers: numbers of the layers in the full model; the attribute iterates in their order.
         make_layer: makes a layer, given its number.
-        is_first: whether the embedding is here.
-        is_last: whether the last norm and the head are here.
+        is_first, is_last: whether the embedding, and whether the last norm and the head are here.
 
     Attributes:
-        dtype: of the weights; None for torch's default.
-        loss_chunk: tokens whose logits exist at the same time in the loss; None for all.
-        num_sequences: of the step, over all ranks; None for those of the microbatch.
-        num_tokens: valid targets of the step, over all ranks; None before `begin_step`.
-        layers: by their numbers in the full model; they iterate in order.
-        names_start_here: names of parameters within this module are those of the full model.
+        num_sequences, num_tokens: of the step, as in `RankModel.begin_step`; None before it.
         tied_names: names here whose parameter has another name in the full model: that of the table that is tied.
     """
 
@@ -123,12 +95,12 @@ class TransformerStage(nn.Module):
         is_last: bool = True,
     ) -> None:
         super().__init__()
-        sizes, tp, dtype = (config.vocabulary_size, config.hidden_size), sharing.tp, sharing.dtype
-        self._config = config
-        self.mesh, self.layout, self.tp, self.recompute = sharing.mesh, sharing.layout, tp, sharing.recompute
-        self.dtype, self.loss_chunk = dtype, sharing.loss_chunk
+        tp, dtype = sharing.tp, sharing.dtype
+        self._config, self.mesh, self.layout, self.tp = config, sharing.mesh, sharing.layout, tp
+        self.recompute, self.dtype, self.loss_chunk = sharing.recompute, dtype, sharing.loss_chunk
         self.num_sequences: int | None = None
         self.num_tokens: int | None = None
+        sizes = config.vocabulary_size, config.hidden_size
         self.embedding = VocabParallelEmbedding(*sizes, tp, dtype=dtype) if is_first else None
         self.layers = nn.ModuleList()
         for number in layers:
@@ -138,20 +110,16 @@ class TransformerStage(nn.Module):
         self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, table, dtype) if is_last else None
         self.tied_names = {HEAD: TABLE} if config.tied and is_last and not is_first else {}
 
-    def draw(self, seed: int, device: torch.device | str | None = None) -> None:
-        """Draw all parameters by their names in the full model, and move them to a device."""
+    def draw(self, seed: int) -> None:
+        """Draw all parameters by their names in the full model, on the CPU, and move them to the rank's device."""
         initialize_parameters(self, seed)
         for here, there in self.tied_names.items():
             module = self.get_submodule(here.rpartition(".")[0])
             initialize_parameters(nn.ModuleDict({there.rpartition(".")[0]: module}), seed)
-        self.to(context.device() if device is None else device)
+        self.to(context.device())
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the input of this stage's layers: of the first stage, the embedding of the ids.
-
-        Raises:
-            ValueError: under sequence parallelism, a length that does not divide among the ranks.
-        """
+        """Return the input of this stage's layers: of the first stage, the embedding of the ids."""
         if self.embedding is None:
             return x
         if self.tp.sequence_parallel:
@@ -164,13 +132,8 @@ class TransformerStage(nn.Module):
         return recompute(layer, *inputs) if self.recompute else layer(*inputs)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Return the output of this stage, given that of its layers: of the last stage, the logits.
-
-        With `loss_chunk`, the last stage returns the head's input, of which `loss_of` and `logits_of` take it.
-        """
-        if self.norm is None or self.head is None:
-            return x
-        return self.scored(self.norm(x))
+        """Return the output of this stage, given the output of its layers: on the last stage, what `loss_of` takes."""
+        return x if self.norm is None else self.scored(self.norm(x))
 
     def scored(self, x: Tensor) -> Tensor:
         """Return what `loss_of` takes, of the head's input `x_BSD`: its logits, or with `loss_chunk` x itself."""
@@ -178,9 +141,7 @@ class TransformerStage(nn.Module):
 
     def logits_of(self, x: Tensor) -> Tensor:
         """Return the logits of the head's input, `logits_BSV` of `x_BSD`."""
-        if self.head is None:
-            raise ValueError(_NO_HEAD)
-        logits: Tensor = self.head(x)
+        logits: Tensor = self._known_head()(x)
         return logits
 
     def positions(self, device: torch.device) -> Tensor | None:
@@ -188,16 +149,25 @@ class TransformerStage(nn.Module):
         return None if self.layout is None else positions_of(self.layout, self.mesh.rank("cp"), device)
 
     def loss_of(self, output: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """Compute the loss of the last stage's output, logits or with `loss_chunk` x; `options` as `tp.cross_entropy`.
-
-        Raises:
-            ValueError: the head is on another stage.
-        """
-        if self.head is None:
-            raise ValueError(_NO_HEAD)
+        """Compute the loss of the last stage's output; `options` are those of `tp.cross_entropy`."""
+        head = self._known_head()
         if self.loss_chunk is not None:
-            return self.head.loss(output, targets, self.loss_chunk, **options)
-        return self.head.loss_of(output, targets, **options)
+            return head.loss(output, targets, self.loss_chunk, **options)
+        return head.loss_of(output, targets, **options)
+
+    def _known_head(self) -> LMHead:
+        if self.head is None:
+            raise ValueError("the last stage has the head and computes the loss; this stage has layers alone")
+        return self.head
+
+    def gathered(self, of: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter, or with "grad" every gradient, in full; of a tied table the embedding's alone."""
+        shards = shards_of(self)
+        for name, parameter in self.named_parameters():
+            tensor = parameter if of == "parameter" else parameter.grad
+            if tensor is not None and name not in self.tied_names:
+                group = self.mesh.group("ep") if ".experts." in name else self.tp.group
+                yield name, full_tensor(tensor, shards.get(name), group)
 
 
 def make_norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:
@@ -205,12 +175,20 @@ def make_norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None
     return RMSNorm(config.hidden_size, config.eps, tp, "tokens" if tp.sequence_parallel else "none", dtype)
 
 
-def check_layout(topology: Topology, layout: SequenceLayout | None) -> None:
-    """Refuse a layout that is missing along cp, or made for another number of ranks; needs no rank.
+def check_topology(config: ModelConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
+    """Refuse a topology over which a model with all layers cannot be sharded; ValueError names rule and values."""
+    if topology.size("pp") > 1:
+        rule = "a Llama is sharded along tp" if isinstance(config, LlamaConfig) else "a V3MoE is sharded along ep, tp"
+        raise ValueError(
+            f"{rule} and cp and replicated along dp, got pp {topology.size('pp')} in {topology} ranks; for pp use "
+            "build_stages"
+        )
+    check_layout(topology, layout)
+    check_sizes(config, topology)
 
-    Raises:
-        ValueError: naming both numbers.
-    """
+
+def check_layout(topology: Topology, layout: SequenceLayout | None) -> None:
+    """Refuse a layout that is missing along cp, or made for another number of ranks."""
     cp_size = topology.size("cp")
     if cp_size != (1 if layout is None else layout.num_ranks):
         raise ValueError(

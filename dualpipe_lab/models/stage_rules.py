@@ -38,7 +38,12 @@ def stage_layers(
     (range(0, 1), range(1, 5))
     """
     if layers is not None:
-        return _given(config, num_stages, layers)
+        if len(layers) != num_stages or sum(layers) != config.num_layers or min(layers) < 0 or 0 in layers[1:-1]:
+            raise ValueError(
+                f"layers are given for each of {num_stages} stages, from 1 between the ends, {config.num_layers} in "
+                f"all, got {tuple(layers)}; leave them out for {tuple(map(len, stage_layers(config, num_stages)))}"
+            )
+        return tuple(range(start, stop) for start, stop in pairwise(accumulate(layers, initial=0)))
     if num_stages == 1:
         return (range(config.num_layers),)
     if config.num_layers < num_stages:
@@ -47,8 +52,10 @@ def stage_layers(
             f"{config.num_layers} stages, or {num_stages} layers"
         )
     head = config.vocabulary_size * config.hidden_size
-    if multi_token:
-        head += _second_cost(config)
+    if multi_token:  # the head again, the projection and a layer with experts
+        assert isinstance(config, V3MoEConfig), "see check_multi_token"
+        (layer,) = replace(config, num_layers=1, num_dense_layers=0).layer_costs
+        head += (config.vocabulary_size + 2 * config.hidden_size) * config.hidden_size + layer
     return _partitioned(config.layer_costs, num_stages, head)
 
 
@@ -56,20 +63,6 @@ def stage_layers(
 def _partitioned(costs: tuple[int, ...], num_stages: int, head: int) -> tuple[range, ...]:
     """Return the best split, which a search over plans asks for again and again."""
     return partition(costs, num_stages, head=head).stages
-
-
-def _given(config: ModelConfig, num_stages: int, layers: Sequence[int]) -> tuple[range, ...]:
-    if len(layers) != num_stages or sum(layers) != config.num_layers or min(layers) < 0 or 0 in layers[1:-1]:
-        raise ValueError(
-            f"layers are given for each of {num_stages} stages, from 1 between the ends, {config.num_layers} in all, "
-            f"got {tuple(layers)}; leave them out for {stage_sizes(config, num_stages)}"
-        )
-    return tuple(range(start, stop) for start, stop in pairwise(accumulate(layers, initial=0)))
-
-
-def stage_sizes(config: ModelConfig, num_stages: int) -> tuple[int, ...]:
-    """Return the number of layers of each stage, as `stage_layers` shares them out."""
-    return tuple(map(len, stage_layers(config, num_stages)))
 
 
 def stages_of(program: Program | None, pp_rank: int = 0) -> tuple[int, ...]:
@@ -107,20 +100,24 @@ def check_stages(
         ValueError: naming the rule, the values and what to use instead.
     """
     check_sizes(config, topology)
-    check_program(topology, program)
+    pp_size, num_ranks = topology.size("pp"), 1 if program is None else program.num_ranks
+    if pp_size != num_ranks:
+        got = "no program" if program is None else f"{program.name} for {num_ranks}"
+        raise ValueError(
+            f"a pipeline has a program for its ranks, got {got} in {topology} ranks; build it for {pp_size}"
+        )
+    if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
+        raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
     if multi_token is not None:
         check_multi_token(config, topology.size("tp"), multi_token)
     stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
     if sequence_parallel:
-        _attention(config).check(topology.size("tp"), num_tokens)
+        dense = config if isinstance(config, LlamaConfig) else config.dense
+        dense.check(topology.size("tp"), num_tokens)
 
 
 def check_sizes(config: ModelConfig, topology: Topology) -> None:
-    """Refuse sizes that do not divide among the ranks of tp and ep, and copies of experts that are not counted.
-
-    Raises:
-        ValueError: naming the rule and the values.
-    """
+    """Refuse sizes that do not divide among the ranks of tp and ep, and copies of experts that are not counted."""
     ep_size = topology.size("ep")
     if isinstance(config, LlamaConfig):
         if ep_size > 1:
@@ -133,35 +130,8 @@ def check_sizes(config: ModelConfig, topology: Topology) -> None:
     config.check(topology.size("tp"), ep_size, topology.size("cp"))
 
 
-def check_program(topology: Topology, program: Program | None) -> None:
-    """Refuse a program that is written for another number of ranks than the topology has along pp.
-
-    Raises:
-        ValueError: naming both numbers, or a stage that no rank runs.
-    """
-    pp_size, num_ranks = topology.size("pp"), 1 if program is None else program.num_ranks
-    if pp_size != num_ranks:
-        got = "no program" if program is None else f"{program.name} for {num_ranks}"
-        raise ValueError(
-            f"a pipeline has a program for its ranks, got {got} in {topology} ranks; build it for {pp_size}"
-        )
-    if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
-        raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
-
-
-def _second_cost(config: ModelConfig) -> int:
-    """Return the cost of the second token: the head again, the projection and a layer with experts."""
-    assert isinstance(config, V3MoEConfig), "see check_multi_token"
-    (layer,) = replace(config, num_layers=1, num_dense_layers=0).layer_costs
-    return (config.vocabulary_size + 2 * config.hidden_size) * config.hidden_size + layer
-
-
 def check_multi_token(config: ModelConfig, tp_size: int, weight: float) -> None:
-    """Refuse a second token that a model cannot predict on so many ranks of tp.
-
-    Raises:
-        ValueError: naming the rule and the values.
-    """
+    """Refuse a second token that a model cannot predict on so many ranks of tp."""
     if isinstance(config, LlamaConfig):
         raise ValueError("a second token is predicted by a V3-style model, got a LlamaConfig; leave out multi_token")
     if not 0 < weight < inf:
@@ -171,7 +141,3 @@ def check_multi_token(config: ModelConfig, tp_size: int, weight: float) -> None:
             f"the second token's projection shares hidden_size out among the ranks of tp, got {config.hidden_size} on "
             f"{tp_size}; use a size that divides, or leave out multi_token"
         )
-
-
-def _attention(config: ModelConfig) -> LlamaConfig:
-    return config if isinstance(config, LlamaConfig) else config.dense

@@ -19,6 +19,7 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), sections 2.1.2 and 4.2.
 
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,39 +32,35 @@ from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.launch.mesh import Mesh
-from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
-from dualpipe_lab.models.stage_rules import check_sizes
+from dualpipe_lab.models.llama import grouped_attention
+from dualpipe_lab.models.stage import Sharing, TransformerStage, check_topology, make_norm
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
+from dualpipe_lab.tp.gqa import GroupedQueryAttention
 from dualpipe_lab.tp.latent_attention import LatentAttention
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
-from dualpipe_lab.tp.shard import TensorParallel, full_tensor, shards_of
+from dualpipe_lab.tp.shard import TensorParallel
 from dualpipe_lab.tp.swiglu import SwiGLU
+
+Nodes: TypeAlias = NodeGroups | None
 
 
 class V3Layer(nn.Module):
     """One transformer layer: attention, then a dense or mixture-of-experts feed-forward network."""
 
-    def __init__(
-        self,
-        config: V3MoEConfig,
-        tp: TensorParallel,
-        ep: ExpertParallel | None,
-        nodes: NodeGroups | None,
-        replicas: Group | None,
-        attend: Attend,
-        dtype: torch.dtype | None,
-        cp: Group | None = None,
-    ) -> None:
+    def __init__(self, config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: Nodes, number: int) -> None:
         super().__init__()
-        hidden = config.hidden_size
-        self.tp, self.cp, self.has_balance, self.scoring = tp, cp, config.balance > 0, config.scoring
-        self.attention_norm = make_norm(config.dense, tp, dtype)
-        self.attention = _attention(config, tp, replicas, attend, dtype)
-        self.mlp_norm = make_norm(config.dense, tp, dtype)
-        self.mlp = SwiGLU(hidden, config.ffn_size, tp, dtype) if ep is None else _experts(config, tp, ep, nodes, dtype)
+        self.tp, mesh = sharing.tp, sharing.mesh
+        self.cp = mesh.group("cp") if mesh.size("cp") > 1 else None
+        self.has_balance, self.scoring = config.balance > 0, config.scoring
+        self.attention_norm = make_norm(config.dense, self.tp, sharing.dtype)
+        self.attention = _attention(config, sharing)
+        self.mlp_norm = make_norm(config.dense, self.tp, sharing.dtype)
+        if number < config.num_dense_layers:
+            self.mlp = SwiGLU(config.hidden_size, config.ffn_size, self.tp, sharing.dtype)
+        else:
+            self.mlp = _experts(config, sharing, ep, nodes)
 
     def forward(
         self, x: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
@@ -88,38 +85,17 @@ class V3Layer(nn.Module):
 
 
 class V3Stage(TransformerStage):
-    """Some layers of a V3-style model; the first stage takes ids_BS, the last one returns logits_BSV.
-
-    Args:
-        config: sizes of the full model.
-        sharing: how the model is shared among ranks.
-        layers: numbers of the layers.
-        is_first, is_last: whether the embedding, and whether norm and head are here.
-        ep: the ranks over which the experts are sharded (default: those of the mesh).
-        nodes: as in `DeepSeekMoE`.
-    """
+    """Some layers of a V3-style model; the first stage takes ids_BS, the last one returns logits_BSV."""
 
     def __init__(
-        self,
-        config: V3MoEConfig,
-        sharing: Sharing,
-        layers: range,
-        is_first: bool = True,
-        is_last: bool = True,
-        ep: ExpertParallel | None = None,
-        nodes: NodeGroups | None = None,
+        self, config: V3MoEConfig, sharing: Sharing, layers: range, is_first: bool, is_last: bool, nodes: Nodes = None
     ) -> None:
-        ep = ep or expert_parallel(sharing.mesh)
-        super().__init__(
-            config.dense, sharing, layers, partial(make_layer, config, sharing, ep, nodes), is_first, is_last
-        )
+        ep = expert_parallel(sharing.mesh)
+        super().__init__(config.dense, sharing, layers, partial(V3Layer, config, sharing, ep, nodes), is_first, is_last)
         self.config, self.ep = config, ep
 
     def forward(self, x: Tensor) -> WithLoss:
-        """Return the output of this stage, x_BSD or logits_BSV, of ids_BS or x_BSD, and its share of the balance loss.
-
-        The share is weighted by the coefficient, and divided by `num_sequences`.
-        """
+        """Return x_BSD or logits_BSV of ids_BS or x_BSD, and the weighted balance loss, divided by `num_sequences`."""
         y, balance = self.run_layers(x, self.num_sequences)
         return WithLoss(y, self.config.balance * balance)
 
@@ -137,25 +113,19 @@ class V3MoE(V3Stage):
     """A V3-style model sharded over the ranks of a topology: the stage that has all layers.
 
     Args:
-        config: sizes of the full model.
+        config, seed, dtype, layout: as in `Llama`.
         topology: the ranks, or a `Mesh` that other parts use too.  Experts are sharded along `ep`, which is an axis or,
             with `edp=`, a slice of the data axes; all other layers are sharded along `tp` and replicated elsewhere.
-        seed: of the weights.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
-        attend: the attention function of queries, keys and values (default: as in `Llama`).
-        dtype: of the weights.
-        layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
         num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
-        device: as in `Llama`.
         sequence_parallel: between the layers, each rank of tp holds its shard of the tokens; experts see all of them.
-        loss_chunk: as in `Llama`.
 
     Attributes:
         ep: the ranks over which the experts are sharded.
         data: the ranks with the same weights and other tokens.
 
     Raises:
-        ValueError: as `check_topology`.
+        ValueError: the model cannot be sharded over the topology.
     """
 
     def __init__(
@@ -164,29 +134,25 @@ class V3MoE(V3Stage):
         topology: Topology | Mesh,
         seed: int = 0,
         recompute: bool = False,
-        attend: Attend | None = None,
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
         num_nodes: int = 1,
-        device: torch.device | str | None = None,
         sequence_parallel: bool = False,
-        loss_chunk: int | None = None,
     ) -> None:
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
-        tp, ep, data = TensorParallel(mesh.group("tp"), sequence_parallel), expert_parallel(mesh), data_group(mesh)
-        sharing = Sharing.of(config.dense, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
-        nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
-        super().__init__(config, sharing, range(config.num_layers), ep=ep, nodes=nodes)
-        self.data = data
-        self.draw(seed, device)
+        tp = TensorParallel(mesh.group("tp"), sequence_parallel)
+        sharing = Sharing(config.dense, mesh, tp, None, layout, recompute, dtype)
+        nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, expert_parallel(mesh))
+        super().__init__(config, sharing, range(config.num_layers), True, True, nodes)
+        self.data = data_group(mesh)
+        self.draw(seed)
 
     def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return `logits_BSV` of `ids_BS`, and the balance losses per sequence of this rank, summed over the layers.
 
-        Args:
-            ids: the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
-            num_sequences: of the step, over all ranks (default: those here).
+        `ids`: the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
+        `num_sequences`: of the step, over all ranks (default: those here).
         """
         return self.run_layers(ids, num_sequences)
 
@@ -195,88 +161,43 @@ class V3MoE(V3Stage):
     ) -> Tensor:
         """Compute this rank's summand of the step's loss; the sum over microbatches and data ranks is the full loss.
 
-        Args:
-            ids: `ids_BS`, as in `forward`.
-            targets: `targets_BS`; -100 is no target.
-            num_tokens: valid targets of the step, over all ranks (default: those here).
-            num_sequences: of the step, over all ranks (default: those here).
+        `ids_BS`, `num_sequences`: as in `forward`.  `targets_BS`: -100 is no target.
+        `num_tokens`: valid targets of the step, over all ranks (default: those here).
         """
         logits, balance = self(ids, num_sequences)
         return self.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients over ranks with other data, those of experts over the ranks with the same ones.
-
-        Every rank calls this after the last backward of a step.
-        """
+        """Sum the gradients of a step over ranks with other data, those of experts over the ranks with the same."""
         reduce_gradients(self, self.ep, 1, self.data)
 
     def update_biases(self, speed: float) -> list[Tensor]:
-        """Update the selection biases of all routers, and return each router's loads over all ranks.
-
-        Every rank calls this after the last backward of a step.
-        """
+        """Update the selection biases of all routers after a step; return each router's loads over all ranks."""
         loads: list[Tensor] = update_biases(self, speed, self.data)
         return loads
 
     def full_state_dict(self, of: str = "parameter") -> dict[str, Tensor]:
         """Gather every parameter, or with "grad" every gradient, in full; every rank of the world calls this."""
-        shards, found = shards_of(self), {}
-        for name, parameter in self.named_parameters():
-            tensor = parameter if of == "parameter" else parameter.grad
-            if tensor is not None:
-                group = self.ep.group if ".experts." in name else self.tp.group
-                found[name] = full_tensor(tensor, shards.get(name), group)
-        return found
+        return dict(self.gathered(of))
 
 
-def make_layer(
-    config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: NodeGroups | None, number: int
-) -> V3Layer:
-    """Make the layer with a number: a dense one, or one with experts."""
-    experts = None if number < config.num_dense_layers else ep
-    cp = sharing.mesh.group("cp") if sharing.mesh.size("cp") > 1 else None
-    how = sharing.replicas, sharing.attend, sharing.dtype
-    return V3Layer(config, sharing.tp, experts, nodes, *how, cp)
+def _attention(config: V3MoEConfig, sharing: Sharing) -> GroupedQueryAttention | LatentAttention:
+    if config.latent is None:
+        return grouped_attention(config.dense, sharing.tp, sharing.replicas, sharing.attend, sharing.dtype)
+    sizes = config.hidden_size, config.num_heads, config.latent
+    how = sharing.attend, sharing.dtype
+    return LatentAttention(*sizes, sharing.tp, config.rope_base, config.rope_scaling, *how)
 
 
-def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
-    """Refuse a topology over which this model cannot be sharded; needs no rank.
-
-    Raises:
-        ValueError: an axis `pp`, a size that does not divide where it must, a layout that is missing along cp or for
-            another number of ranks, or `edp=` that leaves out an axis of data.
-    """
-    if topology.size("pp") > 1:
-        rule = "a V3MoE is sharded along ep, tp and cp and replicated along dp"
-        raise ValueError(f"{rule}, got pp in {topology} ranks; for pp use build_stages")
-    check_layout(topology, layout)
-    check_sizes(config, topology)
-
-
-def _attention(
-    config: V3MoEConfig, tp: TensorParallel, replicas: Group | None, attend: Attend, dtype: torch.dtype | None
-) -> GroupedQueryAttention | LatentAttention:
-    hidden, heads, base = config.hidden_size, config.num_heads, config.rope_base
-    if config.latent is not None:
-        return LatentAttention(hidden, heads, config.latent, tp, base, config.rope_scaling, attend, dtype)
-    sizes, norm, scaling = (config.num_kv_heads, config.head_size), config.qk_norm, config.rope_scaling
-    return GroupedQueryAttention(
-        hidden, heads, *sizes, tp, replicas, base, norm, attend, dtype, scaling, eps=config.eps
-    )
-
-
-def _experts(
-    config: V3MoEConfig, tp: TensorParallel, ep: ExpertParallel, nodes: NodeGroups | None, dtype: torch.dtype | None
-) -> DeepSeekMoE:
+def _experts(config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: Nodes) -> DeepSeekMoE:
     groups = config.num_groups, config.num_groups_per_token
-    sizes = config.hidden_size, config.num_experts, config.num_experts_per_token
+    sizes, dtype = (config.hidden_size, config.num_experts, config.num_experts_per_token), sharing.dtype
     router = DeepSeekRouter(
         *sizes, *groups, config.scale, dtype, config.scoring, config.normalise, config.selection_bias
     )
     if router.bias is not None:
         router.bias = router.bias.to(torch.promote_types(router.bias.dtype, torch.float32))  # its steps are short
-    tp = replace(tp, sequence_parallel=False)  # it computes on the router's tokens
+    tp = replace(sharing.tp, sequence_parallel=False)  # it computes on the router's tokens
     shared = SwiGLU(config.hidden_size, config.shared_ffn_size, tp, dtype) if config.num_shared_experts else None
     return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype, nodes)
 
@@ -288,6 +209,5 @@ def data_group(mesh: Mesh) -> Group:
 
 def expert_parallel(mesh: Mesh) -> ExpertParallel:
     """Return the ranks over which the experts are sharded, and the ranks with replicas of the same experts."""
-    if mesh.topology.edp:
-        return ExpertParallel(mesh.group("ep"), mesh.group("edp"))
-    return ExpertParallel(mesh.group("ep"), mesh.group(*(a for a in ("dp", "cp") if a in mesh.topology.names)))
+    copies = ("edp",) if mesh.topology.edp else [axis for axis in ("dp", "cp") if axis in mesh.topology.names]
+    return ExpertParallel(mesh.group("ep"), mesh.group(*copies))

@@ -106,11 +106,7 @@ class V3MoEConfig:
         return layer_parameters(self.hidden_size, ffn_size, *heads, 1)
 
     def check(self, tp_size: int = 1, ep_size: int = 1, cp_size: int = 1) -> None:
-        """Refuse sizes that do not fit together or do not divide among the ranks.
-
-        Raises:
-            ValueError: naming the rule and the values.
-        """
+        """Refuse sizes that do not fit together or do not divide; ValueError names the rule and the values."""
         self._check_latent(tp_size, cp_size)
         self.dense.check(tp_size)
         if not 0 <= self.num_dense_layers <= self.num_layers or self.num_shared_experts < 0:
@@ -125,12 +121,6 @@ class V3MoEConfig:
                 f"a token uses 1..{self.num_experts} of {self.num_experts} experts, got num_experts_per_token="
                 f"{self.num_experts_per_token}"
             )
-        self._check_scores()
-        groups = self.num_groups, self.num_groups_per_token
-        check_groups(self.num_experts, self.num_experts_per_token, *groups)
-        check_divides(self.num_experts, ep_size)
-
-    def _check_scores(self) -> None:
         if self.scoring not in ("softmax", "sigmoid"):
             raise ValueError(f"scoring is 'softmax' or 'sigmoid', got {self.scoring!r}")
         if self.normalise and self.num_experts_per_token == 1:
@@ -138,6 +128,9 @@ class V3MoEConfig:
                 "the normalised weight of a single expert is 1 whatever its logit is, so the router would get no "
                 "gradient, got num_experts_per_token=1 and normalise=True; use normalise=False"
             )
+        groups = self.num_groups, self.num_groups_per_token
+        check_groups(self.num_experts, self.num_experts_per_token, *groups)
+        check_divides(self.num_experts, ep_size)
 
     def _check_latent(self, tp_size: int, cp_size: int) -> None:
         if self.latent is None:

@@ -10,7 +10,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), section 3.
 """
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ class Topology:
 
     Args:
         axes: pairs of a name (of `pp dp cp tp ep`) and a size, outermost first; the last one is contiguous in rank.
-        edp: replicas of each expert, where experts are sharded within data groups rather than along an `ep` axis.
+        edp: replicas of each expert, where experts are sharded within data groups and not along an axis `ep`.
         experts_over: the axes whose ranks together shard the experts (default: `dp`); needs `edp`.
         ranks_per_node: consecutive ranks that share a machine.
         world_size: the product that the sizes must have, if it is known.
@@ -51,13 +51,21 @@ class Topology:
     ) -> None:
         self.axes = tuple((name, size) for name, size in axes)
         self.names, self.sizes = tuple(name for name, _ in self.axes), tuple(size for _, size in self.axes)
-        self._check_axes()
+        if not self.axes or len(set(self.names)) != len(self.names) or not set(self.names) <= set(AXES):
+            raise ValueError(f"a topology has each of {', '.join(AXES)} at most once, and one at least, got {self}")
+        if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in self.sizes):
+            raise ValueError(f"every axis needs a whole size from 1, got {self}; leave out an axis that is not used")
         self.world_size = prod(self.sizes)
+        self._along: dict[str, range] = {}
+        for index, (name, size) in enumerate(self.axes):  # the ranks that differ from rank 0 along one axis alone
+            step = prod(self.sizes[index + 1 :])
+            self._along[name] = range(0, step * size, step)
         self._found: dict[tuple[str, ...], Groups] = {}
         self.edp, self.experts_over, self.ranks_per_node = edp, tuple(experts_over), ranks_per_node
         if world_size is not None and world_size != self.world_size:
             raise ValueError(f"{self} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
-        self._check_experts()
+        if edp is not None:
+            self._check_experts(edp)
         if ranks_per_node is not None and (ranks_per_node < 1 or self.world_size % ranks_per_node):
             raise ValueError(f"ranks_per_node must divide the ranks, got {ranks_per_node} for {self}")
 
@@ -72,18 +80,13 @@ class Topology:
             ValueError: the topology has no such axis or group.
         """
         if axes not in self._found:
-            self._found[axes] = self._grouped(axes)
+            self._found[axes] = self._derived(axes[0]) if len(axes) == 1 else self._combine(axes)
         return self._found[axes]
 
-    def _grouped(self, axes: tuple[str, ...]) -> Groups:
-        if len(axes) == 1 and axes[0] not in self.names:
-            return self._derived(axes[0])
-        for axis in axes:
-            self._check_known(axis)
-        if len(axes) == 1:  # the axes that follow are the slower ones, so that a list of groups starts with neighbours
-            where = self.names.index(axes[0])
-            return self._combine(axes, self.names[where + 1 :] + self.names[:where])
-        return self._combine(axes, tuple(name for name in self.names if name not in axes))
+    def along(self, *axes: str) -> Groups:
+        """Return the groups of those axes or derived kinds that the grid has; single ranks if it has none of them."""
+        present = tuple(axis for axis in axes if axis in self.names or self.size(axis) > 1)
+        return self.groups(*present) if present else tuple((rank,) for rank in range(self.world_size))
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return a rank's number along each axis.
@@ -93,10 +96,7 @@ class Topology:
         """
         if not 0 <= rank < self.world_size:
             raise ValueError(f"{self} ranks are numbered 0 to {self.world_size - 1}, got {rank}")
-        found = {}
-        for name, size in reversed(self.axes):
-            rank, found[name] = divmod(rank, size)
-        return {name: found[name] for name in self.names}
+        return {name: rank // self._along[name].step % size for name, size in self.axes}
 
     def rank_at(self, **coordinates: int) -> int:
         """Return the rank at these coordinates; an axis that is not named counts as 0.
@@ -106,14 +106,10 @@ class Topology:
         """
         for axis, number in coordinates.items():
             self._check_known(axis)
-            if not 0 <= number < self._extent(axis):
-                raise ValueError(
-                    f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {self._extent(axis) - 1}"
-                )
-        rank = 0
-        for name, size in self.axes:
-            rank = rank * size + coordinates.get(name, 0)
-        return rank
+            if not 0 <= number < len(self._along[axis]):
+                last = len(self._along[axis]) - 1
+                raise ValueError(f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {last}")
+        return sum(self._along[axis][number] for axis, number in coordinates.items())
 
     def size(self, axis: str) -> int:
         """Return the number of ranks per group of an axis or derived kind; 1 for an axis that is not in the grid."""
@@ -133,11 +129,9 @@ class Topology:
         size = self.ranks_per_node
         if size is None:
             raise ValueError(f"{self} ranks have no nodes; give ranks_per_node=")
-        present = tuple(axis for axis in axes if axis in self.names or self.size(axis) > 1)
         found = []
-        for group in self.groups(*present) if present else tuple((rank,) for rank in range(self.world_size)):
-            nodes = sorted({rank // size for rank in group})
-            parts = tuple(tuple(rank for rank in group if rank // size == node) for node in nodes)
+        for group in self.along(*axes):
+            parts = tuple(tuple(part) for _, part in groupby(group, lambda rank: rank // size))
             if len({len(part) for part in parts}) != 1:
                 raise ValueError(
                     f"{' x '.join(axes)} group {list(group)} lies unevenly on nodes of {size} ranks: {list(parts)}; "
@@ -171,75 +165,60 @@ class Topology:
             "ranks_per_node": self.ranks_per_node,
         }
 
-    def _combine(self, axes: Sequence[str], others: Sequence[str]) -> Groups:
-        """The groups along `axes`, one for each combination along `others`, the first of which changes slowest."""
-        first_ranks = self._offsets(others)
+    def _combine(self, axes: Sequence[str], start: int = 0) -> Groups:
+        """Return the groups along `axes`, one for each combination along the others; of those, `start` is slowest."""
+        for axis in axes:
+            self._check_known(axis)
         inside = self._offsets([name for name in self.names if name in axes])
-        return tuple(tuple(first + offset for offset in inside) for first in first_ranks)
+        others = [name for name in (*self.names[start:], *self.names[:start]) if name not in axes]
+        return tuple(tuple(first + offset for offset in inside) for first in self._offsets(others))
 
     def _offsets(self, axes: Sequence[str]) -> list[int]:
-        """The distance from rank 0 of every combination along `axes`; the first axis changes slowest."""
-        steps = {name: prod(self.sizes[index + 1 :]) for index, name in enumerate(self.names)}
-        return [sum(offsets) for offsets in product(*(range(0, steps[a] * self._extent(a), steps[a]) for a in axes))]
+        """Return the distance from rank 0 of every combination along `axes`; the first axis changes slowest."""
+        return list(map(sum, product(*(self._along[axis] for axis in axes))))
 
     def _derived(self, kind: str) -> Groups:
+        if kind in self.names:  # the axes behind it come first, so that a list of groups starts with neighbours
+            return self._combine([kind], self.names.index(kind))
         if kind in ("model", "data"):
-            is_data = kind == "data"
-            axes = [name for name in self.names if (name in _DATA) == is_data]
-            return self._combine(axes, [name for name in self.names if name not in axes])
+            return self._combine([name for name in self.names if (name in _DATA) == (kind == "data")])
         if kind == "node" and self.ranks_per_node:
-            return _slices(tuple(range(self.world_size)), self.ranks_per_node)
+            return _slices(range(self.world_size), self.ranks_per_node)
         if kind in ("shard", "replica") and self.ranks_per_node:
-            return self._node_parts(kind)
+            parts = self.parts_by_node("dp")
+            return tuple(ranks for each in parts for ranks in (each if kind == "shard" else zip(*each, strict=True)))
         if kind in ("ep", "edp") and self.edp:
-            groups = [self._expert_parts(group, kind) for group in self.groups(*self.experts_over)]
-            return tuple(part for parts in groups for part in parts)
+            groups = self.groups(*self.experts_over)
+            size = len(groups[0]) // self.edp
+            if kind == "ep":
+                return tuple(part for group in groups for part in _slices(group, size))
+            return tuple(group[first::size] for group in groups for first in range(size))
         if kind == "edp" and "ep" in self.names:
-            return self.groups("dp") if "dp" in self.names else tuple((rank,) for rank in range(self.world_size))
-        needs = {"node": "ranks_per_node=", "shard": "ranks_per_node=", "replica": "ranks_per_node="}
-        needs |= {"ep": "an ep axis or edp=", "edp": "an ep axis or edp="}
+            return self.along("dp")
+        needs = dict.fromkeys(("node", "shard", "replica"), "ranks_per_node=")
+        needs |= dict.fromkeys(("ep", "edp"), "an ep axis or edp=")
         remedy = f"; give {needs[kind]}" if kind in needs else f"; it has {', '.join(self.names)}, model and data"
         raise ValueError(f"{self} ranks have no {kind} groups{remedy}")
 
-    def _expert_parts(self, group: tuple[int, ...], kind: str) -> Groups:
-        assert self.edp is not None
-        size = len(group) // self.edp
-        return _slices(group, size) if kind == "ep" else tuple(group[first::size] for first in range(size))
-
-    def _node_parts(self, kind: str) -> Groups:
-        parts = self.parts_by_node("dp")
-        return tuple(ranks for each in parts for ranks in (each if kind == "shard" else zip(*each, strict=True)))
-
-    def _extent(self, axis: str) -> int:
-        return self.sizes[self.names.index(axis)]
+    def _check_experts(self, edp: int) -> None:
+        if "ep" in self.names:
+            raise ValueError(f"{self} ranks have an ep axis already; leave out edp={edp}, or the axis")
+        for axis in self.experts_over:
+            self._check_known(axis)
+        ranks = prod(len(self._along[axis]) for axis in self.experts_over)
+        if edp < 1 or ranks % edp:
+            over = " x ".join(self.experts_over)
+            raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {edp} in {self} ranks")
 
     def _check_known(self, axis: str) -> None:
         if axis not in self.names:
             raise ValueError(f"{self} ranks have no {axis} axis; it has {', '.join(self.names)}")
 
-    def _check_axes(self) -> None:
-        if not self.axes or len(set(self.names)) != len(self.names) or not set(self.names) <= set(AXES):
-            raise ValueError(f"a topology has each of {', '.join(AXES)} at most once, and one at least, got {self}")
-        if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in self.sizes):
-            raise ValueError(f"every axis needs a whole size from 1, got {self}; leave out an axis that is not used")
-
-    def _check_experts(self) -> None:
-        if self.edp is None:
-            return
-        if "ep" in self.names:
-            raise ValueError(f"{self} ranks have an ep axis already; leave out edp={self.edp}, or the axis")
-        for axis in self.experts_over:
-            self._check_known(axis)
-        ranks = prod(self._extent(axis) for axis in self.experts_over)
-        if self.edp < 1 or ranks % self.edp:
-            over = " x ".join(self.experts_over)
-            raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {self.edp} in {self} ranks")
-
 
 class RankCoordinates:
     """The coordinates of one rank; every method takes an axis, or a derived kind of `Topology.groups`.
 
-    An axis that the grid lacks has size 1: the rank is both its first and its last.
+    An axis that the grid lacks has size 1: the rank is its first and its last.
 
     >>> here = Topology([("pp", 4), ("dp", 2)]).at(6)
     >>> here.rank("pp"), here.ranks("pp"), here.next_rank("pp"), here.is_last("pp")
@@ -257,11 +236,8 @@ class RankCoordinates:
             self._ranks[axes] = next(group for group in self._groups_along(axes) if self.global_rank in group)
         return self._ranks[axes]
 
-    def _groups_along(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        present = tuple(axis for axis in axes if axis in self.topology.names or self.topology.size(axis) > 1)
-        if not present:
-            return tuple((rank,) for rank in range(self.topology.world_size))
-        return self.topology.groups(*present)
+    def _groups_along(self, axes: tuple[str, ...]) -> Groups:
+        return self.topology.along(*axes)
 
     def rank(self, axis: str) -> int:
         """Return this rank's number within its group."""
@@ -292,5 +268,5 @@ class RankCoordinates:
         return f"<{type(self).__name__} of rank {self.global_rank}: {along}>"
 
 
-def _slices(ranks: tuple[int, ...], size: int) -> Groups:
-    return tuple(ranks[start : start + size] for start in range(0, len(ranks), size))
+def _slices(ranks: Sequence[int], size: int) -> Groups:
+    return tuple(tuple(ranks[start : start + size]) for start in range(0, len(ranks), size))

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab.launch.operating_system import peak_memory_bytes
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.models.plain_multi_token import PlainMultiToken
-from dualpipe_lab.models.plain_v3_moe import PlainRouter, PlainV3MoE
+from dualpipe_lab.models.plain_v3_moe import PlainMultiToken, PlainRouter, PlainV3MoE
 from dualpipe_lab.models.stage_rules import check_multi_token
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.shard import initialize_parameters

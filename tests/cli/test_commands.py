@@ -13,6 +13,7 @@ from shell import output, run, table
 
 from dualpipe_lab import Cost, schedules, simulate, viz
 from dualpipe_lab.cli.inputs import CsvFile, read_cost, split, wanted, whole_ticks
+from dualpipe_lab.plan import fits, model_of
 from dualpipe_lab.pp.explain import explain
 from dualpipe_lab.pp.optimise import search
 from dualpipe_lab.pp.ranking import score, stage_cost
@@ -87,14 +88,8 @@ def test_compare_ranks_with_the_costs_of_a_rank_s_share():
         found = rows[one.name]
         assert Fraction(found[0]) == pytest.approx(float(one.makespan), abs=5e-4)
         assert found[1] == f"{one.bubble:.1%}"
-        assert [float(word) for word in found[2:]] == [
-            one.window,
-            one.local_bubble,
-            one.peak,
-            one.weights,
-            one.pairs,
-            one.messages,
-        ]
+        counts = [one.window, one.local_bubble, one.peak, one.weights, one.pairs, one.messages]
+        assert [float(word) for word in found[2:]] == counts
     assert "overlapped pairs: for all that have them" in text
     assert "1f1b: it has no pairs; paired_1f1b has" in text
 
@@ -143,13 +138,13 @@ def test_optimise_prints_the_order_it_found_and_writes_it(tmp_path):
         "zero_bubble_h1",
         "interleaved",
         "--memory",
-        4,
+        "4",
         "--weights",
-        1,
+        "1",
         "--cost",
         "F=2,I=2,W=2",
         "--moves",
-        5,
+        "5",
     ]
     found = search(4, 8, Cost(F=2, I=2, W=2), memory=4, weights=1, names=["zero_bubble_h1", "interleaved"], num_moves=5)
     text = output(*words)
@@ -163,15 +158,13 @@ def test_optimise_prints_the_order_it_found_and_writes_it(tmp_path):
     assert "Searched, stages as in 1F1B: 27 ticks" in named
 
 
-@pytest.mark.usefixtures("chunky")
 def test_options_of_a_builder_are_passed_to_those_that_have_them():
-    text = output("show", "chunky", "--virtual-stages", 3, "--ranks", 2, "--microbatches", 2)
+    text = output("show", "interleaved", "--virtual-stages", 3, "--ranks", 2, "--microbatches", 2)
     assert "2 ranks, 6 stages, 2 microbatches" in text
-    assert "2 ranks, 6 stages" in output("show", "--virtual-stages=3", "chunky", "--ranks", 2)
-    text = output("compare", "chunky:num_virtual_stages=4", "--virtual-stages", 3, "chunky", "1f1b", "--ranks", 2)
-    assert {"Chunky 3 (3 virtual stages)", "Chunky 4 (4 virtual stages)"} <= {
-        line[3:30].strip() for line in text.splitlines()
-    }
+    assert "2 ranks, 6 stages" in output("show", "--virtual-stages=3", "interleaved", "--ranks", 2)
+    asked = ("interleaved:num_virtual_stages=4", "--virtual-stages", 3, "interleaved", "1f1b")
+    rows = table(output("compare", *asked, "--ranks", 2))
+    assert set(rows) == {"1F1B", *(f"Interleaved 1F1B ({number} virtual stages)" for number in (3, 4))}
 
 
 def test_costs_are_read_exactly():
@@ -199,18 +192,21 @@ finally:
     print("torch" in sys.modules)
 """
     words = ["show", "1f1b", "--csv", str(tmp_path / "x.csv"), "--html", str(tmp_path / "x.html")]
-    command = [sys.executable, "-c", script.format(words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "False"
-    done = subprocess.run(
-        [sys.executable, "-m", "dualpipe_lab", "compare", "gpipe", "1f1b"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
+    commands = ["-c", script.format(words)], ["-m", "dualpipe_lab", "compare", "gpipe", "1f1b"]
+    for_torch, as_module = (
+        subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, timeout=60).stdout
+        for command in commands
     )
-    assert table(done.stdout)["1F1B"][0] == "33"
+    assert for_torch.splitlines()[-1] == "False"
+    assert table(as_module)["1F1B"][0] == "33"
     assert len(list(csv.reader(io.StringIO((tmp_path / "x.csv").read_text())))) == 4
+
+
+def test_the_plans_that_fit_are_printed_as_a_table():
+    sizes = ("--gpus", 4, "--global-batch", 16, "--sequence-length", 2048)
+    expected = fits(model_of("llama3.2-1b"), 4, 40e9, sequence_length=2048, global_batch=16, count=3)
+    assert output("plan", "llama3.2-1b", *sizes, "--memory", 40, "--count", 3).rstrip("\n") == str(expected)
+    assert len(expected) == 3
 
 
 def test_help_names_every_command():

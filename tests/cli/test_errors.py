@@ -1,18 +1,13 @@
 """Errors of the command line: one line, an exit code, and nothing written."""
 
-import pytest
 from shell import run
 
 ERRORS = [
     (["show", "gpip"], 1, "there is no schedule named 'gpip'; use one of gpipe, 1f1b"),
     (["show", "dualpipe", "--ranks", "3"], 1, "dualpipe needs an even number of ranks, got 3"),
     (["show", "gpipe", "--virtual-stages", "3"], 1, "gpipe has no option virtual_stages; it has none"),
-    (["show", "chunky", "--chunks", "3"], 1, "chunky has no option chunks; it has num_virtual_stages"),
-    (
-        ["show", "chunky", "--virtual-stages", "0"],
-        1,
-        "chunky needs num_virtual_stages to be an integer of at least 1, got 0",
-    ),
+    (["show", "interleaved", "--chunks", "3"], 1, "interleaved has no option chunks; it has num_virtual_stages, rou"),
+    (["show", "interleaved", "--virtual-stages", "0"], 1, "interleaved needs num_virtual_stages to be an integer of"),
     (["show", "gpipe", "--verbose"], 1, "--verbose needs a value, and it is no option of this command"),
     (["show", "gpipe", "1f1b"], 1, "show takes one schedule, got 2: gpipe 1f1b; use compare for several"),
     (["show", "gpipe", "--cost", "F=x"], 1, "--cost: 'x' in 'F=x' is not a number; write 2, 2.5 or 5/2"),
@@ -24,7 +19,7 @@ ERRORS = [
     (["show", "missing.csv"], 1, "missing.csv: No such file or directory"),
     (["show", "gpipe", "--svg", "missing/x.svg"], 1, "missing/x.svg: No such file or directory"),
     (["compare", "gpipe", "--virtual-stages", "3"], 1, "none of these schedules has the option --virtual-stages"),
-    (["compare", "chunky:3"], 1, "'chunky:3': '3' is not option=value"),
+    (["compare", "interleaved:3"], 1, "'interleaved:3': '3' is not option=value"),
     (["compare", "dualpipe", "--ranks", "3"], 1, "none of these schedules has this size"),
     (["explain", "gpipe", "1f1b"], 1, "explain takes one schedule, got 2: gpipe 1f1b"),
     (["optimise", "dualpip"], 1, "there is no schedule named 'dualpip'"),
@@ -37,6 +32,12 @@ ERRORS = [
         "there is no form 'onnx' of weights; use one of published, checkpoint, torch",
     ),
     (["convert", "missing", "there"], 2, "Missing option '--to'"),
+    (
+        ["plan", "llama3-70b", "--gpus", "4", "--global-batch", "16"],
+        1,
+        "no plan of llama3-70b on 4 GPUs fits into",
+    ),
+    (["plan", "lama3-8b", "--gpus", "4"], 1, "the nearest known model is llama3-8b"),
     (["traces", "missing"], 1, "missing has no trace files, run-0000/rank-00000.jsonl; name the folder that"),
     (["show"], 2, "Missing argument"),
     (["show", "gpipe", "--ranks", "x"], 2, "Invalid value for '--ranks'"),
@@ -46,7 +47,6 @@ ERRORS = [
 ]
 
 
-@pytest.mark.usefixtures("chunky")
 def test_errors_are_one_line_without_a_traceback(tmp_path, monkeypatch, subtests):
     for words, code, message in ERRORS:
         with subtests.test(words=words, code=code, message=message):

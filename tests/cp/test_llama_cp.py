@@ -10,9 +10,10 @@ import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.sequence import next_token_labels, shard
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens
-from dualpipe_lab.models.llama import Llama, check_topology
+from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.stage import check_topology
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.shard import full_state_dict
 

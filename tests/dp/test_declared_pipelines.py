@@ -23,8 +23,7 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.multi_token import next_tokens
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.models.plain_multi_token import PlainMultiToken
-from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
+from dualpipe_lab.models.plain_v3_moe import PlainMultiToken, PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules

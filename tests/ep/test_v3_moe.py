@@ -15,7 +15,8 @@ from dualpipe_lab.dp.data_parallel import num_valid_tokens
 from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.ep.deepseek_moe import bias_step
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
-from dualpipe_lab.models.v3_moe import V3MoE, check_topology
+from dualpipe_lab.models.stage import check_topology
+from dualpipe_lab.models.v3_moe import V3MoE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 
 CONFIG = V3MoEConfig(
@@ -166,7 +167,7 @@ def test_a_model_without_shared_experts_and_one_of_dense_layers():
     ("changes", "topology", "message"),
     [
         ({}, lab.Topology([("ep", 3)]), "experts must divide among the ranks, got 8 experts on 3 ranks"),
-        ({}, lab.Topology([("pp", 2), ("ep", 2)]), "got pp in pp 2 x ep 2 = 4 ranks"),
+        ({}, lab.Topology([("pp", 2), ("ep", 2)]), "got pp 2 in pp 2 x ep 2 = 4 ranks"),
         ({"num_groups_per_token": 1, "num_experts_per_token": 3}, lab.Topology([("ep", 2)]), "a token needs 3"),
         ({"num_dense_layers": 4}, lab.Topology([("ep", 2)]), "dense layers are some of the layers"),
         ({}, lab.Topology([("cp", 2)]), "got layout=None"),

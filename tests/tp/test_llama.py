@@ -7,9 +7,10 @@ from runs import counted, launch
 from tp_runs import assert_a1, distances, modes
 
 import dualpipe_lab as lab
-from dualpipe_lab.models.llama import Llama, check_topology
+from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.stage import check_topology
 from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, kv_bytes, layer_bytes, norm_bytes, sum_bytes
 from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict

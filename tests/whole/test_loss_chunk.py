@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import dualpipe_lab as lab
 from dualpipe_lab import dp, train
-from dualpipe_lab.models import Llama, LlamaConfig, V3MoE, V3MoEConfig
+from dualpipe_lab.models import Llama, LlamaConfig, V3MoEConfig, build_stages
 from dualpipe_lab.pp import schedules
 
 SIZES = {"hidden_size": 8, "ffn_size": 10, "num_heads": 2, "num_kv_heads": 1}
@@ -103,7 +103,7 @@ def test_a_wrong_chunk_is_refused():
 
     def fn(rank, world_size):
         with pytest.raises(ValueError, match="at least 1, got 0; use 1024"):
-            V3MoE(V3, lab.Topology([("dp", 1)]), loss_chunk=0)
+            build_stages(V3, lab.Topology([("dp", 1)]), loss_chunk=0)
 
     launch(fn, 1)
 

@@ -13,7 +13,7 @@ from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.multi_token import next_tokens
-from dualpipe_lab.models.plain_multi_token import PlainMultiToken
+from dualpipe_lab.models.plain_v3_moe import PlainMultiToken
 from dualpipe_lab.models.stage_rules import check_stages, stage_layers
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules

@@ -138,7 +138,7 @@ def test_scales_are_read_with_the_slices_that_they_belong_to(tmp_path, monkeypat
 
         def noted(file, name, where):
             tensor = read(file, name, where)
-            places = where or [slice(None)] * len(shapes[name])
+            places = (*where, *[slice(None)] * (len(shapes[name]) - len(where)))
             ends = [part.indices(size)[:2] for part, size in zip(places, shapes[name], strict=True)]
             reads.append((file.name, name, tuple(ends), tensor.nbytes))
             return tensor

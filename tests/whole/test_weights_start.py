@@ -65,7 +65,7 @@ def reads_on_ranks(rank, world_size, folders):
 
         def noted(folder, name, where=(), reads=reads):
             tensor, stored = read(folder, name, where), folder.find(name)
-            where = where or [slice(None)] * len(stored.shape)
+            where = (*where, *[slice(None)] * (len(stored.shape) - len(where)))
             places = [each.indices(size)[:2] for each, size in zip(where, stored.shape, strict=True)]
             reads.append((stored.file.name, name, tuple(places), tensor.nbytes))
             return tensor

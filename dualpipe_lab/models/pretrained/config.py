@@ -30,16 +30,9 @@ class PretrainedError(ValueError):
 
 
 Kind: TypeAlias = tuple[type | tuple[type, ...], str]
-WHOLE: Kind = (int, "a whole number")
-NUMBER: Kind = ((int, float), "a number")
-OBJECT: Kind = (Mapping, "an object of names and values")
-TRUTH: Kind = (bool, "true or false")
-LIST: Kind = (list, "a list")
-ROPE_KINDS: dict[str, Kind] = {**dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT), "rope_theta": NUMBER}
-
 LLAMA, QWEN3, QWEN3_MOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
-FAMILIES = (LLAMA, QWEN3, QWEN3_MOE, V3)
+FAMILIES = {LLAMA: "llama", QWEN3: "qwen3", QWEN3_MOE: "qwen3_moe", V3: "deepseek_v3"}  # and their model_type
 
 # names of sizes in a file, and here
 _SIZES = {
@@ -56,29 +49,27 @@ _LATENT = {
     "kv_lora_rank": "kv_rank", "qk_nope_head_dim": "content", "qk_rope_head_dim": "position", "v_head_dim": "value",
 }  # fmt: skip
 # values under which a field changes nothing
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None), "hidden_act": ("silu", "swish", None), "attention_dropout": (0, None),
 }  # fmt: skip
 _WINDOW = {"use_sliding_window": (False, None)}
-_DENSE_NEUTRAL = NEUTRAL | _WINDOW | {"mlp_bias": (False, None), "partial_rotary_factor": (1, None)}
-_QWEN_NEUTRAL = NEUTRAL | _WINDOW | {"tie_word_embeddings": (False, None)}
-_V3_NEUTRAL = NEUTRAL | {
+_DENSE_NEUTRAL = _NEUTRAL | _WINDOW | {"mlp_bias": (False, None), "partial_rotary_factor": (1, None)}
+_QWEN_NEUTRAL = _NEUTRAL | _WINDOW | {"tie_word_embeddings": (False, None)}
+_V3_NEUTRAL = _NEUTRAL | {
     "rope_interleave": (True, None), "norm_topk_prob": (True, None), "scoring_func": ("sigmoid", None),
     "topk_method": ("noaux_tc", None), "moe_layer_freq": (1, None), "tie_word_embeddings": (False, None),
 }  # fmt: skip
-_KINDS: dict[str, Kind] = {**ROPE_KINDS, "rms_norm_eps": NUMBER, "tie_word_embeddings": TRUTH}
-_DENSE_KINDS = dict.fromkeys((*_SIZES, "num_key_value_heads", "head_dim"), WHOLE) | _KINDS | {"layer_types": LIST}
-_QWEN_KINDS = {
-    **dict.fromkeys((*_QWEN_SIZES, "head_dim", "decoder_sparse_step"), WHOLE),
-    **_KINDS,
-    "mlp_only_layers": LIST,
-    **dict.fromkeys(("norm_topk_prob", "use_sliding_window"), TRUTH),
-}
-_V3_KINDS = {
-    **dict.fromkeys((*_V3_SIZES, *_LATENT, "q_lora_rank", "num_key_value_heads", "num_nextn_predict_layers"), WHOLE),
-    **_KINDS,
-    "routed_scaling_factor": NUMBER,
-    **dict.fromkeys(("rope_interleave", "norm_topk_prob"), TRUTH),
+_MORE_SIZES = (
+    "num_key_value_heads", "head_dim", "decoder_sparse_step", "q_lora_rank", "num_nextn_predict_layers",
+)  # fmt: skip
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys((*_QWEN_SIZES, *_V3_SIZES, *_LATENT, *_MORE_SIZES), (int, "a whole number")),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), (Mapping, "an object of names and values")),
+    **dict.fromkeys(("rope_theta", "rms_norm_eps", "routed_scaling_factor"), ((int, float), "a number")),
+    **dict.fromkeys(("layer_types", "mlp_only_layers"), (list, "a list")),
+    **dict.fromkeys(
+        ("tie_word_embeddings", "norm_topk_prob", "use_sliding_window", "rope_interleave"), (bool, "true or false")
+    ),
 }
 # what a Qwen3-MoE has, and a `V3MoEConfig` may have
 _QWEN_FIXED: dict[str, Any] = {
@@ -101,23 +92,17 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
     dualpipe_lab.models.pretrained.config.PretrainedError: config.json is of MambaForCausalLM; known are \
 LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
     """
-    if isinstance(source, Mapping):
-        values, where = source, "config.json"
-    else:
-        values, where = read_json(Path(source) / "config.json"), str(Path(source) / "config.json")
-    named = values.get("architectures")
+    file = Path("" if isinstance(source, Mapping) else source) / "config.json"
+    values, where = source if isinstance(source, Mapping) else read_json(file), str(file)
+    named, known = values.get("architectures"), f"known are {', '.join(FAMILIES)}"
     if not isinstance(named, list) or len(named) != 1:
-        raise PretrainedError(
-            f"{where} names no architecture, got architectures={named!r}; known are {', '.join(FAMILIES)}"
-        )
+        raise PretrainedError(f"{where} names no architecture, got architectures={named!r}; {known}")
     if named[0] not in FAMILIES:
-        raise PretrainedError(f"{where} is of {named[0]}; known are {', '.join(FAMILIES)}")
+        raise PretrainedError(f"{where} is of {named[0]}; {known}")
     blocks_of(values, where)  # refuses weights that are quantised in a way that is not known
+    config = _READERS[named[0]](values, where)
     try:
-        config = _READERS[named[0]](values, where)
         config.check()
-    except PretrainedError:
-        raise
     except ValueError as error:
         raise PretrainedError(f"{where}: {error}") from error
     return config
@@ -125,23 +110,24 @@ LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
 
 def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """Return the values of config.json for a model; `dtype`: of its weights, such as "bfloat16"."""
+    family = family_of(config)
+    assert family is not None, "see check_form"
     if isinstance(config, LlamaConfig):
-        family, sizes = (QWEN3, "qwen3") if config.qk_norm else (LLAMA, "llama"), _SIZES
+        sizes = _SIZES
         more: dict[str, Any] = {"num_key_value_heads": config.num_kv_heads, "head_dim": config.size_of_head}
-    elif is_qwen3_moe(config):
-        family, sizes = (QWEN3_MOE, "qwen3_moe"), _QWEN_SIZES
+    elif config.latent is None:
+        sizes = _QWEN_SIZES
         more = {"head_dim": config.dense.size_of_head, "norm_topk_prob": config.normalise, "decoder_sparse_step": 1}
         more |= {"mlp_only_layers": list(range(config.num_dense_layers)), "use_sliding_window": False}
     else:
-        assert config.latent is not None, "see config_of"
-        family, sizes = (V3, "deepseek_v3"), _V3_SIZES
+        sizes = _V3_SIZES
         more = {"num_key_value_heads": config.num_heads, "q_lora_rank": config.latent.query_rank}
         more |= {theirs: getattr(config.latent, ours) for theirs, ours in _LATENT.items()}
         more |= {"num_nextn_predict_layers": 0, "routed_scaling_factor": config.scale, "scoring_func": "sigmoid"}
         more |= {"topk_method": "noaux_tc", "norm_topk_prob": True, "rope_interleave": True}
     return {
-        "architectures": [family[0]],
-        "model_type": family[1],
+        "architectures": [family],
+        "model_type": FAMILIES[family],
         **{theirs: getattr(config, ours) for theirs, ours in sizes.items()},
         **more,
         "hidden_act": "silu",
@@ -154,29 +140,23 @@ def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def is_v3(config: V3MoEConfig) -> bool:
-    """Return whether a model is a DeepSeek-V3."""
-    others = config.qk_norm or isinstance(config.rope_scaling, RopeScaling)
-    routes = (config.scoring, config.normalise, config.selection_bias) == ("sigmoid", True, True)
-    return config.latent is not None and routes and not others
-
-
-def is_qwen3_moe(config: V3MoEConfig) -> bool:
-    """Return whether a model is a Qwen3-MoE.
-
-    >>> is_qwen3_moe(V3MoEConfig())
-    False
-    """
-    return all(getattr(config, name) == value for name, value in _QWEN_FIXED.items())
+def family_of(config: ModelConfig) -> str | None:
+    """Return the architecture of a model; None if it has no published form."""
+    if isinstance(config, LlamaConfig):
+        return QWEN3 if config.qk_norm else LLAMA
+    if all(getattr(config, name) == value for name, value in _QWEN_FIXED.items()):
+        return QWEN3_MOE
+    routes = (config.scoring, config.normalise, config.selection_bias, config.qk_norm)
+    is_known = routes == ("sigmoid", True, True, False) and not isinstance(config.rope_scaling, RopeScaling)
+    return V3 if config.latent is not None and is_known else None
 
 
 def _llama(values: Mapping[str, Any], where: str, default_head: int | None = None) -> LlamaConfig:
-    check_kinds(values, where, _DENSE_KINDS, _SIZES)
-    check_neutral(values, where, _DENSE_NEUTRAL)
+    common = _common(values, where, _SIZES, _DENSE_NEUTRAL)
     if other := sorted(set(values.get("layer_types") or []) - {"full_attention"}):
         raise PretrainedError(f"{where} has layers of {other[0]}; every layer here attends to all positions before")
     return LlamaConfig(
-        **_common(values, where, _SIZES),
+        **common,
         num_kv_heads=values.get("num_key_value_heads") or values["num_attention_heads"],
         head_size=values.get("head_dim") or default_head,
         qk_norm=default_head is not None,
@@ -185,38 +165,35 @@ def _llama(values: Mapping[str, Any], where: str, default_head: int | None = Non
 
 
 def _v3(values: Mapping[str, Any], where: str) -> V3MoEConfig:
-    check_kinds(values, where, _V3_KINDS, (*_V3_SIZES, *_LATENT, "routed_scaling_factor"))
-    check_neutral(values, where, _V3_NEUTRAL)
+    common = _common(values, where, _V3_SIZES, _V3_NEUTRAL, (*_LATENT, "routed_scaling_factor"))
     heads = values["num_attention_heads"]
     if values.get("num_key_value_heads") not in (None, heads):
         raise PretrainedError(
             f"{where}: with latents every head has its own keys, got num_key_value_heads="
             f"{values['num_key_value_heads']} for {heads} heads"
         )
-    common = _common(values, where, _V3_SIZES)
     if isinstance(common["rope_scaling"], RopeScaling):
         raise PretrainedError(
             f"{where} scales its rotary angles by 'llama3', which no published model with latents does; known for "
             "them are 'default' and 'yarn'"
         )
-    latent = {ours: values[theirs] for theirs, ours in _LATENT.items()}
+    latent = LatentSizes(values.get("q_lora_rank"), **{ours: values[theirs] for theirs, ours in _LATENT.items()})
     return V3MoEConfig(
         **common,
         num_kv_heads=heads,
         scale=float(values["routed_scaling_factor"]),
         balance=0.0,
-        latent=LatentSizes(values.get("q_lora_rank"), **latent),
+        latent=latent,
     )
 
 
 def _qwen3_moe(values: Mapping[str, Any], where: str) -> V3MoEConfig:
     if values.get("num_experts") is None and "num_local_experts" in values:
         values = {**values, "num_experts": values["num_local_experts"]}
-    check_kinds(values, where, _QWEN_KINDS, _QWEN_SIZES)
-    check_neutral(values, where, _QWEN_NEUTRAL)
+    common = _common(values, where, _QWEN_SIZES, _QWEN_NEUTRAL)
     head_size = values.get("head_dim")
     return V3MoEConfig(
-        **_common(values, where, _QWEN_SIZES),
+        **common,
         **_QWEN_FIXED,
         num_dense_layers=_num_dense_layers(values, where),
         head_size=values["hidden_size"] // values["num_attention_heads"] if head_size is None else head_size,
@@ -247,34 +224,31 @@ def _num_dense_layers(values: Mapping[str, Any], where: str) -> int:
     return count
 
 
-def _common(values: Mapping[str, Any], where: str, sizes: Mapping[str, str]) -> dict[str, Any]:
-    """Return what all families have."""
-    found = {ours: values[theirs] for theirs, ours in sizes.items()}
-    found["rope_base"], found["rope_scaling"] = rope_of(values, where)
-    return found | {"eps": 1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"])}
-
-
-def check_kinds(values: Mapping[str, Any], where: str, kinds: Mapping[str, Kind], needed: Iterable[str]) -> None:
-    """Refuse a field of another kind, or a needed one that is missing; PretrainedError names it."""
-    for name, (kind, words) in kinds.items():
+def _common(
+    values: Mapping[str, Any],
+    where: str,
+    sizes: Mapping[str, str],
+    neutral: Mapping[str, tuple[Any, ...]],
+    needed: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return what all families have, after checking every field that is known here."""
+    for name, (kind, words) in _KINDS.items():
         value = values.get(name)
-        is_missing = value is None and name in needed
+        is_missing = value is None and (name in sizes or name in needed)
         if is_missing or (value is not None and not _is_kind(value, kind)):
             raise PretrainedError(f"{where} needs {name} as {words}, got {value!r}")
-
-
-def check_neutral(values: Mapping[str, Any], where: str, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse a field that would make another model; PretrainedError names it."""
     for name, allowed in neutral.items():
         if values.get(name) not in allowed:
             raise PretrainedError(
                 f"{where} has {name}={values[name]!r}, which this model does not compute; it would be another model"
             )
+    found = {ours: values[theirs] for theirs, ours in sizes.items()}
+    found["rope_base"], found["rope_scaling"] = _rope_of(values, where)
+    return found | {"eps": 1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"])}
 
 
 def _is_kind(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Return whether a value of a JSON file is of a kind; true and false are no numbers."""
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # true and false are no numbers
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -289,7 +263,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 # ---- rotary angles
-
 _LENGTH = "original_max_position_embeddings"
 _YARN = {"factor": "factor", _LENGTH: "original_length"}
 _LLAMA3 = {"factor": "factor", "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"} | _YARN
@@ -297,12 +270,8 @@ _YARN_OPTIONS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attentio
 _YARN_FIELDS = {"rope_type", "type", "rope_theta", *_YARN, *_YARN_OPTIONS}
 
 
-def rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | None]:
-    """Return base and scaling of the rotary angles.
-
-    Raises:
-        PretrainedError: another kind of scaling than Llama 3.1's and yarn, or numbers that it cannot have.
-    """
+def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | None]:
+    """Return base and scaling of the rotary angles."""
     found = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in ("default", "llama3", "yarn"):
@@ -310,9 +279,8 @@ def rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | Non
     base = _number(found.get("rope_theta") or values.get("rope_theta") or 10_000.0, "rope_theta", kind, where)
     if kind == "default":
         return float(base), None
-    found = dict(found)
     if values.get(_LENGTH) is not None:
-        found[_LENGTH] = values[_LENGTH]  # one outside of the object counts more
+        found = {**found, _LENGTH: values[_LENGTH]}  # one outside of the object counts more
     names = _LLAMA3 if kind == "llama3" else _YARN
     numbers: dict[str, Any] = {ours: _number(found.get(theirs), theirs, kind, where) for theirs, ours in names.items()}
     options = _yarn_options(found, where) if kind == "yarn" else {}
@@ -323,7 +291,6 @@ def rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | Non
 
 
 def _rope_values(base: float, scaling: Scaling | None) -> dict[str, Any]:
-    """Return the values of config.json for base and scaling."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     longest = {}
     if isinstance(scaling, RopeScaling):
@@ -338,7 +305,7 @@ def _rope_values(base: float, scaling: Scaling | None) -> dict[str, Any]:
 
 
 def _yarn_options(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return what yarn may have; what is not given, or is 0, has yarn's own value."""
+    """Return the options of yarn; an option that is left out, or is 0, has yarn's own value."""
     if unknown := sorted(set(found) - _YARN_FIELDS):
         raise PretrainedError(f"{where} scales its rotary angles by 'yarn' with {unknown[0]}, which is not known here")
     truncate = found.get("truncate", True)
@@ -367,19 +334,11 @@ class Blocks(NamedTuple):
     columns: int
 
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the scales of a weight.
-
-        >>> Blocks(128, 128).scale_shape((576, 7168))
-        (5, 56)
-        """
+        """Return the shape of the scales of a weight: the last block of an axis may be smaller."""
         return tuple(-(-size // block) for size, block in zip(shape, self, strict=True))
 
     def scale_slices(self, where: Sequence[slice]) -> tuple[slice, ...]:
-        """Return the slices of the scales of a slice of a weight.
-
-        >>> Blocks(128, 128).scale_slices((slice(96, 192), slice(256, 384)))
-        (slice(0, 2, None), slice(2, 3, None))
-        """
+        """Return the slices of the scales of all blocks in which a slice of a weight lies."""
         return tuple(
             slice(part.start // block, -(-part.stop // block)) for part, block in zip(where, self, strict=True)
         )
@@ -393,11 +352,7 @@ _FP8 = {
 
 
 def blocks_of(values: Mapping[str, Any], where: str) -> Blocks | None:
-    """Return the blocks of a model's weights; None if they are not quantised.
-
-    Raises:
-        PretrainedError: weights that are quantised in another way.
-    """
+    """Return the blocks of a model's weights; None if they are not quantised, PretrainedError if otherwise."""
     found = values.get("quantization_config")
     if found is None:
         return None

@@ -30,7 +30,7 @@ FP8, SCALE_TYPE, SCALE = torch.float8_e4m3fn, torch.float32, "_scale_inv"
 
 
 class Stored(NamedTuple):
-    """Where a tensor is."""
+    """Where a tensor is, and what it is there."""
 
     file: Path
     dtype: torch.dtype
@@ -57,9 +57,9 @@ class PretrainedFolder:
             raise PretrainedError(f"{self.path} is no folder; give the one with config.json and the safetensors files")
         index = self._index()
         self.tensors: dict[str, Stored] = {}
-        for name in sorted({ONE_FILE} if index is None else set(index.values())):
+        for name in sorted(set(index.values()) or {ONE_FILE}):
             self._add(self.path / name)
-        if index is not None:
+        if index:
             self._compare(index)
         config = self.path / "config.json"
         self.blocks = blocks_of(read_json(config), str(config)) if config.exists() else None
@@ -72,7 +72,8 @@ class PretrainedFolder:
         stored = self.find(name)
         if self.blocks is None or name not in self.scales:
             return _read(stored.file, name, where)
-        where = full_slices(stored.shape, where)
+        given = (*where, *[slice(None)] * (len(stored.shape) - len(where)))
+        where = tuple(slice(*part.indices(size)[:2]) for part, size in zip(given, stored.shape, strict=True))
         scale = _read(self.scales[name].file, name + SCALE, self.blocks.scale_slices(where))
         return dequantise(_read(stored.file, name, where), scale, where, self.blocks)
 
@@ -82,14 +83,13 @@ class PretrainedFolder:
             raise PretrainedError(f"{self.path} has no tensor {name}; it is a folder of another model")
         return self.tensors[name]
 
-    def _index(self) -> dict[str, str] | None:
-        """Return the file of each tensor, as the index says; None where one file holds all."""
+    def _index(self) -> dict[str, str]:
+        """Return the file of each tensor, as the index says; nothing where one file holds all."""
         file = self.path / INDEX
         if not file.exists():
             if (self.path / ONE_FILE).exists():
-                return None
-            pickled = sorted(found.name for kind in PICKLES for found in self.path.glob(kind))
-            if pickled:
+                return {}
+            if pickled := sorted(found.name for kind in PICKLES for found in self.path.glob(kind)):
                 raise PretrainedError(
                     f"{self.path} has weights in pickles ({pickled[0]}), and a pickle may run any code; nothing is "
                     "unpickled here, so save them as safetensors first"
@@ -104,7 +104,6 @@ class PretrainedFolder:
         return dict(weights)
 
     def _add(self, file: Path) -> None:
-        """Read the header of a file."""
         if not file.exists():
             raise PretrainedError(f"{file} is missing; the index names it")
         try:
@@ -120,12 +119,10 @@ class PretrainedFolder:
             self.tensors[name] = Stored(file, extent.dtype, extent.shape)
 
     def _compare(self, index: dict[str, str]) -> None:
-        """Refuse an index that lies."""
         for name, place in index.items():
             if name not in self.tensors:
                 raise PretrainedError(f"{self.path / place} has no {name}, which {INDEX} places there")
-            if self.tensors[name].file.name != place:
-                found = self.tensors[name].file.name
+            if (found := self.tensors[name].file.name) != place:
                 raise PretrainedError(f"{name} is in {found}, and {INDEX} places it in {place}")
         if surplus := sorted(set(self.tensors) - set(index)):
             raise PretrainedError(f"{self.tensors[surplus[0]].file} has {surplus[0]}, which {INDEX} does not name")
@@ -155,18 +152,8 @@ class PretrainedFolder:
                 )
 
 
-def full_slices(shape: tuple[int, ...], where: tuple[slice, ...]) -> tuple[slice, ...]:
-    """Return slices with both ends, one for each axis; an axis that is left out is read in full.
-
-    >>> full_slices((4, 6), (slice(2, None),))
-    (slice(2, 4, None), slice(0, 6, None))
-    """
-    given = (*where, *[slice(None)] * (len(shape) - len(where)))
-    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(given, shape, strict=True))
-
-
 def dequantise(weight: Tensor, scale: Tensor, where: Sequence[slice], blocks: Blocks) -> Tensor:
-    """Return a slice of a weight, `w_RC` in float32, from its stored `q_RC` and the scales of the blocks it lies in.
+    """Return a slice of a weight, `w_RC` in float32, from its stored `q_RC` and the scales of its blocks.
 
     >>> weight, scale = torch.ones(3, 1), torch.tensor([[2.0], [4.0]])
     >>> dequantise(weight.to(FP8), scale, (slice(3, 6), slice(0, 1)), Blocks(4, 4)).T
@@ -183,7 +170,6 @@ def dequantise(weight: Tensor, scale: Tensor, where: Sequence[slice], blocks: Bl
 
 
 def _read(file: Path, name: str, where: tuple[slice, ...]) -> Tensor:
-    """Return a slice of a tensor as it is stored."""
     try:
         with safe_open(str(file), framework="pt") as opened:
             found: Tensor = opened.get_slice(name)[where] if where else opened.get_tensor(name)

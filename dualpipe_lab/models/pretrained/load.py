@@ -11,6 +11,7 @@ Elsewhere: transformers' `from_pretrained(tp_plan=)`; torchtitan's `StateDictAda
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +22,7 @@ from dualpipe_lab.grad_ready import synchronizers_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
-from dualpipe_lab.models.pretrained.config import PretrainedError, config_from_pretrained, is_qwen3_moe, is_v3
+from dualpipe_lab.models.pretrained.config import PretrainedError, config_from_pretrained, family_of
 from dualpipe_lab.models.pretrained.folder import PretrainedFolder
 from dualpipe_lab.models.rank_model import RankModel
 from dualpipe_lab.models.stage import HEAD, TABLE, TransformerStage
@@ -52,21 +53,20 @@ def load_pretrained(model: Model, path: Path | str) -> None:
             "published weights are read before the optimizer is made, got parameters that one has: its masters and "
             "shards would keep the old weights; call load_pretrained first"
         )
-    config = config_of(model)
+    config, parts = config_of(model), parts_of(model).values()
     folder = open_pretrained(path, config)
-    try:
-        for part in parts_of(model).values():
-            _fill(part, folder, config)
-    except BaseException:
-        with torch.no_grad():
-            for part in parts_of(model).values():
-                for _, tensor in tensors_of(part):
-                    tensor.fill_(torch.nan)
-        raise
+    with torch.no_grad():
+        try:
+            for part in parts:
+                _fill(part, folder, config)
+        except BaseException:
+            for _, tensor in chain.from_iterable(map(tensors_of, parts)):
+                tensor.fill_(torch.nan)
+            raise
 
 
 def open_pretrained(path: Path | str, config: ModelConfig) -> PretrainedFolder:
-    """Return the folder of a model, after checking that it is one, of these sizes; only headers are read."""
+    """Return the folder of a model, after checking that it has these sizes; only headers are read."""
     found = config_from_pretrained(path)
     if _normal(found) != _normal(config):
         raise PretrainedError(f"{path} is of {found}, the model of {config}; build it from config_from_pretrained")
@@ -75,22 +75,17 @@ def open_pretrained(path: Path | str, config: ModelConfig) -> PretrainedFolder:
     return folder
 
 
-@torch.no_grad()
 def _fill(part: nn.Module, folder: PretrainedFolder, config: ModelConfig) -> None:
     """Fill a module with its slices, one after the other; stacked experts one by one."""
-    shards = shards_of(part)
+    shards, is_tied = shards_of(part), isinstance(config, LlamaConfig) and config.tied
     for name, tensor in tensors_of(part):
-        is_tied, shard = isinstance(config, LlamaConfig) and config.tied, shards.get(name)
-        names = published_names(TABLE if name == HEAD and is_tied else name, config)
+        shard, names = shards.get(name), published_names(TABLE if name == HEAD and is_tied else name, config)
         if is_stacked(name):
             for target, number in zip(tensor, experts_of(shard, len(names)), strict=True):
                 _copy(folder.read(names[number]), target, name)
-        elif shard is None:
-            _copy(folder.read(names[0]), tensor, name)
         else:
-            where = [slice(None)] * len(folder.find(names[0]).shape)
-            where[shard.axis] = slice(shard.start, shard.stop)
-            _copy(folder.read(names[0], tuple(where)), tensor, name)
+            where = () if shard is None else (*[slice(None)] * shard.axis, slice(shard.start, shard.stop))
+            _copy(folder.read(names[0], where), tensor, name)
 
 
 def _copy(found: Tensor, target: Tensor, name: str) -> None:
@@ -138,11 +133,7 @@ def _spare(folder: PretrainedFolder, config: ModelConfig) -> set[str]:
 
 
 def full_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a full model, and of its routers' biases; nothing is allocated.
-
-    >>> full_shapes(LlamaConfig(hidden_size=8, num_heads=2, num_kv_heads=1))["layers.1.attention.k.weight"]
-    (4, 8)
-    """
+    """Return the shape of every parameter of a full model, and of its routers' biases; nothing is allocated."""
     with torch.device("meta"):
         model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, device="meta")  # type: ignore
     return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}
@@ -171,7 +162,7 @@ def parts_of(model: Model) -> dict[int, nn.Module]:
 def config_of(model: Model) -> ModelConfig:
     """Return the sizes of a model; PretrainedError if it has no published form here."""
     config = check_form(model.config)
-    if any(hasattr(part, "multi_token") for part in parts_of(model).values()) or getattr(model, "multi_token", False):
+    if any(getattr(part, "multi_token", False) for part in (model, *parts_of(model).values())):
         raise PretrainedError(
             "the layer of a second token has no published form here, got a model that predicts one; build it without "
             "multi_token"
@@ -181,9 +172,7 @@ def config_of(model: Model) -> ModelConfig:
 
 def check_form(config: object) -> ModelConfig:
     """Return the sizes of a model that has a published form here; PretrainedError for others."""
-    if isinstance(config, LlamaConfig):
-        return config
-    if isinstance(config, V3MoEConfig) and (is_v3(config) or is_qwen3_moe(config)):
+    if isinstance(config, LlamaConfig | V3MoEConfig) and family_of(config) is not None:
         return config
     raise PretrainedError(
         f"published weights are those of a Llama, a Qwen3, a DeepSeek-V3 or a Qwen3-MoE, got {config}; give it latent= "
@@ -221,16 +210,12 @@ _EXPERTS = {"mlp.experts.gate": "gate_proj", "mlp.experts.up": "up_proj", "mlp.e
 def published_names(name: str, config: ModelConfig) -> tuple[str, ...]:
     """Return the published names of a parameter: one, or for stacked experts one for each; KeyError if none is known.
 
-    >>> published_names("layers.3.attention.q.weight", LlamaConfig())
-    ('model.layers.3.self_attn.q_proj.weight',)
     >>> published_names("layers.3.mlp.experts.up", V3MoEConfig(num_experts=8))[1]
     'model.layers.3.mlp.experts.1.up_proj.weight'
     """
-    if name in _ENDS:
+    if not name.startswith("layers."):
         return (_ENDS[name],)
-    layers, number, rest = name.split(".", 2)
-    if layers != "layers":
-        raise KeyError(name)
+    _, number, rest = name.split(".", 2)
     stem, latent = f"model.layers.{number}", getattr(config, "latent", None)
     if rest in _EXPERTS and isinstance(config, V3MoEConfig):
         return tuple(f"{stem}.mlp.experts.{expert}.{_EXPERTS[rest]}.weight" for expert in range(config.num_experts))

@@ -88,9 +88,8 @@ def save_pretrained(model: Model, path: Path | str, max_bytes: int = 5 * 10**9) 
 def finish_folder(hidden: Path, files: Mapping[str, str], values: Mapping[str, Any]) -> None:
     """Number the files of a folder, and write index and config.json; `files`: of each tensor, by its published name."""
     order = sorted(set(files.values()))
-    named = {file: f"model-{place:05}-of-{len(order):05}.safetensors" for place, file in enumerate(order, 1)}
-    if len(order) == 1:
-        named = {order[0]: ONE_FILE}
+    numbered = (f"model-{place:05}-of-{len(order):05}.safetensors" for place in range(1, len(order) + 1))
+    named = dict(zip(order, [ONE_FILE] if len(order) == 1 else numbered, strict=True))
     for file, name in named.items():
         os.rename(hidden / file, hidden / name)
     texts = {"config.json": values}
@@ -105,26 +104,17 @@ def finish_folder(hidden: Path, files: Mapping[str, str], values: Mapping[str, A
 
 
 def _takes_part(model: Model, stage: TransformerStage, number: int) -> bool:
-    """Return whether this rank gathers a stage: of copies along dp and cp the first alone, unless they share experts.
-
-    Mirrors have copies too.
-    """
-    mesh = stage.mesh
-    copies = () if mesh.topology.edp else ("dp", "cp")
-    if any(mesh.rank(axis) for axis in copies if axis in mesh.topology.names):
+    """Return whether this rank gathers a stage: the first mirror and copy does, and copies that share experts do."""
+    if not (stage.mesh.topology.edp or _is_first(stage, "dp", "cp")):
         return False
     if not isinstance(model, RankModel) or model.program is None:
         return True
     holders = [rank for (placed, _), rank in model.program.placement.items() if placed == number]
-    return mesh.rank("pp") == min(holders)
+    return stage.mesh.rank("pp") == min(holders)
 
 
-def _is_first_copy(stage: torch.nn.Module) -> bool:
-    """Return whether this rank is the first along every axis but pp."""
-    if not isinstance(stage, TransformerStage):
-        return True
-    mesh = stage.mesh
-    return not any(mesh.rank(axis) for axis in ("dp", "ep", "cp", "tp") if axis in mesh.topology.names)
+def _is_first(stage: TransformerStage, *axes: str) -> bool:
+    return not any(stage.mesh.rank(axis) for axis in axes if axis in stage.mesh.topology.names)
 
 
 def _write_stage(
@@ -148,7 +138,7 @@ def _write_stage(
 
     files: dict[str, str] = {}
     for place, names in enumerate(share_out(kinds, max_bytes)):
-        if _is_first_copy(stage):
+        if not isinstance(stage, TransformerStage) or _is_first(stage, "dp", "ep", "cp", "tp"):
             file = hidden / f"{number:05}-{place:05}.safetensors"
             write_tensors(file, {name: kinds[name] for name in names}, read)
             files |= dict.fromkeys(names, file.name)

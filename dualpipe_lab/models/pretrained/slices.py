@@ -84,16 +84,12 @@ def slices_of(
                 found += _slices(folder, published[name][0], *_cut(name, config, tp, tp_size))
         return found
 
-    groups = topology.groups("ep") if ep_size > 1 else ()
-    numbers = {rank: number for group in groups for number, rank in enumerate(group)}  # among ranks that share experts
-    return [
-        [
-            one
-            for stage in stages_of(program, here.get("pp", 0))
-            for one in of_stage(stage, here.get("tp", 0), numbers.get(rank, 0))
-        ]
-        for rank, here in enumerate(map(topology.coordinates, range(topology.world_size)))
-    ]
+    def of_rank(rank: int) -> list[FileSlice]:
+        here = topology.at(rank)
+        place = here.rank("tp"), here.rank("ep")
+        return [one for stage in stages_of(program, here.rank("pp")) for one in of_stage(stage, *place)]
+
+    return list(map(of_rank, range(topology.world_size)))
 
 
 def _stage_names(names: Iterable[str], config: ModelConfig, split: Sequence[range]) -> list[list[str]]:
