@@ -18,25 +18,16 @@ _NS = 1e9
 
 @dataclass(frozen=True)
 class Reading:
-    """What one rank measured in one step.
+    """What one rank measured in one step."""
 
-    Attributes:
-        loss: this rank's summand.
-        seconds: from the first to the last call of the step.
-        start, end, busy: of its pipeline's actions, in nanoseconds.
-        sent_bytes: of the step.
-        peak_bytes: of the process, or on a GPU of its tensors.
-        wants_stop: 1 if this rank was asked to stop.
-    """
-
-    loss: float
+    loss: float  # this rank's summand
     seconds: float
-    start: float
+    start: float  # of the pipeline's actions, in nanoseconds, as `end` and `busy`
     end: float
     busy: float
     sent_bytes: float
-    peak_bytes: float
-    wants_stop: float
+    peak_bytes: float  # of the process, or on a GPU of its tensors
+    wants_stop: float  # 1 if this rank was asked to stop
 
 
 class Meter:
@@ -54,7 +45,9 @@ class Meter:
         start = float(min((span.start for span in actions), default=self._started))
         end = float(max((span.end for span in actions), default=start))
         busy = float(sum(span.end - span.start for span in actions))
-        return Reading(loss, seconds, start, end, busy, sent, _peak_bytes(), float(wants_stop))
+        here = device()
+        peak = peak_memory_bytes() if here.type != "cuda" else torch.cuda.max_memory_allocated(here)
+        return Reading(loss, seconds, start, end, busy, sent, float(peak), float(wants_stop))
 
 
 def exchange(reading: Reading) -> list[Reading]:
@@ -78,8 +71,3 @@ def bubble_fraction(readings: list[Reading]) -> float:
 
 def _sent_bytes() -> int:
     return sum(entry.sent for entry in rank_context().ledger.entries.values())
-
-
-def _peak_bytes() -> int:
-    here = device()
-    return peak_memory_bytes() if here.type != "cuda" else int(torch.cuda.max_memory_allocated(here))

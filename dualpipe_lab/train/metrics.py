@@ -1,21 +1,17 @@
-"""`Metrics`: what one step measured, on the screen, in a CSV file and in TensorBoard's files.
+"""`Metrics`: what one step measured, on the screen and in a CSV file.
 
 Chapter: book/whole/training.  In: one report per rank and step.  Out: one row per step.
   loss              sum over the ranks of their summands
   bubble fraction   1 - busy time of all ranks / (ranks * time from the first to the last action), from the trace
   bytes sent        of the step's own messages, per rank: pipeline, gradients, weights; the metrics are not counted
-Elsewhere: torchtitan `MetricsProcessor`; TensorBoard `SummaryWriter`.
+Elsewhere: torchtitan `MetricsProcessor`.
 """
 
 import csv
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-
-from dualpipe_lab._optional import extra
 
 
 @dataclass(frozen=True)
@@ -63,6 +59,9 @@ class Metrics:
         )
 
 
+_NAMES = [field.name for field in fields(Metrics)]
+
+
 def table(rows: Sequence[Metrics]) -> str:
     """Return rows as a table.
 
@@ -83,40 +82,23 @@ def table(rows: Sequence[Metrics]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-class MetricFiles:
-    """Writes each row to a CSV file and to TensorBoard's files, as soon as there is one.
+class MetricsFile:
+    """Appends each row to a CSV file, as soon as there is one; without a file nothing is written.
 
-    A CSV file that exists is continued: rows from step `first` on, of an interrupted run, are replaced.
-
-    Raises:
-        MissingExtra: TensorBoard's package is asked for and not installed.
+    A file that exists is continued: rows from step `first` on, of an interrupted run, are replaced.
     """
 
-    def __init__(self, csv_file: str | Path | None, tensorboard: str | Path | None, first: int = 1) -> None:
-        self._csv = None if csv_file is None else Path(csv_file)
-        self._writer = None if tensorboard is None else _writer(tensorboard, first)
-        if self._csv is not None:
-            self._csv.parent.mkdir(parents=True, exist_ok=True)
-            _keep_before(self._csv, first)
+    def __init__(self, file: str | Path | None, first: int = 1) -> None:
+        self._file = None if file is None else Path(file)
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            _keep_before(self._file, first)
 
     def write(self, row: Metrics) -> None:
-        """Write one row."""
-        if self._csv is not None:
-            with self._csv.open("a", newline="") as file:
-                _rows(file, [row.numbers()])
-        if self._writer is not None:
-            for name, value in row.numbers().items():
-                if value == value:
-                    self._writer.add_scalar(name, value, row.step)
-
-    def __enter__(self) -> "MetricFiles":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        """Append one row."""
+        if self._file is not None:
+            with self._file.open("a", newline="") as file:
+                csv.DictWriter(file, _NAMES).writerow(row.numbers())
 
 
 def _keep_before(path: Path, first: int) -> None:
@@ -125,7 +107,9 @@ def _keep_before(path: Path, first: int) -> None:
     complete = [row for row in read if None not in row.values()]  # a kill may have cut the last one short
     hidden = path.with_name(f".{path.name}.saving")
     with hidden.open("w", newline="") as file:
-        _rows(file, [row for row in complete if int(float(row["step"])) < first], header=True)
+        writer = csv.DictWriter(file, _NAMES)
+        writer.writeheader()
+        writer.writerows(row for row in complete if int(float(row["step"])) < first)
     os.replace(hidden, path)
 
 
@@ -140,30 +124,8 @@ def check_csv(file: str | Path) -> None:
     path = Path(file)
     if path.is_dir():
         raise ValueError(f"csv is a file for metrics, got the folder {path}; name a file in it")
-    names = [field.name for field in fields(Metrics)]
-    if path.exists() and path.stat().st_size and path.read_text(errors="replace").split("\n")[0].split(",") != names:
+    if path.exists() and path.stat().st_size and path.read_text(errors="replace").split("\n")[0].split(",") != _NAMES:
         raise ValueError(f"{path} has no metrics in its first line, and would be replaced; name another file")
-
-
-def check_tensorboard() -> None:
-    """Raise MissingExtra unless TensorBoard's package is installed."""
-    with extra("tensorboard", "metrics for TensorBoard"):
-        import tensorboard  # type: ignore[import-not-found, import-untyped, unused-ignore] # noqa: F401
-
-
-def _writer(folder: str | Path, first: int) -> Any:
-    check_tensorboard()
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=first)
-
-
-def _rows(file: Any, rows: Iterable[Any], header: bool = False) -> None:
-    names = [field.name for field in fields(Metrics)]
-    writer = csv.DictWriter(file, names)
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
 
 
 def _amount(num_bytes: float) -> str:

@@ -3,31 +3,30 @@
 Chapter: book/whole/training.  In: a config, a plan, data, a number of steps.  Out: a `Result`.
   before any process   everything is checked; the same message would otherwise come from every rank
   checkpoints          at the end, and every k steps; any plan resumes what any other one saved, with the same curve
-Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`.
+  elastic              with other ranks than the plan's, the nearest legal plan of so many; the global batch stays
+Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`; `torchrun --nnodes 1:4 --max-restarts 3`
+starts a script again with the ranks that are left; torchft keeps the living ranks and changes their number alone.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
-from torch import Tensor
-
 from dualpipe_lab import comm
-from dualpipe_lab.dp.checkpoint.folder import name_of
+from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
 from dualpipe_lab.launch import torchrun
-from dualpipe_lab.launch.cluster.environment import cluster
+from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.folder import private_folder
 from dualpipe_lab.launch.launcher import launch
 from dualpipe_lab.launch.record.step_traces import StepTraces
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.train.elastic import agree, fitted, last_checkpoint
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.interrupt import stop_file
-from dualpipe_lab.train.metrics import MetricFiles, Metrics
-from dualpipe_lab.train.module_spans import with_modules
+from dualpipe_lab.train.metrics import Metrics, MetricsFile
 from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options, on_nodes
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.sampler import Sampler
@@ -48,17 +47,6 @@ class Job:
     evaluation: Data | None
     keeps_weights: bool
     scratch: Path  # of the process that launched: the rows for its screen, and whether it was interrupted
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a rank returns; only rank 0 has rows and weights."""
-
-    metrics: list[Metrics]
-    checkpoint: Path | None
-    interrupted: bool
-    state: dict[str, Tensor] | None
-    text: str | None
 
 
 def run(
@@ -103,34 +91,56 @@ def run(
     check(config, plan, data, steps, chosen, found, evaluation, elastic)
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
         job = Job(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
-        with stop_file(job.scratch / "stop", job.scratch / "begun"):
-            results = _launched(job, timeout, backend)
-    first: Outcome = results[0]
-    ended = first.checkpoint, first.text, first.interrupted
-    last_step = _last_step(results.timeline, f"{plan}{results.clock_note}")
-    return Result(str(plan), first.metrics, *ended, last_step, first.state)
+        screen = Screen(steps, chosen.log_every)
+        shown = nullcontext() if torchrun.is_active() else follow(job.scratch / "rows", screen)
+        with stop_file(job.scratch / "stop", job.scratch / "begun"), shown:
+            results: Any = launch(train_rank, plan.world_size, job, timeout=timeout, backend=backend)
+    result: Result = results[0]
+    timeline = results.timeline
+    for last in timeline.steps()[:1]:  # the trace holds the last training step, and evaluations that follow
+        title = f"{plan}{results.clock_note}"
+        result.timeline = Timeline(title, last.spans_by_rank, last.messages, timeline.source, timeline.unit)
+    return result
 
 
-def _last_step(timeline: Timeline, title: str) -> Timeline | None:
-    """Return the last training step, without the evaluations that follow it; the trace holds nothing older."""
-    steps = timeline.steps()
-    if not steps:
-        return None
-    last = with_modules(steps[0], timeline)
-    return Timeline(title, last.spans_by_rank, last.messages, timeline.source, timeline.unit)
+def fitted(plan: Plan, config: Config, options: Options, started: Environment | None) -> Plan:
+    """Return the plan if its size is that of the started world, or the nearest legal plan of the world's size."""
+    if started is None or not isinstance(plan, Plan) or started.world_size == plan.world_size:
+        return plan
+    nearest = plan.nearest(config, options.sequence_length, started.world_size, options.global_batch)
+    if nearest is None:
+        raise ValueError(
+            f"{started.world_size} ranks have come instead of the {plan.world_size} of {plan}, and no plan of so many "
+            f"fits the model and a global batch of {options.global_batch} sequences; start another number of ranks"
+        )
+    if started.rank == 0:
+        come = "1 rank has" if started.world_size == 1 else f"{started.world_size} ranks have"
+        print(f"{come} come instead of {plan.world_size}: {nearest} instead of {plan}")
+    return nearest
 
 
-def _launched(job: Job, timeout: float, backend: str) -> Any:
-    __tracebackhide__ = True
-    arguments: tuple[Any, ...] = (train_rank, job.plan.world_size, job)
-    if torchrun.is_active():
-        return launch(*arguments, timeout=timeout, backend=backend)
-    with follow(job.scratch / "rows", Screen(job.steps, job.options.log_every)):
-        return launch(*arguments, timeout=timeout, backend=backend)
+def last_checkpoint(options: Options, otherwise: Path | None) -> Path | None:
+    """Return the last checkpoint of the training's folder; `otherwise` if the folder has none yet."""
+    if options.folder is None:
+        raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
+    return latest(options.folder) if saved_steps(options.folder) else otherwise
 
 
-def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
-    """Train on one rank; the function that `run` launches."""
+def agree(resume: Path | None) -> None:
+    """Raise ValueError on every rank if a rank sees another checkpoint than rank 0; every rank calls this."""
+    seen = comm.all_gather_object((None if resume is None else str(resume), gethostname()))
+    others = [rank for rank, (path, _) in enumerate(seen) if path != seen[0][0]]
+    if not others:
+        return
+    (first, host), (path, other_host) = seen[0], seen[others[0]]
+    raise ValueError(
+        f"the ranks do not see one folder of checkpoints: rank 0 on {host} goes on from {first or 'none'}, rank "
+        f"{others[0]} on {other_host} from {path or 'none'}; give a folder that every host shares"
+    )
+
+
+def train_rank(rank: int, world_size: int, job: Job) -> Result:
+    """Train on one rank, and return the result without its timeline; only rank 0 has rows and weights."""
     (job.scratch / "begun").touch()
     options, is_temporary = job.options, job.keeps_weights and job.options.folder is None
     if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
@@ -147,7 +157,8 @@ def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
     text = None
     if options.sample is not None:
         text = generate(trainer, options.sample, options.sample_length, options.temperature, options.seed)
-    return Outcome(rows if rank == 0 else [], kept, trainer.num_steps < job.steps, state, text)
+    stopped = trainer.num_steps < job.steps
+    return Result(str(job.plan), rows if rank == 0 else [], kept, text, stopped, state=state)
 
 
 def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metrics]:
@@ -155,12 +166,8 @@ def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metr
     rows: list[Metrics] = []
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
-    files = (options.csv, options.tensorboard) if rank == 0 else (None, None)
-    with (
-        MetricFiles(*files, first=trainer.num_steps + 1) as written,
-        _shown(job, rank) as show,
-        _traced(options) as traced,
-    ):
+    written = MetricsFile(options.csv if rank == 0 else None, trainer.num_steps + 1)
+    with _shown(job, rank) as show, _traced(options) as traced:
         while trainer.num_steps < job.steps and not trainer.should_stop:
             with traced(trainer.num_steps + 1):
                 row = trainer.step(trainer.batch(sampler))

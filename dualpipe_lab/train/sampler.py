@@ -84,7 +84,16 @@ class Sampler:
 
     def rows(self, step: int, first: int, count: int) -> list[bytes]:
         """Return sequences `first` to `first + count - 1` of a step, of at most `sequence_length + 1` bytes."""
-        return [self._row(step, number) for number in range(first, first + count)]
+        rows = []
+        for number in range(first, first + count):
+            # random() is the one method whose sequence Python promises to keep between versions
+            draw = Random(f"{self.seed}/{step}/{number}").random()  # noqa: S311 (data, no secret)
+            if self.documents:
+                row, start = self.documents[int(draw * len(self.documents))], 0
+            else:
+                row, start = self.text, int(draw * (len(self.text) - self.sequence_length))
+            rows.append(row[start : start + self.sequence_length + 1])
+        return rows
 
     def num_tokens(self, step: int) -> int:
         """Return the number of valid targets of a step, over all ranks."""
@@ -124,21 +133,8 @@ class Sampler:
 
     def state(self, step: int) -> dict[str, int]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
-        return {
-            "seed": self.seed,
-            "step": step,
-            "sequence_length": self.sequence_length,
-            "global_batch": self.global_batch,
-        }
-
-    def _row(self, step: int, number: int) -> bytes:
-        # random() is the one method whose sequence Python promises to keep between versions
-        draw = Random(f"{self.seed}/{step}/{number}").random()  # noqa: S311 (data, no secret)
-        length = self.sequence_length + 1
-        if self.documents:
-            return self.documents[int(draw * len(self.documents))][:length]
-        start = int(draw * (len(self.text) - self.sequence_length))
-        return self.text[start : start + length]
+        sizes = {"sequence_length": self.sequence_length, "global_batch": self.global_batch}
+        return {"seed": self.seed, "step": step, **sizes}
 
     def _tensors(
         self, rows: list[bytes], layout: "SequenceLayout | None", cp_rank: int, multi_token: bool
@@ -157,10 +153,7 @@ class Sampler:
 
 
 def microbatch_size(global_batch: int, data_size: int, num_microbatches: int) -> int:
-    """Return the sequences of one microbatch.
-
-    Raises:
-        ValueError: the global batch does not divide; the message has the nearest one that does.
+    """Return the sequences of one microbatch; the error has the nearest global batch that divides.
 
     >>> microbatch_size(6, data_size=2, num_microbatches=2)
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""`Screen`: a progress bar where there is a terminal, lines elsewhere; and how rows get there from rank 0.
+"""`Screen`: a progress bar on a terminal, lines elsewhere; `append` and `follow` bring the rows of rank 0 to it.
 
 Chapter: book/whole/training.  In: metrics.  Out: text.
 Under `launch` a rank's output is a pipe, so rank 0 appends each row to a file, and a thread beside `launch` shows it.
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -53,9 +52,7 @@ class Screen:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
 
@@ -81,19 +78,11 @@ def follow(file: Path, screen: Screen) -> Iterator[None]:
 
 
 def _show_rows(text: Any, screen: Screen, done: Event) -> None:
-    part = ""
-    while True:
+    part, is_last = "", False
+    while not is_last:
         is_last = done.wait(_POLL_SECONDS)
         while line := text.readline():
             part += line
             if part.endswith("\n"):  # else it is still being written
-                screen.show(_row(part))
+                screen.show(Metrics(**json.loads(part)))
                 part = ""
-        if is_last:
-            return
-
-
-def _row(line: str) -> Metrics:
-    values: dict[str, Any] = json.loads(line)
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Metrics(**(values | lists))
