@@ -73,7 +73,9 @@ def generate(
         weights = source.optimizer.gathered()
     with weights:
         for _ in range(num_tokens):
-            text.append(_draw(next_logits(bytes(text[-length:])), temperature, generator))
+            known = next_logits(bytes(text[-length:]))[:VOCABULARY_SIZE]  # a token is a byte
+            drawn = torch.multinomial((known / temperature).softmax(0), 1, generator=generator) if temperature else None
+            text.append(int(known.argmax() if drawn is None else drawn))
     return text.decode(errors="replace")
 
 
@@ -107,17 +109,10 @@ def _next_logits(trainer: "Trainer", text: bytes) -> Tensor:
     found = torch.zeros(trainer.config.vocabulary_size, dtype=torch.float64, device="cpu")
     position = (where == last).nonzero().flatten()
     if 0 in outputs and len(position) and trainer.data_rank == 0:
-        local = outputs[0][0, int(position[0])].detach().double().cpu()
+        local = trainer.model.logits_of(outputs[0])[0, int(position[0])].detach().double().cpu()
         head = trainer.model.stages[max(trainer.model.stages)].head
         assert head is not None, "the last stage has made the outputs"
         first = head.shards["weight"].start  # of this rank of tp, in the vocabulary
         found[first : first + len(local)] = local
     comm.all_reduce(found)  # each entry comes from one rank
     return found
-
-
-def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
-    known = logits[:VOCABULARY_SIZE]  # a token is a byte
-    if not temperature:
-        return int(known.argmax())
-    return int(torch.multinomial((known / temperature).softmax(0), 1, generator=generator))

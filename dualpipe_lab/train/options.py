@@ -115,12 +115,7 @@ class Options:
 
 
 def named_options(**options: Any) -> Options:
-    """Return `Options`; the error about an unknown name says where it belongs, or which name is like it.
-
-    >>> named_options(num_warmup=2)
-    Traceback (most recent call last):
-    TypeError: a training has no option num_warmup; give it as schedule=Schedule(num_warmup=...)
-    """
+    """Return `Options`; the error about an unknown name says where it belongs, or which name is like it."""
     known = [each.name for each in fields(Options)]
     for name in set(options) - set(known):
         homes = {Hyperparameters: "hyperparameters=Hyperparameters", Schedule: "schedule=Schedule", Plan: "Plan"}
@@ -129,16 +124,6 @@ def named_options(**options: Any) -> Options:
         remedy = f"it has {', '.join(known)}" if home is None else f"give it as {home}({name}=...)"
         raise TypeError(f"a training has no option {name}; {f'use {like[0]}' if like and home is None else remedy}")
     return Options(**options)
-
-
-def describe(config: Config, plan: Plan, options: Options) -> dict[str, Any]:
-    """Return what a checkpoint says about its training, as JSON values."""
-    return {
-        "model": type(config).__name__,
-        "config": asdict(config),
-        "plan": plan.describe(),
-        "ema": options.ema is not None,
-    }
 
 
 def check(
@@ -179,11 +164,7 @@ def check(
 
 
 def on_nodes(plan: Plan, started: Environment | None) -> Plan:
-    """Return the plan with the ranks per node of a world that a starter has started on several nodes.
-
-    Raises:
-        ValueError: the plan names another number of ranks per node.
-    """
+    """Return the plan with the ranks per node of a world that a starter has started on several nodes."""
     if started is None or (started.num_nodes or 1) == 1 or not isinstance(plan, Plan):
         return plan
     found = started.ranks_per_node if started.has_equal_nodes else None
@@ -246,7 +227,7 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
 
 
 def _check_config(path: Path, saved: Mapping[str, Any], config: Config) -> None:
-    """Refuse the checkpoint of another model; `saved` is what `describe` wrote into the checkpoint."""
+    """Refuse the checkpoint of another model; `saved` is what `Trainer.save` wrote of its training."""
     pairs: dict[str, tuple[Any, Any]] = {"model": (saved["model"], type(config).__name__)}
     given = asdict(config)
     there = asdict(type(config)()) | saved["config"]  # one saved before a field was there has its default

@@ -4,12 +4,20 @@ Chapter: book/whole/training.  In: a config, a plan, data, a number of steps.  O
   before any process   everything is checked; the same message would otherwise come from every rank
   checkpoints          at the end, and every k steps; any plan resumes what any other one saved, with the same curve
   elastic              with other ranks than the plan's, the nearest legal plan of so many; the global batch stays
+  SIGINT               Ctrl-C: the step ends, a checkpoint is saved, and all ranks stop, by the exchange of the metrics
+  SIGTERM              the same for a node that is taken away; SIGKILL comes 30 s later
+  SIGUSR1              the same for a time limit that comes near: Slurm's `--signal`
+The ranks of `launch` are detached from the terminal, so only the process that launched them gets a signal.  Under
+`torchrun` every rank of a node gets it, maybe at different steps, and ranks of other nodes do not.  A rank that has not
+met the others has nothing to save and ends at once: torchrun restarts no rank of its node before all have ended.
 Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`; `torchrun --nnodes 1:4 --max-restarts 3`
 starts a script again with the ranks that are left; torchft keeps the living ranks and changes their number alone.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import gethostname
@@ -17,7 +25,7 @@ from typing import Any
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
-from dualpipe_lab.launch import torchrun
+from dualpipe_lab.launch import operating_system, torchrun
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.folder import private_folder
 from dualpipe_lab.launch.launcher import launch
@@ -25,7 +33,6 @@ from dualpipe_lab.launch.record.step_traces import StepTraces
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
-from dualpipe_lab.train.interrupt import stop_file
 from dualpipe_lab.train.metrics import Metrics, MetricsFile
 from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options, on_nodes
 from dualpipe_lab.train.result import Result, read_weights
@@ -86,7 +93,10 @@ def run(
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
     if elastic:
-        plan, found = fitted(plan, config, chosen, cluster()), last_checkpoint(chosen, found)
+        plan = fitted(plan, config, chosen, cluster())
+        if chosen.folder is None:
+            raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
+        found = latest(chosen.folder) if saved_steps(chosen.folder) else found
     plan = on_nodes(plan, cluster())
     check(config, plan, data, steps, chosen, found, evaluation, elastic)
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
@@ -119,11 +129,33 @@ def fitted(plan: Plan, config: Config, options: Options, started: Environment | 
     return nearest
 
 
-def last_checkpoint(options: Options, otherwise: Path | None) -> Path | None:
-    """Return the last checkpoint of the training's folder; `otherwise` if the folder has none yet."""
-    if options.folder is None:
-        raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
-    return latest(options.folder) if saved_steps(options.folder) else otherwise
+@contextmanager
+def stop_file(file: Path, begun: Path) -> Iterator[None]:
+    """Make a signal inside of the `with` block create `file`; a second signal, not of torchrun's, stops at once.
+
+    Under torchrun a signal stops a rank at once as long as `begun` is missing, which says that the ranks have met.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread gets signals
+        return
+
+    def on_signal(number: int, frame: Any) -> None:
+        is_second = file.exists() and not torchrun.is_active()  # torchrun repeats the signal by itself
+        if is_second or (torchrun.is_active() and not begun.exists()):
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        file.touch()
+        started = cluster()
+        if started is None or started.local_rank == 0:  # a node without rank 0 may be the one that is taken away
+            name = "interrupted" if number == signal.SIGINT else f"interrupted by {signal.Signals(number).name}"
+            again = "" if started is not None else "; interrupt again to stop at once"
+            print(f"\n{name}: the training stops after this step{again}", flush=True)
+
+    before = {number: signal.signal(number, on_signal) for number in operating_system.STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def agree(resume: Path | None) -> None:
@@ -167,40 +199,24 @@ def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metr
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
     written = MetricsFile(options.csv if rank == 0 else None, trainer.num_steps + 1)
-    with _shown(job, rank) as show, _traced(options) as traced:
+    screen = Screen(job.steps, options.log_every)  # under torchrun; or else in the process that launched the ranks
+    has_screen = rank == 0 and torchrun.is_active()
+    traces = None if options.traces is None else StepTraces(options.traces, options.trace_every)
+    with screen if has_screen else nullcontext(), traces or nullcontext():
         while trainer.num_steps < job.steps and not trainer.should_stop:
-            with traced(trainer.num_steps + 1):
+            with nullcontext() if traces is None else traces.step(trainer.num_steps + 1):
                 row = trainer.step(trainer.batch(sampler))
             if evaluation is not None and every is not None and row.step % every == 0:
                 row = replace(row, evaluation=trainer.evaluate(evaluation))
             rows.append(row)
             written.write(row)
-            show(row)
+            if has_screen:
+                screen.show(row)
+            elif rank == 0:
+                append(job.scratch / "rows", row)
             if options.save_every is not None and row.step % options.save_every == 0:
                 trainer.save(sampler)
     return rows
-
-
-@contextmanager
-def _shown(job: Job, rank: int) -> Iterator[Callable[[Metrics], None]]:
-    """How this rank shows a row: rank 0 through the process that launched it, under torchrun itself."""
-    if rank:
-        yield lambda row: None
-    elif torchrun.is_active():
-        with Screen(job.steps, job.options.log_every) as screen:
-            yield screen.show
-    else:
-        yield lambda row: append(job.scratch / "rows", row)
-
-
-@contextmanager
-def _traced(options: Options) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
-    """What a step runs in, by its number: it is recorded in a file, if the training has a folder for that."""
-    if options.traces is None:
-        yield lambda step: nullcontext()
-    else:
-        with StepTraces(options.traces, options.trace_every) as traces:
-            yield traces.step
 
 
 def _save(trainer: Trainer, sampler: Sampler, folder: Path, first: int) -> Path:

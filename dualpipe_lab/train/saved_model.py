@@ -78,18 +78,10 @@ def saved_config(path: Path, saved: Any) -> Config:
 
 
 def is_second(name: str) -> bool:
-    """Return whether a tensor of a checkpoint belongs to what predicts a second token, in training alone.
-
-    >>> is_second("parameter/multi_token.norm.weight"), is_second("parameter/norm.weight")
-    (True, False)
-    """
+    """Return whether a tensor of a checkpoint belongs to what predicts a second token, in training alone."""
     return name.partition("/")[2].startswith(SECOND)
 
 
 def saved_name(name: str) -> str:
-    """Return the name in a checkpoint of a parameter, or of a router's bias.
-
-    >>> saved_name("norm.weight"), saved_name("layers.1.mlp.router.bias")
-    ('parameter/norm.weight', 'buffer/layers.1.mlp.router.bias')
-    """
+    """Return the name in a checkpoint of a parameter, or of a router's bias: the latter is a buffer."""
     return f"{'buffer' if name.endswith(ROUTER_BIAS) else 'parameter'}/{name}"

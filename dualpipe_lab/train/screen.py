@@ -22,38 +22,24 @@ from dualpipe_lab.train.metrics import Metrics
 _POLL_SECONDS = 0.2
 
 
-class Screen:
-    """Shows the rows of a training; as a context manager it draws the bar and removes it.
-
-    Args:
-        num_steps: the step at which the training ends.
-        log_every: steps between two printed lines; 0 prints none.
-    """
+class Screen(Progress):
+    """Shows the rows of a training, one of `log_every`; as a context manager it draws the bar and removes it."""
 
     def __init__(self, num_steps: int, log_every: int) -> None:
         self._last, self._every = num_steps, log_every
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            disable=not sys.stdout.isatty(), transient=True,
-        )  # fmt: skip
-        self._task = self._bar.add_task("training", total=num_steps)
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        super().__init__(*columns, disable=not sys.stdout.isatty(), transient=True)
+        self._task = self.add_task("training", total=num_steps)
 
     def show(self, row: Metrics) -> None:
         """Move the bar, and print the row if it is due."""
-        self._bar.update(self._task, completed=row.step, description=f"loss {row.loss:.4f}")
+        self.update(self._task, completed=row.step, description=f"loss {row.loss:.4f}")
         is_due = self._every and (row.step % self._every == 0 or row.step in (1, self._last))
         if is_due or (self._every and row.evaluation is not None):
-            if self._bar.disable:
+            if self.disable:
                 print(row, flush=True)
             else:
-                self._bar.console.print(str(row), soft_wrap=True, markup=False, highlight=False)
-
-    def __enter__(self) -> "Screen":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+                self.console.print(str(row), soft_wrap=True, markup=False, highlight=False)
 
 
 def append(file: Path, row: Metrics) -> None:

@@ -8,6 +8,7 @@ Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,8 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
-from dualpipe_lab.train.meter import Meter, Reading, bubble_fraction, exchange
-from dualpipe_lab.train.metrics import Metrics
-from dualpipe_lab.train.options import Config, Options, describe
+from dualpipe_lab.train.metrics import Meter, Metrics, Reading, bubble_fraction, exchange
+from dualpipe_lab.train.options import Config, Options
 from dualpipe_lab.train.sampler import Batch, Sampler
 from dualpipe_lab.train.seeds import seed_ranks
 
@@ -141,24 +141,33 @@ class Trainer:
         that predicts the second token does not run.  Every rank calls this.
         """
         batch = self.batch(sampler, 0)
-        with self.optimizer.gathered(), self.ema.applied() if self.ema is not None else nullcontext():
-            total = torch.tensor([self._summand(self._losses(batch))], dtype=torch.float64, device="cpu")
+        self.model.begin_step(1, batch.num_sequences)  # a divisor of 1: sums, not means
+        with self.optimizer.gathered(), self.ema.applied() if self.ema is not None else nullcontext(), torch.no_grad():
+            outputs = self.outputs(batch.inputs).items()
+            losses = [self.loss_fn(output, batch.targets[m]) for m, output in outputs]  # of the last stage alone
+            total = torch.tensor([self._summand(losses)], dtype=torch.float64, device="cpu")
         comm.all_reduce(total)
         return float(total) / batch.num_tokens
 
-    def outputs(self, inputs: list[Tensor]) -> dict[int, Tensor]:
-        """Return the logits of each microbatch whose last stage is on this rank; every rank calls this."""
-        return {m: self.model.logits_of(output) for m, output in self._outputs(inputs).items()}
+    def outputs(self, inputs: list[Tensor]) -> dict[int, Any]:
+        """Return what the loss takes of each microbatch whose last stage is on this rank; every rank calls this."""
+        self.model.eval()
+        try:
+            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
+        finally:
+            self.model.train()
+        return found
 
     def save(self, sampler: Sampler) -> Path:
         """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
         assert self.options.folder is not None
+        model = {"model": type(self.config).__name__, "config": asdict(self.config)}
         return checkpoint.save(
             self.options.folder,
             self.num_steps,
             self.optimizer,
             sampler=sampler.state(self.num_steps),
-            config=describe(self.config, self.plan, self.options),
+            config={**model, "plan": self.plan.describe(), "ema": self.ema is not None},
             topology=self.mesh.topology,
             keep=self.options.keep,
         )
@@ -166,21 +175,6 @@ class Trainer:
     def load(self, path: Path) -> None:
         """Go on from a checkpoint that any plan saved; every rank calls this."""
         self.num_steps = checkpoint.load(path, self.optimizer).step
-
-    def _losses(self, batch: Batch) -> list[Tensor]:
-        """Return the summed loss of each microbatch whose last stage is here, without what earlier stages add."""
-        self.model.begin_step(1, batch.num_sequences)  # a divisor of 1: sums, not means
-        with torch.no_grad():
-            return [self.loss_fn(output, batch.targets[m]) for m, output in self._outputs(batch.inputs).items()]
-
-    def _outputs(self, inputs: list[Tensor]) -> dict[int, Tensor]:
-        """Return the last stage's output of each microbatch, in evaluation mode: what its loss takes."""
-        self.model.eval()
-        try:
-            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
-        finally:
-            self.model.train()
-        return found
 
     def _update_biases(self, speed: float) -> None:
         """Move the selection biases of the routers by the loads of all microbatches and data ranks."""

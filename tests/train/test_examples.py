@@ -21,7 +21,6 @@ def python(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipev"])
 def test_a_pipeline_in_both_directions_equals_one_process(name):
     script, sizes = f"examples/{name}.py", ("--microbatches", 4)

@@ -76,7 +76,6 @@ RESUMES = [
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("config", "before", "after"), RESUMES, ids=str)
 def test_another_plan_goes_on_with_the_same_curve(tmp_path, expected, averaged, config, before, after):
     first = run(config, before, steps=3, folder=tmp_path, ema=0.9)

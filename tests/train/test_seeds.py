@@ -58,4 +58,5 @@ def test_no_two_places_share_a_seed():
         seed_of(seed, grid.coordinates(rank), step) for seed in range(4) for step in range(4) for rank in range(128)
     }
     assert len(seeds) == 4 * 4 * 128
+    assert seed_of(1, {"pp": 0, "dp": 2}) == seed_of(1, {"dp": 2})
     assert all(0 <= seed < 2**64 for seed in seeds)
