@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from training_runs import ENVIRONMENT, LLAMA, OPTIONS, TEXT, V3, plan, run, script, torchrun, worst
+from training_runs import ENVIRONMENT, LLAMA, OPTIONS, TEXT, V3, plan, run, script, sums_of, torchrun, worst
 
 import dualpipe_lab as lab
 from dualpipe_lab import train
@@ -54,8 +54,7 @@ def is_the_curve(said, first, steps, config=LLAMA):
     assert [row[0] for row in rows] == list(range(first + 1, steps + 1))
     for (_, loss, norm), right in zip(rows, expected.metrics[first:], strict=True):
         assert (loss, norm) == pytest.approx((right.loss, right.norm), rel=1e-10)
-    right = {name: float(tensor.abs().sum()) for name, tensor in expected.weights().items()}
-    assert sums == pytest.approx(right, rel=1e-8)
+    assert sums == pytest.approx(sums_of(expected.weights()), rel=1e-8)
 
 
 @pytest.mark.slow
