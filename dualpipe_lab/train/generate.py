@@ -106,10 +106,11 @@ def _next_logits(trainer: "Trainer", text: bytes) -> Tensor:
     if layout is not None:
         ids, where = shard(ids, layout, here.rank("cp")), shard(where, layout, here.rank("cp"), dim=0)
     outputs = trainer.outputs([ids] * trainer.plan.num_microbatches)  # the program has so many; they are all the same
+    logits = {m: trainer.model.logits_of(output) for m, output in outputs.items()}  # on every rank: ZeRO-3 gathers
     found = torch.zeros(trainer.config.vocabulary_size, dtype=torch.float64, device="cpu")
     position = (where == last).nonzero().flatten()
-    if 0 in outputs and len(position) and trainer.data_rank == 0:
-        local = trainer.model.logits_of(outputs[0])[0, int(position[0])].detach().double().cpu()
+    if 0 in logits and len(position) and trainer.data_rank == 0:
+        local = logits[0][0, int(position[0])].detach().double().cpu()
         head = trainer.model.stages[max(trainer.model.stages)].head
         assert head is not None, "the last stage has made the outputs"
         first = head.shards["weight"].start  # of this rank of tp, in the vocabulary
