@@ -3,7 +3,6 @@
 In: the extra of pyproject.toml and what needs it.  Out: the import, or one sentence that says what to install.
   notebook   widgets and matplotlib's figures
   grading    the processes that judge submissions
-  tensorboard   the files of a training's metrics
 """
 
 from collections.abc import Iterator

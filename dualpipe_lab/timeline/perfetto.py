@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from dualpipe_lab.timeline.data import TimelineData
-from dualpipe_lab.timeline.spans import MODULES, Span, Time, feeds
+from dualpipe_lab.timeline.spans import Span, Time, feeds
 
 Event: TypeAlias = dict[str, Any]
 Ends: TypeAlias = dict[tuple[int, str], Span]  # (rank, label of a message) -> the span at that end
@@ -31,8 +31,6 @@ def _names(timeline: TimelineData) -> Iterator[Event]:
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
         for stream, name in enumerate([timeline.name, *timeline.streams[1:]]):
-            if name == MODULES:
-                continue
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": stream, "args": {"name": name}}
 
 
@@ -44,7 +42,7 @@ def _spans(timeline: TimelineData, per_us: int) -> Iterator[Event]:
                 "name": span.label or span.kind,
                 "cat": span.kind,
                 "pid": rank,
-                "tid": 0 if span.stream == MODULES else timeline.streams.index(span.stream),
+                "tid": timeline.streams.index(span.stream),
                 "ts": _us(span.start, per_us),
                 "dur": _us(span.duration, per_us),
                 "args": {"stage": span.stage, "microbatch": span.microbatch},

@@ -11,7 +11,7 @@ ActionKey: TypeAlias = tuple[int, str, int]  # (stage, kind, microbatch), as an 
 
 PIPELINE_KINDS = ("F", "B", "I", "W", "F&B")
 WAIT, COLLECTIVE = "wait", "collective"  # kinds
-WORK, COMMUNICATION, MODULES = "work", "communication", "modules"  # streams; a rank may have more of them
+WORK, COMMUNICATION = "work", "communication"  # streams; a rank may have more of them
 
 
 class Span(NamedTuple):

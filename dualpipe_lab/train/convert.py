@@ -91,7 +91,7 @@ def convert(
         raise ValueError(f"a file has at least 1 byte, got max_bytes={max_bytes}")
     weights = _open(Path(source))
     if dtype is not None:
-        weights = weights.in_type(getattr(torch, dtype))
+        weights = _in_type(weights, getattr(torch, dtype))
     path = {"published": _publish, "checkpoint": _save, "torch": _save_torch}[to](weights, Path(target), max_bytes)
     sizes = [prod(shape) * kind.itemsize for kind, shape in weights.kinds.values()]
     return Converted(weights.form, to, path, len(sizes), sum(sizes), max(sizes))
@@ -99,35 +99,26 @@ def convert(
 
 @dataclass(frozen=True)
 class _Weights:
-    """The weights of a model on disk, by their published names.
-
-    Attributes:
-        form: "published", "checkpoint" or "torch".
-        path: of the folder.
-        config: sizes of the model.
-        kinds: type and shape of every tensor; experts are single.
-        stored: returns a full tensor in the type in which it is stored, fp8 in float32.
-        published: the values of config.json, if the folder has them.
-    """
+    """The weights of a model on disk, by their published names."""
 
     form: str
     path: Path
     config: ModelConfig
-    kinds: Kinds
-    stored: Callable[[str], Tensor]
-    published: Mapping[str, Any] | None
+    kinds: Kinds  # type and shape of every tensor; experts are single
+    stored: Callable[[str], Tensor]  # a full tensor in the type in which it is stored, fp8 in float32
+    published: Mapping[str, Any] | None  # the values of config.json, if the folder has them
 
     def read(self, name: str) -> Tensor:
         """Return a full tensor, rounded to the type of `kinds`."""
         return self.stored(name).to(self.kinds[name][0])
 
-    def in_type(self, dtype: torch.dtype) -> "_Weights":
-        """Return the weights in another type; biases of routers have float32 at least, as their steps are short."""
-        names = _names_of(self.config).items()
-        biases = {theirs for ours, found in names if ours.endswith(ROUTER_BIAS) for theirs in found}
-        wide = torch.promote_types(dtype, torch.float32)
-        kinds = {name: (wide if name in biases else dtype, shape) for name, (_, shape) in self.kinds.items()}
-        return replace(self, kinds=kinds)
+
+def _in_type(weights: _Weights, dtype: torch.dtype) -> _Weights:
+    """Return the weights in another type; biases of routers have float32 at least, as their steps are short."""
+    biases = {theirs for ours, _, theirs, _ in _singles(weights.config) if ours.endswith(ROUTER_BIAS)}
+    wide = torch.promote_types(dtype, torch.float32)
+    kinds = {name: (wide if name in biases else dtype, shape) for name, (_, shape) in weights.kinds.items()}
+    return replace(weights, kinds=kinds)
 
 
 def _open(path: Path) -> _Weights:
@@ -149,7 +140,7 @@ def _open(path: Path) -> _Weights:
 def _of_published(path: Path) -> _Weights:
     config, folder = config_from_pretrained(path), PretrainedFolder(path)
     check_folder(folder, config)
-    wanted = {name: folder.find(name) for names in _names_of(config).values() for name in names}
+    wanted = {theirs: folder.find(theirs) for _, _, theirs, _ in _singles(config)}
     table = wanted[published_names(TABLE, config)[0]].dtype  # what weights in fp8 become, beside the others
     kinds = {name: (table if name in folder.scales else found.dtype, found.shape) for name, found in wanted.items()}
     return _Weights("published", path, config, kinds, folder.read, read_json(path / "config.json"))
@@ -197,8 +188,6 @@ def _of_torch(path: Path) -> _Weights:
 def _by_our_names(form: str, path: Path, saved: Any, stored: Kinds, read: Read) -> _Weights:
     """Return weights that a training has saved (`saved`: what it says about its model), without a second token's."""
     stored = {name: kind for name, kind in stored.items() if name.startswith(KEPT) and not is_second(name)}
-    if not isinstance(saved, Mapping) or "model" not in saved:
-        raise CheckpointError(f"{path} does not say of which model it is; what train.run saves does")
     try:
         config = check_form(saved_config(path, saved))
     except (TypeError, KeyError) as error:
@@ -213,21 +202,13 @@ def _by_our_names(form: str, path: Path, saved: Any, stored: Kinds, read: Read) 
     return _Weights(form, path, config, kinds, lambda name: read(*places[name]), saved.get(PUBLISHED))
 
 
-def _names_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Return the published names of every tensor of a full model, by our names; of stacked experts one for each."""
-    return {name: published_names(name, config) for name in full_shapes(config)}
-
-
 def _singles(config: ModelConfig) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
     """Return our name, the number of the expert, published name and shape of every tensor of a published model."""
-    found: list[tuple[str, int | None, str, tuple[int, ...]]] = []
-    for ours, shape in full_shapes(config).items():
-        names = published_names(ours, config)
-        if is_stacked(ours):
-            found += [(ours, expert, theirs, shape[1:]) for expert, theirs in enumerate(names)]
-        else:
-            found.append((ours, None, names[0], shape))
-    return found
+    return [
+        (ours, expert, theirs, shape[1:]) if is_stacked(ours) else (ours, None, theirs, shape)
+        for ours, shape in full_shapes(config).items()
+        for expert, theirs in enumerate(published_names(ours, config))
+    ]
 
 
 def _check_kinds(path: Path, stored: Kinds, wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -249,9 +230,9 @@ def _save(weights: _Weights, target: Path, max_bytes: int) -> Path:
     model: dict[str, Any] = {"model": type(weights.config).__name__, "config": asdict(weights.config)}
     if weights.published is not None:
         model[PUBLISHED] = dict(weights.published)
-    places = {saved_name(ours): theirs for ours, theirs in _names_of(weights.config).items()}
     shapes = {saved_name(ours): shape for ours, shape in full_shapes(weights.config).items()}
-    kinds = {name: (_type_of(weights, theirs), shapes[name]) for name, theirs in places.items()}
+    places = {saved_name(ours): published_names(ours, weights.config) for ours in full_shapes(weights.config)}
+    kinds = {name: (_type_of(weights, places[name]), shape) for name, shape in shapes.items()}
 
     def read(name: str) -> Values:
         theirs = places[name]

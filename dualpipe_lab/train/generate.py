@@ -8,7 +8,9 @@ Every byte is one forward of the last `sequence_length` bytes: no keys and value
 Elsewhere: vLLM and Megatron's `generate` keep keys and values.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +20,11 @@ from torch import Tensor
 from dualpipe_lab import comm
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.data import VOCABULARY_SIZE
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.train.options import Config, find_checkpoint
+from dualpipe_lab.train.options import find_checkpoint
 from dualpipe_lab.train.sampler import check_vocabulary
-from dualpipe_lab.train.saved_model import read_model, sequence_length_of
+from dualpipe_lab.train.saved_model import read_model
 
 if TYPE_CHECKING:
     from dualpipe_lab.train.trainer import Trainer
@@ -34,7 +37,6 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
     *,
-    config: Config | None = None,
     sequence_length: int | None = None,
 ) -> str:
     """Return a prompt continued by `num_tokens` bytes.
@@ -46,12 +48,10 @@ def generate(
         num_tokens: bytes to add.
         temperature: 0 takes the likeliest byte; above, bytes are drawn, at 1 with the model's probabilities.
         seed: of the draws.
-        config: of the model, for a checkpoint that does not say it; a given one must equal the saved one.
         sequence_length: the bytes that the model reads (default: as it was trained).
 
     Raises:
-        ValueError: an empty prompt, or a number that has no meaning; a checkpoint of another model, or that does not
-            say how it was trained.
+        ValueError: an empty prompt, a number that has no meaning, or weights without a known sequence length.
         CheckpointError: as `read_model`.
     """
     text = bytearray(prompt.encode() if isinstance(prompt, str) else prompt)
@@ -64,39 +64,29 @@ def generate(
         raise ValueError(f"sequence_length counts from 1, got {sequence_length}")
     generator = torch.Generator().manual_seed(seed)
     if isinstance(source, str | Path):
-        next_logits, length = _from_checkpoint(source, config, sequence_length)
-        _write(text, num_tokens, length, next_logits, temperature, generator)
-        return text.decode(errors="replace")
-    if config is not None or sequence_length is not None:
-        raise ValueError("a trainer has its config and sequence_length; leave them out")
-    with source.optimizer.gathered():
-        length = source.options.sequence_length
-        _write(text, num_tokens, length, lambda read: _next_logits(source, read), temperature, generator)
+        next_logits, length = _from_checkpoint(source, sequence_length)
+        weights: AbstractContextManager[object] = nullcontext()
+    elif sequence_length is not None:
+        raise ValueError("a trainer has its sequence_length; leave it out")
+    else:
+        next_logits, length = partial(_next_logits, source), source.options.sequence_length
+        weights = source.optimizer.gathered()
+    with weights:
+        for _ in range(num_tokens):
+            known = next_logits(bytes(text[-length:]))[:VOCABULARY_SIZE]  # a token is a byte
+            drawn = torch.multinomial((known / temperature).softmax(0), 1, generator=generator) if temperature else None
+            text.append(int(known.argmax() if drawn is None else drawn))
     return text.decode(errors="replace")
 
 
-def _write(
-    text: bytearray,
-    num_tokens: int,
-    length: int,
-    next_logits: Callable[[bytes], Tensor],
-    temperature: float,
-    generator: torch.Generator,
-) -> None:
-    """Append bytes to a text, each drawn from the logits that follow the last `length` bytes."""
-    for _ in range(num_tokens):
-        text.append(_draw(next_logits(bytes(text[-length:])), temperature, generator))
-
-
-def _from_checkpoint(
-    path: Path | str, config: Config | None, sequence_length: int | None
-) -> tuple[Callable[[bytes], Tensor], int]:
-    """Return what gives a checkpoint's logits after a text, in this process, and how many bytes it reads."""
+def _from_checkpoint(path: Path | str, sequence_length: int | None) -> tuple[Callable[[bytes], Tensor], int]:
+    """Return a function from a text to the logits of the next byte, and how many bytes the model reads."""
     found = find_checkpoint(path)  # once: a training that goes on may save a later one meanwhile
-    length = sequence_length_of(found) if sequence_length is None else sequence_length
+    sampler = Checkpoint(found).index.values["sampler"]
+    length = sequence_length or (sampler["sequence_length"] if isinstance(sampler, Mapping) else None)
     if length is None:
         raise ValueError(f"{found} does not say how long its sequences were; give sequence_length=")
-    model = read_model(found, config)
+    model = read_model(found)
     check_vocabulary(model.config.vocabulary_size)
 
     def next_logits(text: bytes) -> Tensor:
@@ -116,21 +106,14 @@ def _next_logits(trainer: "Trainer", text: bytes) -> Tensor:
     if layout is not None:
         ids, where = shard(ids, layout, here.rank("cp")), shard(where, layout, here.rank("cp"), dim=0)
     outputs = trainer.outputs([ids] * trainer.plan.num_microbatches)  # the program has so many; they are all the same
+    logits = {m: trainer.model.logits_of(output) for m, output in outputs.items()}  # on every rank: ZeRO-3 gathers
     found = torch.zeros(trainer.config.vocabulary_size, dtype=torch.float64, device="cpu")
     position = (where == last).nonzero().flatten()
-    if 0 in outputs and len(position) and trainer.data_rank == 0:
-        local = outputs[0][0, int(position[0])].detach().double().cpu()
-        stages = trainer.model.stages
-        head = stages[max(stages)].head
+    if 0 in logits and len(position) and trainer.data_rank == 0:
+        local = logits[0][0, int(position[0])].detach().double().cpu()
+        head = trainer.model.stages[max(trainer.model.stages)].head
         assert head is not None, "the last stage has made the outputs"
         first = head.shards["weight"].start  # of this rank of tp, in the vocabulary
         found[first : first + len(local)] = local
     comm.all_reduce(found)  # each entry comes from one rank
     return found
-
-
-def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
-    known = logits[:VOCABULARY_SIZE]  # a token is a byte
-    if not temperature:
-        return int(known.argmax())
-    return int(torch.multinomial((known / temperature).softmax(0), 1, generator=generator))

@@ -19,13 +19,11 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.pretrained.load import check_form, open_pretrained
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan import Plan
-from dualpipe_lab.train.metrics import check_csv, check_tensorboard
+from dualpipe_lab.train.metrics import check_csv
 from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
 from dualpipe_lab.train.schedule import Schedule
 
-_COUNTS = (
-    "sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep", "trace_every",
-)  # fmt: skip
+_COUNTS = "sequence_length", "global_batch", "evaluate_every", "save_every", "keep", "trace_every"
 _MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
 Config: TypeAlias = LlamaConfig | V3MoEConfig
 Data: TypeAlias = bytes | Sequence[bytes]
@@ -44,18 +42,15 @@ class Options:
         max_norm: clip the gradient of the full model to this norm; None for no clipping.
         bias_speed: the change of a router's bias per step (V3).
         ema: decay of a moving average of the weights, which evaluations then use; None for none.
-        evaluate_every: evaluate after every so many steps; None for never.
-        num_evaluations: steps' worth of sequences of one evaluation.
+        evaluate_every: evaluate on one batch after every so many steps; None for never.
         start: a published folder whose weights the model begins with; None for weights drawn by the seed.
         folder: where checkpoints are saved, a folder that all hosts share; None for none.
         save_every: save after every so many steps (default: at the end alone).
         keep: the number of checkpoints to keep; None for all.
         csv: a file for the metrics.
-        tensorboard: a folder for TensorBoard's files; needs its package.
         traces: a folder for the traces of the ranks, which the command `traces` merges; None for none.
         trace_every: record one of so many steps.
         log_every: steps between two printed lines; 0 prints none.
-        module_spans: record the forward of every layer and of its parts, for the timeline of the last step.
         sample: a beginning of a text that the trained model continues at the end.
         sample_length: bytes of the continuation.
         temperature: of the draws; 0 takes the likeliest byte.
@@ -73,17 +68,14 @@ class Options:
     bias_speed: float = 1e-3
     ema: float | None = None
     evaluate_every: int | None = None
-    num_evaluations: int = 1
     start: str | Path | None = None
     folder: Path | str | None = None
     save_every: int | None = None
     keep: int | None = None
     csv: str | Path | None = None
-    tensorboard: str | Path | None = None
     traces: str | Path | None = None
     trace_every: int = 100
     log_every: int = 10
-    module_spans: bool = False
     sample: str | None = None
     sample_length: int = 200
     temperature: float = 0.5
@@ -123,16 +115,7 @@ class Options:
 
 
 def named_options(**options: Any) -> Options:
-    """Return `Options`; of an unknown name say where it belongs, or which one is like it.
-
-    Raises:
-        TypeError: the name and its place, as for any unknown argument.
-        ValueError: as `Options`.
-
-    >>> named_options(num_warmup=2)
-    Traceback (most recent call last):
-    TypeError: a training has no option num_warmup; give it as schedule=Schedule(num_warmup=...)
-    """
+    """Return `Options`; the error about an unknown name says where it belongs, or which name is like it."""
     known = [each.name for each in fields(Options)]
     for name in set(options) - set(known):
         homes = {Hyperparameters: "hyperparameters=Hyperparameters", Schedule: "schedule=Schedule", Plan: "Plan"}
@@ -141,16 +124,6 @@ def named_options(**options: Any) -> Options:
         remedy = f"it has {', '.join(known)}" if home is None else f"give it as {home}({name}=...)"
         raise TypeError(f"a training has no option {name}; {f'use {like[0]}' if like and home is None else remedy}")
     return Options(**options)
-
-
-def describe(config: Config, plan: Plan, options: Options) -> dict[str, Any]:
-    """Return what a checkpoint says about its training, as JSON values."""
-    return {
-        "model": type(config).__name__,
-        "config": asdict(config),
-        "plan": plan.describe(),
-        "ema": options.ema is not None,
-    }
 
 
 def check(
@@ -165,18 +138,7 @@ def check(
 ) -> None:
     """Refuse, before any process starts, a training that cannot be.
 
-    Args:
-        config: of the model.
-        plan: how it is trained.
-        data: a text, or documents.
-        steps: the step at which it ends.
-        options: of the training.
-        resume: the checkpoint that it continues, from `find_checkpoint`.
-        evaluation: data to evaluate with.
-        is_elastic: a checkpoint of the last step is a training that has ended, and no mistake.
-
-    Raises:
-        ValueError: naming the rule, the values and what to do.
+    Elastic ranks that are started again may find the checkpoint of the last step: the training has ended then.
     """
     if not isinstance(config, LlamaConfig | V3MoEConfig) or not isinstance(plan, Plan):
         raise ValueError(
@@ -193,8 +155,6 @@ def check(
         raise ValueError("evaluation= is data for every so many steps, got evaluate_every=None; give that number")
     if evaluation is not None:
         options.sampler(evaluation)
-    if options.tensorboard is not None:
-        check_tensorboard()
     if options.csv is not None:
         check_csv(options.csv)
     if options.start is not None:
@@ -204,15 +164,7 @@ def check(
 
 
 def on_nodes(plan: Plan, started: Environment | None) -> Plan:
-    """Return the plan with the nodes of the world that was started, where it names none and there are several.
-
-    Args:
-        plan: how a model is trained.
-        started: from `lab.cluster`; None where no starter has started the ranks.
-
-    Raises:
-        ValueError: the plan names another number of ranks per node.
-    """
+    """Return the plan with the ranks per node of a world that a starter has started on several nodes."""
     if started is None or (started.num_nodes or 1) == 1 or not isinstance(plan, Plan):
         return plan
     found = started.ranks_per_node if started.has_equal_nodes else None
@@ -248,11 +200,7 @@ def check_data(config: Config, data: Data, steps: int, options: Options) -> None
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """Return the checkpoint itself: `path`, or the one with the highest step in it.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Return `path` if it is a checkpoint, or else the checkpoint with the highest step in it."""
     return Path(path) if (Path(path) / INDEX).is_file() else latest(path)
 
 
@@ -264,7 +212,7 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
         raise ValueError(f"{path} was not saved by train.run; load it with dp.checkpoint.load")
     if "plan" not in saved:
         raise ValueError(f"{path} has converted weights and no state of a training; begin with the published folder")
-    check_config(path, saved, config)
+    _check_config(path, saved, config)
     pairs: dict[str, tuple[Any, Any]] = {"ema": (saved["ema"], options.ema is not None)}
     precisions = saved["plan"]["precision"], plan.precision
     pairs["precision"] = ("", "") if "float64" not in precisions else precisions
@@ -278,17 +226,8 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
     return int(checkpoint.step)
 
 
-def check_config(path: Path, saved: Mapping[str, Any], config: Config) -> None:
-    """Refuse a checkpoint of another model.
-
-    Args:
-        path: of the checkpoint.
-        saved: what it says about its training, from `describe`.
-        config: of the model that is wanted.
-
-    Raises:
-        ValueError: naming the first size that differs.
-    """
+def _check_config(path: Path, saved: Mapping[str, Any], config: Config) -> None:
+    """Refuse the checkpoint of another model; `saved` is what `Trainer.save` wrote of its training."""
     pairs: dict[str, tuple[Any, Any]] = {"model": (saved["model"], type(config).__name__)}
     given = asdict(config)
     there = asdict(type(config)()) | saved["config"]  # one saved before a field was there has its default

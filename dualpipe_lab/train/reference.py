@@ -49,7 +49,11 @@ def reference(
     check_data(config, data, steps, chosen)
     if multi_token is not None:
         check_multi_token(config, 1, multi_token)
-    model = _model(config, getattr(torch, precision), chosen.seed, multi_token)
+    make: Any = PlainV3MoE if isinstance(config, V3MoEConfig) else PlainLlama
+    if multi_token is not None:
+        make = partial(PlainMultiToken, weight=multi_token)
+    model: PlainLlama | PlainV3MoE = make(config, dtype=getattr(torch, precision))
+    initialize_parameters(model, chosen.seed)
     loads = _count_loads(model)
     adam = chosen.hyperparameters
     optimizer = torch.optim.AdamW(
@@ -64,7 +68,8 @@ def reference(
         loss = model.loss(batch.inputs[0], batch.targets[0])
         loss.backward()
         if step in (0, steps - 1):
-            result.gradients.append(_copies(model, "grad"))
+            grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            result.gradients.append({name: grad.clone() for name, grad in grads.items()})
         norm = None
         if chosen.max_norm is not None:
             norm = float(nn.utils.clip_grad_norm_(model.parameters(), chosen.max_norm, foreach=False))
@@ -74,18 +79,8 @@ def reference(
         result.metrics.append(
             Metrics(step + 1, float(loss.detach()), norm, lr, rate, 0.0, (0,), (peak_memory_bytes(),))
         )
-    result.state = _copies(model, "parameter")
+    result.state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     return result
-
-
-def _model(config: Config, dtype: torch.dtype, seed: int, multi_token: float | None) -> PlainLlama | PlainV3MoE:
-    make: Any = PlainV3MoE if isinstance(config, V3MoEConfig) else PlainLlama
-    if multi_token is not None:
-        make = partial(PlainMultiToken, weight=multi_token)
-    model = make(config, dtype=dtype)
-    initialize_parameters(model, seed)
-    found: PlainLlama | PlainV3MoE = model
-    return found
 
 
 def _count_loads(model: nn.Module) -> dict[PlainRouter, Tensor]:
@@ -108,11 +103,3 @@ def _move_biases(loads: dict[PlainRouter, Tensor], speed: float) -> None:
         if router.selection_bias is not None:
             router.selection_bias += speed * torch.sign(load.double().mean() - load).to(router.selection_bias.dtype)
         load.zero_()
-
-
-def _copies(model: nn.Module, of: str) -> dict[str, Tensor]:
-    return {
-        name: (parameter.grad if of == "grad" else parameter).detach().clone()
-        for name, parameter in model.named_parameters()
-        if of != "grad" or parameter.grad is not None
-    }

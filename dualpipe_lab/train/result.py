@@ -3,6 +3,7 @@
 Chapter: book/whole/training.  In: one row per step.  Out: a table as text, a chart in a notebook.
 """
 
+import os
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
-from dualpipe_lab.train.interrupt import EXIT_CODE
 from dualpipe_lab.train.metrics import Metrics, table
 
 if TYPE_CHECKING:
@@ -47,11 +47,8 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """What a script exits with: 0, or `EX_TEMPFAIL` (75) if it was interrupted and goes on when started again.
-
-        torchrun restarts the ranks that exit so, and a scheduler can tell them from a script that has failed.
-        """
-        return EXIT_CODE if self.interrupted else 0
+        """What a script exits with: 0, or `EX_TEMPFAIL` (75) if it was interrupted, so that a scheduler restarts it."""
+        return getattr(os, "EX_TEMPFAIL", 75) if self.interrupted else 0
 
     @property
     def losses(self) -> list[float]:

@@ -3,31 +3,37 @@
 Chapter: book/whole/training.  In: a config, a plan, data, a number of steps.  Out: a `Result`.
   before any process   everything is checked; the same message would otherwise come from every rank
   checkpoints          at the end, and every k steps; any plan resumes what any other one saved, with the same curve
-Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`.
+  elastic              with other ranks than the plan's, the nearest legal plan of so many; the global batch stays
+  SIGINT               Ctrl-C: the step ends, a checkpoint is saved, and all ranks stop, by the exchange of the metrics
+  SIGTERM              the same for a node that is taken away; SIGKILL comes 30 s later
+  SIGUSR1              the same for a time limit that comes near: Slurm's `--signal`
+The ranks of `launch` are detached from the terminal, so only the process that launched them gets a signal.  Under
+`torchrun` every rank of a node gets it, maybe at different steps, and ranks of other nodes do not.  A rank that has not
+met the others has nothing to save and ends at once: torchrun restarts no rank of its node before all have ended.
+Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`; `torchrun --nnodes 1:4 --max-restarts 3`
+starts a script again with the ranks that are left; torchft keeps the living ranks and changes their number alone.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
-from torch import Tensor
-
 from dualpipe_lab import comm
-from dualpipe_lab.dp.checkpoint.folder import name_of
-from dualpipe_lab.launch import torchrun
-from dualpipe_lab.launch.cluster.environment import cluster
+from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
+from dualpipe_lab.launch import operating_system, torchrun
+from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.folder import private_folder
 from dualpipe_lab.launch.launcher import launch
 from dualpipe_lab.launch.record.step_traces import StepTraces
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.train.elastic import agree, fitted, last_checkpoint
 from dualpipe_lab.train.generate import generate
-from dualpipe_lab.train.interrupt import stop_file
-from dualpipe_lab.train.metrics import MetricFiles, Metrics
-from dualpipe_lab.train.module_spans import with_modules
+from dualpipe_lab.train.metrics import Metrics, MetricsFile
 from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options, on_nodes
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.sampler import Sampler
@@ -48,17 +54,6 @@ class Job:
     evaluation: Data | None
     keeps_weights: bool
     scratch: Path  # of the process that launched: the rows for its screen, and whether it was interrupted
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a rank returns; only rank 0 has rows and weights."""
-
-    metrics: list[Metrics]
-    checkpoint: Path | None
-    interrupted: bool
-    state: dict[str, Tensor] | None
-    text: str | None
 
 
 def run(
@@ -98,39 +93,86 @@ def run(
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
     if elastic:
-        plan, found = fitted(plan, config, chosen, cluster()), last_checkpoint(chosen, found)
+        plan = fitted(plan, config, chosen, cluster())
+        if chosen.folder is None:
+            raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
+        found = latest(chosen.folder) if saved_steps(chosen.folder) else found
     plan = on_nodes(plan, cluster())
     check(config, plan, data, steps, chosen, found, evaluation, elastic)
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
         job = Job(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
-        with stop_file(job.scratch / "stop", job.scratch / "begun"):
-            results = _launched(job, timeout, backend)
-    first: Outcome = results[0]
-    ended = first.checkpoint, first.text, first.interrupted
-    last_step = _last_step(results.timeline, f"{plan}{results.clock_note}")
-    return Result(str(plan), first.metrics, *ended, last_step, first.state)
+        screen = Screen(steps, chosen.log_every)
+        shown = nullcontext() if torchrun.is_active() else follow(job.scratch / "rows", screen)
+        with stop_file(job.scratch / "stop", job.scratch / "begun"), shown:
+            results: Any = launch(train_rank, plan.world_size, job, timeout=timeout, backend=backend)
+    result: Result = results[0]
+    timeline = results.timeline
+    for last in timeline.steps()[:1]:  # the trace holds the last training step, and evaluations that follow
+        title = f"{plan}{results.clock_note}"
+        result.timeline = Timeline(title, last.spans_by_rank, last.messages, timeline.source, timeline.unit)
+    return result
 
 
-def _last_step(timeline: Timeline, title: str) -> Timeline | None:
-    """Return the last training step, without the evaluations that follow it; the trace holds nothing older."""
-    steps = timeline.steps()
-    if not steps:
-        return None
-    last = with_modules(steps[0], timeline)
-    return Timeline(title, last.spans_by_rank, last.messages, timeline.source, timeline.unit)
+def fitted(plan: Plan, config: Config, options: Options, started: Environment | None) -> Plan:
+    """Return the plan if its size is that of the started world, or the nearest legal plan of the world's size."""
+    if started is None or not isinstance(plan, Plan) or started.world_size == plan.world_size:
+        return plan
+    nearest = plan.nearest(config, options.sequence_length, started.world_size, options.global_batch)
+    if nearest is None:
+        raise ValueError(
+            f"{started.world_size} ranks have come instead of the {plan.world_size} of {plan}, and no plan of so many "
+            f"fits the model and a global batch of {options.global_batch} sequences; start another number of ranks"
+        )
+    if started.rank == 0:
+        come = "1 rank has" if started.world_size == 1 else f"{started.world_size} ranks have"
+        print(f"{come} come instead of {plan.world_size}: {nearest} instead of {plan}")
+    return nearest
 
 
-def _launched(job: Job, timeout: float, backend: str) -> Any:
-    __tracebackhide__ = True
-    arguments: tuple[Any, ...] = (train_rank, job.plan.world_size, job)
-    if torchrun.is_active():
-        return launch(*arguments, timeout=timeout, backend=backend)
-    with follow(job.scratch / "rows", Screen(job.steps, job.options.log_every)):
-        return launch(*arguments, timeout=timeout, backend=backend)
+@contextmanager
+def stop_file(file: Path, begun: Path) -> Iterator[None]:
+    """Make a signal inside of the `with` block create `file`; a second signal, not of torchrun's, stops at once.
+
+    Under torchrun a signal stops a rank at once as long as `begun` is missing, which says that the ranks have met.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread gets signals
+        return
+
+    def on_signal(number: int, frame: Any) -> None:
+        is_second = file.exists() and not torchrun.is_active()  # torchrun repeats the signal by itself
+        if is_second or (torchrun.is_active() and not begun.exists()):
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        file.touch()
+        started = cluster()
+        if started is None or started.local_rank == 0:  # a node without rank 0 may be the one that is taken away
+            name = "interrupted" if number == signal.SIGINT else f"interrupted by {signal.Signals(number).name}"
+            again = "" if started is not None else "; interrupt again to stop at once"
+            print(f"\n{name}: the training stops after this step{again}", flush=True)
+
+    before = {number: signal.signal(number, on_signal) for number in operating_system.STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
-    """Train on one rank; the function that `run` launches."""
+def agree(resume: Path | None) -> None:
+    """Raise ValueError on every rank if a rank sees another checkpoint than rank 0; every rank calls this."""
+    seen = comm.all_gather_object((None if resume is None else str(resume), gethostname()))
+    others = [rank for rank, (path, _) in enumerate(seen) if path != seen[0][0]]
+    if not others:
+        return
+    (first, host), (path, other_host) = seen[0], seen[others[0]]
+    raise ValueError(
+        f"the ranks do not see one folder of checkpoints: rank 0 on {host} goes on from {first or 'none'}, rank "
+        f"{others[0]} on {other_host} from {path or 'none'}; give a folder that every host shares"
+    )
+
+
+def train_rank(rank: int, world_size: int, job: Job) -> Result:
+    """Train on one rank, and return the result without its timeline; only rank 0 has rows and weights."""
     (job.scratch / "begun").touch()
     options, is_temporary = job.options, job.keeps_weights and job.options.folder is None
     if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
@@ -147,7 +189,8 @@ def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
     text = None
     if options.sample is not None:
         text = generate(trainer, options.sample, options.sample_length, options.temperature, options.seed)
-    return Outcome(rows if rank == 0 else [], kept, trainer.num_steps < job.steps, state, text)
+    stopped = trainer.num_steps < job.steps
+    return Result(str(job.plan), rows if rank == 0 else [], kept, text, stopped, state=state)
 
 
 def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metrics]:
@@ -155,45 +198,25 @@ def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metr
     rows: list[Metrics] = []
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
-    files = (options.csv, options.tensorboard) if rank == 0 else (None, None)
-    with (
-        MetricFiles(*files, first=trainer.num_steps + 1) as written,
-        _shown(job, rank) as show,
-        _traced(options) as traced,
-    ):
+    written = MetricsFile(options.csv if rank == 0 else None, trainer.num_steps + 1)
+    screen = Screen(job.steps, options.log_every)  # under torchrun; or else in the process that launched the ranks
+    has_screen = rank == 0 and torchrun.is_active()
+    traces = None if options.traces is None else StepTraces(options.traces, options.trace_every)
+    with screen if has_screen else nullcontext(), traces or nullcontext():
         while trainer.num_steps < job.steps and not trainer.should_stop:
-            with traced(trainer.num_steps + 1):
+            with nullcontext() if traces is None else traces.step(trainer.num_steps + 1):
                 row = trainer.step(trainer.batch(sampler))
             if evaluation is not None and every is not None and row.step % every == 0:
                 row = replace(row, evaluation=trainer.evaluate(evaluation))
             rows.append(row)
             written.write(row)
-            show(row)
+            if has_screen:
+                screen.show(row)
+            elif rank == 0:
+                append(job.scratch / "rows", row)
             if options.save_every is not None and row.step % options.save_every == 0:
                 trainer.save(sampler)
     return rows
-
-
-@contextmanager
-def _shown(job: Job, rank: int) -> Iterator[Callable[[Metrics], None]]:
-    """How this rank shows a row: rank 0 through the process that launched it, under torchrun itself."""
-    if rank:
-        yield lambda row: None
-    elif torchrun.is_active():
-        with Screen(job.steps, job.options.log_every) as screen:
-            yield screen.show
-    else:
-        yield lambda row: append(job.scratch / "rows", row)
-
-
-@contextmanager
-def _traced(options: Options) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
-    """What a step runs in, by its number: it is recorded in a file, if the training has a folder for that."""
-    if options.traces is None:
-        yield lambda step: nullcontext()
-    else:
-        with StepTraces(options.traces, options.trace_every) as traces:
-            yield traces.step
 
 
 def _save(trainer: Trainer, sampler: Sampler, folder: Path, first: int) -> Path:

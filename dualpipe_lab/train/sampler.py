@@ -11,14 +11,15 @@ Elsewhere: torch `DistributedSampler`, which shuffles per epoch; Megatron `Megat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.data import VOCABULARY_SIZE
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.launch.context import device
+from dualpipe_lab.models.multi_token import next_tokens
 
 _TEXTS = (str, bytes, bytearray, memoryview)
 IGNORED = -100  # the target of a token that has no loss; that of `dp`
@@ -35,12 +36,12 @@ class Batch:
         num_sequences: of the step, over all ranks.
     """
 
-    inputs: "list[Tensor]"
-    targets: "list[Tensor]"
+    inputs: list[Tensor]
+    targets: list[Tensor]
     num_tokens: int
     num_sequences: int
-    next_inputs: "list[Tensor]" = field(default_factory=list)
-    next_targets: "list[Tensor]" = field(default_factory=list)
+    next_inputs: list[Tensor] = field(default_factory=list)
+    next_targets: list[Tensor] = field(default_factory=list)
 
 
 class Sampler:
@@ -84,7 +85,16 @@ class Sampler:
 
     def rows(self, step: int, first: int, count: int) -> list[bytes]:
         """Return sequences `first` to `first + count - 1` of a step, of at most `sequence_length + 1` bytes."""
-        return [self._row(step, number) for number in range(first, first + count)]
+        rows = []
+        for number in range(first, first + count):
+            # random() is the one method whose sequence Python promises to keep between versions
+            draw = Random(f"{self.seed}/{step}/{number}").random()  # noqa: S311 (data, no secret)
+            if self.documents:
+                row, start = self.documents[int(draw * len(self.documents))], 0
+            else:
+                row, start = self.text, int(draw * (len(self.text) - self.sequence_length))
+            rows.append(row[start : start + self.sequence_length + 1])
+        return rows
 
     def num_tokens(self, step: int) -> int:
         """Return the number of valid targets of a step, over all ranks."""
@@ -98,7 +108,7 @@ class Sampler:
         num_microbatches: int = 1,
         data_rank: int = 0,
         data_size: int = 1,
-        layout: "SequenceLayout | None" = None,
+        layout: SequenceLayout | None = None,
         cp_rank: int = 0,
         multi_token: bool = False,
     ) -> Batch:
@@ -118,54 +128,23 @@ class Sampler:
         """
         size = microbatch_size(self.global_batch, data_size, num_microbatches)
         firsts = [(data_rank * num_microbatches + number) * size for number in range(num_microbatches)]
-        rows = [self._tensors(self.rows(step, first, size), layout, cp_rank, multi_token) for first in firsts]
-        inputs, targets, *shifted = (list(tensors) for tensors in zip(*rows, strict=True))
-        return Batch(inputs, targets, self.num_tokens(step), self.global_batch, *shifted)
+        length, microbatches = self.sequence_length, []
+        for rows in (self.rows(step, first, size) for first in firsts):
+            inputs = torch.tensor([[*row[:-1], *[0] * (length + 1 - len(row))] for row in rows], device=device())
+            targets = torch.tensor([[*row[1:], *[IGNORED] * (length + 1 - len(row))] for row in rows], device=device())
+            found = (inputs, targets, *next_tokens(inputs, targets)) if multi_token else (inputs, targets)
+            microbatches.append(found if layout is None else [shard(tensor, layout, cp_rank) for tensor in found])
+        all_inputs, all_targets, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
+        return Batch(all_inputs, all_targets, self.num_tokens(step), self.global_batch, *shifted)
 
     def state(self, step: int) -> dict[str, int]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
-        return {
-            "seed": self.seed,
-            "step": step,
-            "sequence_length": self.sequence_length,
-            "global_batch": self.global_batch,
-        }
-
-    def _row(self, step: int, number: int) -> bytes:
-        # random() is the one method whose sequence Python promises to keep between versions
-        draw = Random(f"{self.seed}/{step}/{number}").random()  # noqa: S311 (data, no secret)
-        length = self.sequence_length + 1
-        if self.documents:
-            return self.documents[int(draw * len(self.documents))][:length]
-        start = int(draw * (len(self.text) - self.sequence_length))
-        return self.text[start : start + length]
-
-    def _tensors(
-        self, rows: list[bytes], layout: "SequenceLayout | None", cp_rank: int, multi_token: bool
-    ) -> "tuple[Tensor, ...]":
-        import torch  # here, so that a plan is checked in milliseconds
-
-        from dualpipe_lab.cp.sequence import shard
-        from dualpipe_lab.launch import context
-        from dualpipe_lab.models.multi_token import next_tokens
-
-        length, device = self.sequence_length, context.device()
-        inputs = torch.tensor([[*row[:-1], *[0] * (length + 1 - len(row))] for row in rows], device=device)
-        targets = torch.tensor([[*row[1:], *[IGNORED] * (length + 1 - len(row))] for row in rows], device=device)
-        found = (inputs, targets, *next_tokens(inputs, targets)) if multi_token else (inputs, targets)
-        return found if layout is None else tuple(shard(tensor, layout, cp_rank) for tensor in found)
+        sizes = {"sequence_length": self.sequence_length, "global_batch": self.global_batch}
+        return {"seed": self.seed, "step": step, **sizes}
 
 
 def microbatch_size(global_batch: int, data_size: int, num_microbatches: int) -> int:
-    """Return the sequences of one microbatch.
-
-    Raises:
-        ValueError: the global batch does not divide; the message has the nearest one that does.
-
-    >>> microbatch_size(6, data_size=2, num_microbatches=2)
-    Traceback (most recent call last):
-    ValueError: a global batch of 6 sequences does not divide among 2 data ranks x 2 microbatches = 4; use 4 or 8
-    """
+    """Return the sequences of one microbatch; the error has the nearest global batch that divides."""
     parts = data_size * num_microbatches
     if global_batch < 1 or global_batch % parts:
         fits = sorted({max(global_batch // parts, 1) * parts, (global_batch // parts + 1) * parts})

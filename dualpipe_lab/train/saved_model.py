@@ -22,7 +22,7 @@ from dualpipe_lab.models.stage import TABLE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.tp.rope_scaling import scaling_of
-from dualpipe_lab.train.options import Config, check_config, find_checkpoint
+from dualpipe_lab.train.options import Config, find_checkpoint
 
 PlainModel: TypeAlias = PlainLlama | PlainV3MoE
 
@@ -35,26 +35,29 @@ _PARTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {  # fields that are siz
 }
 
 
-def read_model(path: Path | str, config: Config | None = None) -> PlainModel:
+def read_model(path: Path | str) -> PlainModel:
     """Return the full model of a checkpoint, in this process; what predicts a second token is left out.
 
     Args:
         path: of a checkpoint, or of a folder of them, of which the last is taken; any plan may have saved it.
-        config: of the model; what `train.run` saves has one, and a given one must equal it.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or its tensors are not this model's.
-        ValueError: it is of another model, or says nothing of its model and `config` is missing.
+        CheckpointError: there is no checkpoint, it is damaged, or it does not say of which model it is.
     """
     found = find_checkpoint(path)
     checkpoint = Checkpoint(found)
-    chosen = saved_config(checkpoint.path, checkpoint.index.values["config"], config)
-    dtype = _dtype(checkpoint)
+    chosen = saved_config(found, checkpoint.index.values["config"])
+    stored, table = checkpoint.index.tensors, f"parameter/{TABLE}"
+    if table not in stored:
+        raise CheckpointError(f"{found} has no tensor {table}; it is a checkpoint of another model")
+    dtype: torch.dtype = getattr(torch, stored[table].dtype)
     make: Any = PlainV3MoE if isinstance(chosen, V3MoEConfig) else PlainLlama
     model: PlainModel = make(chosen, dtype)
     targets = {saved_name(name): tensor for name, tensor in tensors_of(model)}  # a tied table comes once
     for name, tensor in targets.items():
-        checkpoint.check(name, full_region(tuple(tensor.shape)), _stored_dtype(checkpoint, name, dtype))
+        has_own_type = name.endswith(ROUTER_BIAS) and name in stored  # a router's bias may be wider than the weights
+        kind: torch.dtype = getattr(torch, stored[name].dtype) if has_own_type else dtype
+        checkpoint.check(name, full_region(tuple(tensor.shape)), kind if kind.is_floating_point else dtype)
     known = {*targets, *(name for name in checkpoint.names() if is_second(name))}
     if surplus := [name for name in checkpoint.names() if name.startswith(KEPT) and name not in known]:
         raise CheckpointError(
@@ -66,63 +69,19 @@ def read_model(path: Path | str, config: Config | None = None) -> PlainModel:
     return model
 
 
-def sequence_length_of(path: Path | str) -> int | None:
-    """Return the tokens of a sequence of the training that saved a checkpoint; None if it does not say."""
-    found = find_checkpoint(path)
-    sampler = Checkpoint(found).index.values["sampler"]
-    return int(sampler["sequence_length"]) if isinstance(sampler, Mapping) and "sequence_length" in sampler else None
-
-
-def saved_config(path: Path, saved: Any, given: Config | None = None) -> Config:
-    """Return a model's config, from what a checkpoint says or given; if there are both, they must be equal.
-
-    Args:
-        path: of the checkpoint.
-        saved: the value `config` in it.
-        given: the config that is wanted.
-
-    Raises:
-        ValueError: they differ, or there is none.
-    """
-    if isinstance(saved, Mapping) and saved.get("model") in _CONFIGS:
-        if given is not None:
-            check_config(path, saved, given)
-        parts = {name: make(found) for name, make in _PARTS.items() if (found := saved["config"].get(name))}
-        return _CONFIGS[saved["model"]](**saved["config"] | parts)
-    if given is None:
-        raise ValueError(f"{path} does not say of which model it is; give config=")
-    return given
-
-
-def _dtype(checkpoint: Checkpoint) -> torch.dtype:
-    name = f"parameter/{TABLE}"
-    if name not in checkpoint.index.tensors:
-        raise CheckpointError(f"{checkpoint.path} has no tensor {name}; it is a checkpoint of another model")
-    dtype: torch.dtype = getattr(torch, checkpoint.index.tensors[name].dtype)
-    return dtype
-
-
-def _stored_dtype(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the type that a tensor must have: that of the model, but a router's bias may have a wider one."""
-    if not name.endswith(ROUTER_BIAS) or name not in checkpoint.index.tensors:
-        return dtype
-    found: torch.dtype = getattr(torch, checkpoint.index.tensors[name].dtype)
-    return found if found.is_floating_point else dtype
+def saved_config(path: Path, saved: Any) -> Config:
+    """Return the model's config from the value `config` of a checkpoint."""
+    if not isinstance(saved, Mapping) or saved.get("model") not in _CONFIGS:
+        raise CheckpointError(f"{path} does not say of which model it is; what train.run saves does")
+    parts = {name: make(found) for name, make in _PARTS.items() if (found := saved["config"].get(name))}
+    return _CONFIGS[saved["model"]](**saved["config"] | parts)
 
 
 def is_second(name: str) -> bool:
-    """Return whether a tensor of a checkpoint belongs to what predicts a second token, in training alone.
-
-    >>> is_second("parameter/multi_token.norm.weight"), is_second("parameter/norm.weight")
-    (True, False)
-    """
+    """Return whether a tensor of a checkpoint belongs to what predicts a second token, in training alone."""
     return name.partition("/")[2].startswith(SECOND)
 
 
 def saved_name(name: str) -> str:
-    """Return the name in a checkpoint of a parameter, or of a router's bias.
-
-    >>> saved_name("norm.weight"), saved_name("layers.1.mlp.router.bias")
-    ('parameter/norm.weight', 'buffer/layers.1.mlp.router.bias')
-    """
+    """Return the name in a checkpoint of a parameter, or of a router's bias: the latter is a buffer."""
     return f"{'buffer' if name.endswith(ROUTER_BIAS) else 'parameter'}/{name}"

@@ -1,4 +1,4 @@
-"""`Screen`: a progress bar where there is a terminal, lines elsewhere; and how rows get there from rank 0.
+"""`Screen`: a progress bar on a terminal, lines elsewhere; `append` and `follow` bring the rows of rank 0 to it.
 
 Chapter: book/whole/training.  In: metrics.  Out: text.
 Under `launch` a rank's output is a pipe, so rank 0 appends each row to a file, and a thread beside `launch` shows it.
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,40 +22,24 @@ from dualpipe_lab.train.metrics import Metrics
 _POLL_SECONDS = 0.2
 
 
-class Screen:
-    """Shows the rows of a training; as a context manager it draws the bar and removes it.
-
-    Args:
-        num_steps: the step at which the training ends.
-        log_every: steps between two printed lines; 0 prints none.
-    """
+class Screen(Progress):
+    """Shows the rows of a training, one of `log_every`; as a context manager it draws the bar and removes it."""
 
     def __init__(self, num_steps: int, log_every: int) -> None:
         self._last, self._every = num_steps, log_every
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            disable=not sys.stdout.isatty(), transient=True,
-        )  # fmt: skip
-        self._task = self._bar.add_task("training", total=num_steps)
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        super().__init__(*columns, disable=not sys.stdout.isatty(), transient=True)
+        self._task = self.add_task("training", total=num_steps)
 
     def show(self, row: Metrics) -> None:
         """Move the bar, and print the row if it is due."""
-        self._bar.update(self._task, completed=row.step, description=f"loss {row.loss:.4f}")
+        self.update(self._task, completed=row.step, description=f"loss {row.loss:.4f}")
         is_due = self._every and (row.step % self._every == 0 or row.step in (1, self._last))
         if is_due or (self._every and row.evaluation is not None):
-            if self._bar.disable:
+            if self.disable:
                 print(row, flush=True)
             else:
-                self._bar.console.print(str(row), soft_wrap=True, markup=False, highlight=False)
-
-    def __enter__(self) -> "Screen":
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+                self.console.print(str(row), soft_wrap=True, markup=False, highlight=False)
 
 
 def append(file: Path, row: Metrics) -> None:
@@ -81,19 +64,11 @@ def follow(file: Path, screen: Screen) -> Iterator[None]:
 
 
 def _show_rows(text: Any, screen: Screen, done: Event) -> None:
-    part = ""
-    while True:
+    part, is_last = "", False
+    while not is_last:
         is_last = done.wait(_POLL_SECONDS)
         while line := text.readline():
             part += line
             if part.endswith("\n"):  # else it is still being written
-                screen.show(_row(part))
+                screen.show(Metrics(**json.loads(part)))
                 part = ""
-        if is_last:
-            return
-
-
-def _row(line: str) -> Metrics:
-    values: dict[str, Any] = json.loads(line)
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Metrics(**(values | lists))

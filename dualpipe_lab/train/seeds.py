@@ -1,28 +1,19 @@
 """Random numbers of ranks: equal where activations are copies, different where they are not.
 
 Chapter: book/whole/training.  In: a seed, a step, a rank's coordinates.  Out: the state of torch's own generators.
-  activations                               on the ranks of tp       on ranks with other data, and other stages
-  copies along tp: residual stream          equal: `seed_ranks`      different
-  sharded along tp: heads, features,        different:               different
-  tokens under sequence parallelism         `sharded_random`
 Ranks of tp that drop other units of one copy no longer hold copies: their norms get gradients of two models.  Data
 ranks that drop the same units make fewer masks than there are sequences.
-The state follows from seed, step and coordinates, so a run that is resumed draws the same without a saved state.  A
-sharded block is seeded by a number that the tp ranks draw together; so `recompute`, which restores torch's state, draws
-the block's numbers again.
+The state follows from seed, step and coordinates, so a run that is resumed draws the same without a saved state.
 Elsewhere: Megatron `model_parallel_cuda_manual_seed` (seed + 100 pp_rank; data ranks draw the same unless
-`--data-parallel-random-init`) and `CudaRNGStatesTracker`, a second state for tp; torch `OffsetBasedRNGTracker`.
+`--data-parallel-random-init`) and `CudaRNGStatesTracker`; torch `OffsetBasedRNGTracker`.
 """
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import torch
 
-from dualpipe_lab.launch import accelerator
-from dualpipe_lab.launch.context import device
 from dualpipe_lab.topology import RankCoordinates
 
 
@@ -32,50 +23,17 @@ def seed_ranks(seed: int, here: RankCoordinates, step: int = 0) -> None:
     Args:
         seed: of the run.
         here: this rank's coordinates, such as a `Mesh`.
-        step: of the training; called at the start of every step, it makes a step independent of those before.
+        step: of the training; the numbers of a step do not depend on the steps before.
     """
     chosen = seed_of(seed, {axis: number for axis, number in here.coordinates.items() if axis != "tp"}, step)
     random.seed(chosen)
     torch.manual_seed(chosen)
 
 
-@contextmanager
-def sharded_random(here: RankCoordinates) -> Iterator[None]:
-    """Draw, inside of the `with` block, other numbers on each rank of tp; afterwards all go on with the same ones.
-
-    `with sharded_random(mesh): x = dropout(x)` is for activations that are sharded along tp; all its ranks enter it.
-    """
-    together = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-    before = _states()
-    torch.manual_seed(seed_of(together, {"tp": here.rank("tp")}))
-    try:
-        yield
-    finally:
-        _restore(before)
-
-
 def seed_of(seed: int, coordinates: Mapping[str, int], step: int = 0) -> int:
     """Return a seed of 64 bits for a rank; an axis of size 1 may be left out.
 
     Sums such as seed + 100 pp_rank + tp_rank give one seed to two ranks, or to ranks of two runs; this does not.
-
-    >>> seed_of(1, {"pp": 0, "dp": 2}) == seed_of(1, {"dp": 2})
-    True
-    >>> seed_of(1, {"dp": 0}) == seed_of(0, {"dp": 1})
-    False
     """
     places = sorted((axis, number) for axis, number in coordinates.items() if number)
     return int.from_bytes(blake2b(repr((seed, step, places)).encode(), digest_size=8).digest(), "little")
-
-
-def _states() -> list[tuple[torch.device, torch.Tensor]]:
-    states, here = [(torch.device("cpu"), torch.get_rng_state())], device()
-    return states if here.type == "cpu" else [*states, (here, accelerator.current().rng_state(here))]
-
-
-def _restore(states: list[tuple[torch.device, torch.Tensor]]) -> None:
-    for place, state in states:
-        if place.type == "cpu":
-            torch.set_rng_state(state)
-        else:
-            accelerator.current().set_rng_state(state, place)

@@ -6,8 +6,9 @@ Chapter: book/whole/training.  In: a config, a plan, options.  Out: metrics, che
 Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,8 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
-from dualpipe_lab.train.meter import Meter, Reading, bubble_fraction, exchange
-from dualpipe_lab.train.metrics import Metrics
-from dualpipe_lab.train.module_spans import record_modules
-from dualpipe_lab.train.options import Config, Options, describe
+from dualpipe_lab.train.metrics import Meter, Metrics, Reading, bubble_fraction, exchange
+from dualpipe_lab.train.options import Config, Options
 from dualpipe_lab.train.sampler import Batch, Sampler
 from dualpipe_lab.train.seeds import seed_ranks
 
@@ -80,20 +79,23 @@ class Trainer:
         if options.start is not None:  # before the optimizer copies the weights
             load_pretrained(self.model, options.start)
         units = [_units(self.model, plan.overlap)] if plan.zero == 3 else []
-        settings = self.mesh, _zero_options(plan, options)
-        self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, *settings, program=plan.program)
+        narrow = plan.precision == "bfloat16"  # bf16 weights have fp32 masters and gradients
+        grad_dtype = torch.float32 if narrow else None
+        zero = ZeroOptions(options.hyperparameters, master=narrow, grad_dtype=grad_dtype, hybrid=plan.hybrid)
+        self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, self.mesh, zero, program=plan.program)
         self.ema = None if options.ema is None else ShardedEma(self.optimizer, options.ema)
         self.loss_fn = self.model.loss_fn()
+        stages: Mapping[int, Stage] = self.model.stages
+        if plan.overlap:  # in pieces, so that the all-to-alls of one half of a pair run beside the other half
+            stages = {number: interruptible_stage(stage, number) for number, stage in stages.items()}
         self.runtime = PipelineRuntime(
             program,
-            _interruptible(self.model) if plan.overlap else self.model.stages,
+            stages,
             self.loss_fn,
             group=self.mesh.group("pp"),
             overlapped=overlapped_forward_backward if plan.overlap else run_pair_serially,
             sum_mirrors=True,
         )
-        if options.module_spans:
-            record_modules(self.model.stages)
         self.num_steps, self.should_stop, self._meter = 0, False, Meter()
 
     def step(self, batch: Batch) -> Metrics:
@@ -133,33 +135,39 @@ class Trainer:
         return sampler.batch(step, plan.num_microbatches, *places, multi_token=self.model.multi_token)
 
     def evaluate(self, sampler: Sampler) -> float:
-        """Return the mean loss per token over the first batches of a sampler, with the averaged weights if there are.
+        """Return the mean loss per token of a sampler's first batch, with the averaged weights if there are any.
 
-        It is that of the next token alone: the balance loss and a second token's are left out, and the layer of the
-        latter does not run.  Every rank calls this.
+        Only the loss of the next token counts: the balance loss and a second token's loss are left out, and the layer
+        that predicts the second token does not run.  Every rank calls this.
         """
-        with self.optimizer.gathered(), self.ema.applied() if self.ema is not None else nullcontext():
-            batches = [self.batch(sampler, number) for number in range(self.options.num_evaluations)]
-            losses = [loss for batch in batches for loss in self._losses(batch)]
-            num_tokens = sum(batch.num_tokens for batch in batches)
-        return sum_over_ranks(self._summand(losses)) / num_tokens
+        batch = self.batch(sampler, 0)
+        self.model.begin_step(1, batch.num_sequences)  # a divisor of 1: sums, not means
+        with self.optimizer.gathered(), self.ema.applied() if self.ema is not None else nullcontext(), torch.no_grad():
+            outputs = self.outputs(batch.inputs).items()
+            losses = [self.loss_fn(output, batch.targets[m]) for m, output in outputs]  # of the last stage alone
+            total = torch.tensor([self._summand(losses)], dtype=torch.float64, device="cpu")
+        comm.all_reduce(total)
+        return float(total) / batch.num_tokens
 
-    def outputs(self, inputs: list[Tensor]) -> dict[int, Tensor]:
-        """Return the logits of each microbatch whose last stage is on this rank; every rank calls this.
-
-        Modules are in evaluation mode meanwhile: a dropout drops nothing.
-        """
-        return {m: self.model.logits_of(output) for m, output in self._outputs(inputs).items()}
+    def outputs(self, inputs: list[Tensor]) -> dict[int, Any]:
+        """Return what the loss takes of each microbatch whose last stage is on this rank; every rank calls this."""
+        self.model.eval()
+        try:
+            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
+        finally:
+            self.model.train()
+        return found
 
     def save(self, sampler: Sampler) -> Path:
         """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
         assert self.options.folder is not None
+        model = {"model": type(self.config).__name__, "config": asdict(self.config)}
         return checkpoint.save(
             self.options.folder,
             self.num_steps,
             self.optimizer,
             sampler=sampler.state(self.num_steps),
-            config=describe(self.config, self.plan, self.options),
+            config={**model, "plan": self.plan.describe(), "ema": self.ema is not None},
             topology=self.mesh.topology,
             keep=self.options.keep,
         )
@@ -168,27 +176,11 @@ class Trainer:
         """Go on from a checkpoint that any plan saved; every rank calls this."""
         self.num_steps = checkpoint.load(path, self.optimizer).step
 
-    def _losses(self, batch: Batch) -> list[Tensor]:
-        """Return the summed loss of each microbatch whose last stage is here, without what earlier stages add."""
-        self.model.begin_step(1, batch.num_sequences)  # a divisor of 1: sums, not means
-        with torch.no_grad():
-            return [self.loss_fn(output, batch.targets[m]) for m, output in self._outputs(batch.inputs).items()]
-
-    def _outputs(self, inputs: list[Tensor]) -> dict[int, Tensor]:
-        """Return the last stage's output of each microbatch, in evaluation mode: what its loss takes."""
-        self.model.eval()
-        try:
-            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
-        finally:
-            self.model.train()
-        return found
-
-    def _update_biases(self, speed: float) -> list[Tensor]:
-        """Move the selection biases of the routers by the loads of all microbatches and data ranks; return these."""
+    def _update_biases(self, speed: float) -> None:
+        """Move the selection biases of the routers by the loads of all microbatches and data ranks."""
         axes = [axis for axis in ("dp", "ep", "cp") if axis in self.mesh.topology.names]
         groups = self.mesh.group(*axes), self.mesh.group("pp")
-        found: list[Tensor] = update_biases(self.model.stages, speed, groups[0], self.plan.program, groups[1])
-        return found
+        update_biases(self.model.stages, speed, groups[0], self.plan.program, groups[1])
 
     def _summand(self, losses: list[Tensor]) -> float:
         """Return this rank's part of the step's loss; ranks of tp compute the same one, and the first counts it."""
@@ -209,25 +201,6 @@ class Trainer:
             tuple(int(reading.peak_bytes) for reading in readings),
             stepped,
         )
-
-
-def _interruptible(model: RankModel) -> dict[int, Stage]:
-    """Return the stages in pieces, so that the all-to-alls of one half of a pair run beside the other half."""
-    return {number: interruptible_stage(stage, number) for number, stage in model.stages.items()}
-
-
-def sum_over_ranks(value: float) -> float:
-    """Return the sum of a number over all ranks, the same on each."""
-    total = torch.tensor([value], dtype=torch.float64, device="cpu")
-    comm.all_reduce(total)
-    return float(total)
-
-
-def _zero_options(plan: Plan, options: Options) -> ZeroOptions:
-    """Return the optimizer's options; bf16 weights have fp32 masters and gradients."""
-    narrow = plan.precision == "bfloat16"
-    grad_dtype = torch.float32 if narrow else None
-    return ZeroOptions(options.hyperparameters, master=narrow, grad_dtype=grad_dtype, hybrid=plan.hybrid)
 
 
 def _units(model: RankModel, overlap: bool) -> list[nn.Module]:

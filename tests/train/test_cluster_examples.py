@@ -215,18 +215,3 @@ def test_the_library_reads_what_the_page_says_that_it_reads():
     environment = (ROOT / "dualpipe_lab" / "launch" / "cluster" / "environment.py").read_text()
     read = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)*)"', environment))
     assert read <= set(listed)
-
-
-def test_other_variables_are_not_said_to_be_the_library_s():
-    listed = variables_of("Variables that torch, GLOO and NCCL read")
-    needed = {"OMP_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_SOCKET_IFNAME"}
-    assert needed | {"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_DEBUG"} <= set(listed)
-    assert not set(listed) & set(variables_of("Variables that the library reads"))
-
-
-def test_the_page_names_files_that_exist_and_every_file_of_the_folder():
-    texts = [README, *(file.read_text() for file in FOLDER.iterdir() if file.name != "README.md")]
-    named = {path for text in texts for path in re.findall(r"\b((?:examples|tests|book)/[\w./-]*\w\.\w+)", text)}
-    assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
-    linked = set(re.findall(r"\]\(([\w.-]+)\)", README))
-    assert linked == {file.name for file in FOLDER.iterdir()} - {"README.md"}

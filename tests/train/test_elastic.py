@@ -1,33 +1,26 @@
 """A training that is stopped, killed or started with other numbers of ranks goes on with the curve of one process."""
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run, worst
+from training_runs import ENVIRONMENT, LLAMA, OPTIONS, TEXT, V3, plan, run, script, sums_of, torchrun, worst
 
 import dualpipe_lab as lab
 from dualpipe_lab import train
-from dualpipe_lab.dp.checkpoint import saved_steps
+from dualpipe_lab.dp.checkpoint import latest, saved_steps
 from dualpipe_lab.launch.cluster.environment import Environment
-from dualpipe_lab.train.elastic import agree, fitted
-from dualpipe_lab.train.result import read_weights
+from dualpipe_lab.train.run import agree, fitted
 
-HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
 SCRIPT = """
-import json, os, signal, sys
+import os, signal, sys
 import dualpipe_lab as lab
 from dualpipe_lab.train.trainer import Trainer
-from training_runs import LLAMA, plan, run
+from training_runs import LLAMA, plan, run, say
 
 steps, folder, victim = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 started, step = lab.cluster(), Trainer.step
@@ -40,20 +33,9 @@ def deadly(trainer, batch):
 Trainer.step = deadly
 chosen = plan(dp=2, zero=1, num_microbatches=2)
 result = run(LLAMA, chosen, steps=steps, folder=folder, save_every=2, elastic=True, log_every=1, weights=True)
-if started.rank == 0:
-    rows = [(row.step, row.loss, row.norm) for row in result.metrics]
-    sums = {name: float(tensor.double().abs().sum()) for name, tensor in result.weights().items()}
-    print("rows", json.dumps([rows, sums]), flush=True)
+say(result)
 sys.exit(result.exit_code)
 """
-
-
-def torchrun(tmp_path, num_ranks, steps, victim=-1, restarts=0):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    starter = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, "--max-restarts", restarts)
-    command = [sys.executable, *starter, "script.py", steps, tmp_path / "saved", victim]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    return subprocess.Popen(list(map(str, command)), cwd=tmp_path, env=ENVIRONMENT, **pipes)
 
 
 def alone():
@@ -65,20 +47,18 @@ def alone():
     return numbers | where | {"TORCHELASTIC_RESTART_COUNT": "0"}
 
 
-def is_the_curve(said, first, steps):
+def is_the_curve(said, first, steps, config=LLAMA):
     """The rows after step `first`, and the weights, are those of one process that never ended."""
     rows, sums = json.loads(re.search(r"^rows (.*)$", said, re.MULTILINE)[1])
-    expected = train.reference(LLAMA, TEXT, steps, **OPTIONS)
+    expected = train.reference(config, TEXT, steps, **OPTIONS)
     assert [row[0] for row in rows] == list(range(first + 1, steps + 1))
     for (_, loss, norm), right in zip(rows, expected.metrics[first:], strict=True):
-        assert loss == pytest.approx(right.loss, rel=1e-10)
-        assert norm == pytest.approx(right.norm, rel=1e-10)
-    right = {name: float(tensor.abs().sum()) for name, tensor in expected.weights().items()}
-    assert sums == pytest.approx(right, rel=1e-8)
+        assert (loss, norm) == pytest.approx((right.loss, right.norm), rel=1e-10)
+    assert sums == pytest.approx(sums_of(expected.weights()), rel=1e-8)
 
 
 def test_a_killed_rank_is_started_again_and_the_training_goes_on(tmp_path):
-    with torchrun(tmp_path, 2, steps=5, victim=1, restarts=1) as process:
+    with script(tmp_path, SCRIPT, *torchrun(2, 5, tmp_path / "saved", 1, restarts=1)) as process:
         said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     is_the_curve(said, 2, 5)
@@ -86,28 +66,22 @@ def test_a_killed_rank_is_started_again_and_the_training_goes_on(tmp_path):
 
 def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
     """torchrun hands SIGTERM on to its ranks; one of two comes back."""
-    with torchrun(tmp_path, 2, steps=5000) as process:
-        for line in process.stdout:
-            if line.startswith("step 3 "):
-                process.send_signal(signal.SIGTERM)
-                break
+    saved = tmp_path / "saved"
+    with script(tmp_path, SCRIPT, *torchrun(2, 5000, saved, -1), begins="step 3 ") as process:
+        process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=240)
     assert process.returncode != 0
     assert "interrupted by SIGTERM: the training stops after this step" in said
-    step = saved_steps(tmp_path / "saved")[-1]
+    step = saved_steps(saved)[-1]
     assert step >= 3
-    command = [sys.executable, "script.py", str(step + 2), str(tmp_path / "saved"), "-1"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=ENVIRONMENT | alone(), capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    assert "1 rank has come instead of 2: dp 1 = 1 rank, m 2" in done.stdout
-    is_the_curve(done.stdout, step, step + 2)
-    again = run(LLAMA, plan(dp=2, zero=1), steps=step + 2, folder=tmp_path / "saved", elastic=True, weights=True)
-    weights, right = again.weights(), train.reference(LLAMA, TEXT, step + 2, **OPTIONS).weights()
+    with script(tmp_path, SCRIPT, "script.py", step + 2, saved, -1, **alone()) as process:
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "1 rank has come instead of 2: dp 1 = 1 rank, m 2" in said
+    is_the_curve(said, step, step + 2)
+    again = run(LLAMA, plan(dp=2, zero=1), steps=step + 2, folder=saved, elastic=True)
     assert again.metrics == []  # there is nothing left to do
-    largest = max(float(tensor.abs().max()) for tensor in right.values())
-    assert max(float((weights[name] - right[name]).abs().max()) for name in right) < 1e-8 * largest
+    assert again.checkpoint == latest(saved)
 
 
 def test_a_node_that_is_taken_away_while_its_ranks_wait_for_others_is_left_at_once(tmp_path):
@@ -117,15 +91,11 @@ from training_runs import LLAMA, plan, run
 print("begun", flush=True)
 run(LLAMA, plan(dp=2), folder="saved")
 """
-    (tmp_path / "script.py").write_text(code)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    started = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=ENVIRONMENT | started, **pipes) as process:
+    started = alone() | {"WORLD_SIZE": "2"}
+    with script(tmp_path, code, **started) as process:
         while True:
             try:
-                socket.create_connection(("127.0.0.1", port)).close()
+                socket.create_connection(("127.0.0.1", int(started["MASTER_PORT"]))).close()
                 break
             except ConnectionRefusedError:
                 time.sleep(0.1)
@@ -163,10 +133,10 @@ def test_experts_on_a_pipeline_go_on_and_leave_traces(tmp_path):
 def test_experts_on_two_hosts_go_on_with_one_of_them(tmp_path):
     """DualPipe x ep with ZeRO-1 on 2 x 2 ranks; host 1 dies in step 4; two ranks end on the curve of one process."""
     code = """
-import json, sys, time
+import sys, time
 import dualpipe_lab as lab
 from dualpipe_lab.train.trainer import Trainer
-from training_runs import V3, plan, run
+from training_runs import V3, plan, run, say
 
 step, started = Trainer.step, lab.cluster()
 
@@ -178,9 +148,7 @@ def stepped(trainer, batch):
 Trainer.step = stepped
 chosen = plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe", zero=1)
 options = {"folder": sys.argv[1], "traces": sys.argv[2], "trace_every": 1, "save_every": 1, "log_every": 1}
-result = run(V3, chosen, elastic=True, weights=True, **options)
-if started.rank == 0:
-    print("rows", json.dumps([(row.step, row.loss, row.norm) for row in result.metrics]))
+say(run(V3, chosen, elastic=True, weights=True, **options))
 """
     (tmp_path / "script.py").write_text(code)
     saved, traces = tmp_path / "saved", tmp_path / "traces"
@@ -194,39 +162,31 @@ if started.rank == 0:
         ended = hosts.end()
     assert ended.codes == [0, -9], ended.outputs[0]
     assert re.search(r"^rank [01]: last operation: .* and did not end$", ended.outputs[0], re.MULTILINE)
-    rows = json.loads(re.search(r"^rows (.*)$", ended.outputs[0], re.MULTILINE)[1])
-    expected = train.reference(V3, TEXT, 5, **OPTIONS)
-    right = expected.metrics[3:]
-    assert [row[0] for row in rows] == [row.step for row in right] == [4, 5]
-    for (_, loss, norm), row in zip(rows, right, strict=True):
-        assert (loss, norm) == pytest.approx((row.loss, row.norm), rel=1e-10)
-    weights, whole = read_weights(saved / "step-00000005"), expected.weights()
-    assert weights.keys() == whole.keys()
-    largest = max(float(tensor.abs().max()) for tensor in whole.values())
-    assert max(float((weights[name] - whole[name]).abs().max()) for name in whole) < 1e-8 * largest
+    is_the_curve(ended.outputs[0], 3, 5, V3)
     both = [lab.read_traces(traces / name) for name in ("run-0000", "run-0001")]
     assert [(len(found.files), found.steps[-1]) for found in both] == [(4, 3), (2, 5)]
     assert all(found.matching().lost == [] for found in both)
     assert all(m.arrived >= m.sent for found in both for m in found.timeline(found.steps[-1:]).messages)
 
 
-def test_a_second_signal_stops_at_once(tmp_path):
-    """The step takes seconds; nothing is saved, and no rank stays."""
-    code = f"""
+STOPPED = """
+import sys
 from training_runs import LLAMA, plan, run
 if __name__ == "__main__":
-    run(LLAMA, plan(dp=2), steps=5000, folder={str(tmp_path / "saved")!r}, log_every=1, sequence_length=2048)
+    result = run(LLAMA, plan(dp=2), steps=5000, folder="saved", save_every=1, keep=2, log_every=1, sequence_length={})
+    print("ended", result.metrics[-1].step, result.checkpoint)
+    sys.exit(result.exit_code)
 """
-    (tmp_path / "script.py").write_text(code)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([sys.executable, tmp_path / "script.py"], env=ENVIRONMENT, **pipes) as process:
-        for line in process.stdout:
-            if line.startswith("step 1 "):
-                children = psutil.Process(process.pid).children(recursive=True)
-                process.send_signal(signal.SIGTERM)
-                time.sleep(0.3)
-                process.send_signal(signal.SIGTERM)
-                break
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    """The step takes seconds; nothing is saved, and no rank stays."""
+    code = STOPPED.format(2048).replace("save_every=1, keep=2, ", "")
+    with script(tmp_path, code, begins="step 1 ") as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=120)
     assert "interrupted by SIGTERM" in said
     assert process.returncode == 128 + signal.SIGTERM
@@ -234,25 +194,19 @@ if __name__ == "__main__":
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
-def test_a_time_limit_that_comes_near_saves_in_a_script(tmp_path):
-    code = f"""
-import sys
-from training_runs import LLAMA, plan, run
-if __name__ == "__main__":
-    sys.exit(run(LLAMA, plan(dp=2), steps=5000, folder={str(tmp_path / "saved")!r}, log_every=1).exit_code)
-"""
-    (tmp_path / "script.py").write_text(code)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([sys.executable, tmp_path / "script.py"], env=ENVIRONMENT, **pipes) as process:
-        for line in process.stdout:
-            if line.startswith("step 2 "):
-                process.send_signal(signal.SIGUSR1)
-                break
+@pytest.mark.parametrize(("name", "says"), [("SIGINT", "interrupted"), ("SIGUSR1", "interrupted by SIGUSR1")])
+def test_a_script_that_is_stopped_ends_its_step_saves_and_says_so(tmp_path, name, says):
+    """By Ctrl-C, or by a time limit that comes near; only the last two checkpoints are kept."""
+    if not hasattr(signal, name):
+        pytest.skip(f"there is no {name}")
+    with script(tmp_path, STOPPED.format(16), begins="step 2 ") as process:
+        process.send_signal(getattr(signal, name))
         said, _ = process.communicate(timeout=120)
     assert process.returncode == train.Result("", [], interrupted=True).exit_code == 75
-    assert "interrupted by SIGUSR1: the training stops after this step; interrupt again to stop at once" in said
-    assert len(saved_steps(tmp_path / "saved")) == 1
+    assert f"{says}: the training stops after this step; interrupt again to stop at once" in said
+    *_, step = steps = saved_steps(tmp_path / "saved")
+    assert len(steps) == 2
+    assert f"ended {step} saved/step-{step:08d}" in said
 
 
 @pytest.mark.parametrize("config", [LLAMA, V3], ids=["llama", "v3"])

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_a_checkpoint_alone_writes_what_the_ranks_wrote(tmp_path, config, chosen
     """With routers whose biases have moved, drawn and likeliest bytes, and a text longer than a sequence."""
     written = run(config, chosen, folder=tmp_path, sample=PROMPT, steps=2, sample_length=12, temperature=0.5, seed=SEED)
     assert train.generate(tmp_path, PROMPT, 12, 0.5, SEED) == written.text
-    assert train.generate(str(written.checkpoint), PROMPT, 12, 0.5, SEED, config=config) == written.text
+    assert train.generate(str(written.checkpoint), PROMPT, 12, 0.5, SEED) == written.text
     assert train.generate(tmp_path, PROMPT, 12, 0.5, SEED + 1) != written.text
     model = train.read_model(tmp_path)
     assert all(torch.equal(tensor, written.weights()[name]) for name, tensor in model.named_parameters())
@@ -39,8 +39,6 @@ def saved(tmp_path_factory):
 
 
 REFUSED = [
-    ({"config": replace(LLAMA, vocabulary_size=300)}, "vocabulary_size=256, got vocabulary_size=300; use it with"),
-    ({"config": V3}, "model=LlamaConfig, got model=V3MoEConfig"),
     ({"prompt": ""}, "at least 1 byte"),
     ({"sequence_length": 0}, "counts from 1, got 0"),
     ({"source": "/nowhere"}, "no checkpoint in /nowhere"),
@@ -55,22 +53,31 @@ def test_what_cannot_be_written_is_refused_before_any_work(saved, monkeypatch, c
         train.generate(**given)
 
 
-def test_a_checkpoint_that_says_nothing_of_its_model_needs_its_config(saved, tmp_path):
-    silent = tmp_path / saved.name
-    shutil.copytree(saved, silent)
-    index = json.loads((silent / "index.json").read_text())
-    index["values"] |= {"config": None, "sampler": None}
-    (silent / "index.json").write_text(json.dumps(index | {"values_checksum": checksum_of(index["values"])}))
-    known = {"config": LLAMA, "sequence_length": OPTIONS["sequence_length"]}
-    assert train.generate(silent, PROMPT, 5, **known) == train.generate(saved, PROMPT, 5)
-    with pytest.raises(ValueError, match="does not say of which model it is; give config="):
-        train.generate(silent, PROMPT, 5, sequence_length=16)
+def changed(saved, folder, **values):
+    """A copy of a checkpoint with other values than tensors."""
+    shutil.copytree(saved, folder / saved.name)
+    index = json.loads((saved / "index.json").read_text())
+    index["values"] |= values
+    index["values_checksum"] = checksum_of(index["values"])
+    (folder / saved.name / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_checkpoint_says_its_sequence_length_and_its_model(saved, tmp_path):
+    silent = changed(saved, tmp_path / "length", sampler=None)
+    length = OPTIONS["sequence_length"]
+    assert train.generate(silent, PROMPT, 5, sequence_length=length) == train.generate(saved, PROMPT, 5)
     with pytest.raises(ValueError, match="does not say how long its sequences were; give sequence_length="):
-        train.generate(silent, PROMPT, 5, config=LLAMA)
-    for other, message in (
-        (replace(LLAMA, vocabulary_size=300), r"shape \(256, 16\), the model's has \(300, 16\)"),
-        (replace(LLAMA, num_layers=3), "has tensor parameter/layers.3.* the model has not"),
-        (replace(LLAMA, num_layers=5), "has no tensor parameter/layers.4"),
+        train.generate(silent, PROMPT, 5)
+    with pytest.raises(CheckpointError, match="does not say of which model it is"):
+        train.generate(changed(saved, tmp_path / "model", config=None), PROMPT, 5)
+    for number, (other, message) in enumerate(
+        [
+            (replace(LLAMA, vocabulary_size=300), r"shape \(256, 16\), the model's has \(300, 16\)"),
+            (replace(LLAMA, num_layers=3), "has tensor parameter/layers.3.* the model has not"),
+            (replace(LLAMA, num_layers=5), "has no tensor parameter/layers.4"),
+        ]
     ):
+        config = {"model": "LlamaConfig", "config": asdict(other)}
         with pytest.raises(CheckpointError, match=f"{message}.*another model"):
-            train.generate(silent, PROMPT, 5, **known | {"config": other})
+            train.read_model(changed(saved, tmp_path / str(number), config=config))

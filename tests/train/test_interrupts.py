@@ -1,23 +1,19 @@
 """Ctrl-C in a cell and under torchrun: the step ends, the checkpoint is saved, the program goes on; for real.
 
-The third case, a script, is in `test_resume.py`.
+The third case, a script, is in `test_elastic.py`.
 """
 
 import os
 import queue
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 from jupyter_client.manager import start_new_kernel
+from training_runs import ENVIRONMENT, script, torchrun
 
 from dualpipe_lab import train
 from dualpipe_lab.dp.checkpoint import latest, saved_steps
 
-HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
 SAYS = "interrupted: the training stops after this step"
 TRAINING = """
 from training_runs import LLAMA, plan, run
@@ -36,14 +32,9 @@ def is_whole(folder, said):
 
 def test_torchrun_hands_the_interrupt_on_and_all_ranks_stop_after_the_same_step(tmp_path):
     """torchrun sends SIGINT to every rank, and kills those that need more than 30 s; a terminal sends it to all too."""
-    (tmp_path / "script.py").write_text(TRAINING.format(folder=str(tmp_path / "saved")))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, **pipes) as process:
-        for line in process.stdout:
-            if line.startswith("step 2 "):
-                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-                break
+    code = TRAINING.format(folder=str(tmp_path / "saved"))
+    with script(tmp_path, code, *torchrun(2), begins="step 2 ") as process:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         said, _ = process.communicate(timeout=120)
     is_whole(tmp_path / "saved", said)
     assert said.count("ended True") == 2, said  # both ranks

@@ -1,4 +1,4 @@
-"""The progress bar in a terminal, a narrow one and a pipe; metrics in TensorBoard's files and in a CSV file."""
+"""The progress bar in a terminal, a narrow one and a pipe; metrics in a CSV file."""
 
 import fcntl
 import os
@@ -8,14 +8,11 @@ import struct
 import subprocess
 import sys
 import termios
-import types
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
-from dualpipe_lab._optional import MissingExtra
-from dualpipe_lab.train.metrics import MetricFiles, Metrics, check_tensorboard, read_csv
+from dualpipe_lab.train.metrics import Metrics, MetricsFile, read_csv
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -78,68 +75,29 @@ def test_a_pipe_gets_plain_lines():
     assert "\r" not in done.stdout
 
 
-def row(step, norm=None):
-    return Metrics(step, 1 / step, norm, 1e-3, 10.0, 0.5, (1, 2), (3, 4))
-
-
-class Writer:
-    """A stand-in for TensorBoard's `SummaryWriter`: it records the calls."""
-
-    made: ClassVar[list["Writer"]] = []
-
-    def __init__(self, folder, purge_step):
-        self.folder, self.purge_step, self.scalars, self.is_open = folder, purge_step, [], True
-        self.made.append(self)
-
-    def add_scalar(self, name, value, step):
-        assert self.is_open
-        self.scalars.append((name, value, step))
-
-    def close(self):
-        self.is_open = False
-
-
-def test_tensorboard_gets_every_number_of_every_step_once(monkeypatch, tmp_path):
-    """With a stand-in for its package.  A resumed run purges steps that it repeats; what is no number is left out."""
-    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
-    package = types.ModuleType("torch.utils.tensorboard")
-    package.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", package)
-    with MetricFiles(None, tmp_path, first=3) as files:
-        files.write(row(3, norm=2.0))
-        files.write(row(4))
-    (writer,) = Writer.made
-    assert (writer.folder, writer.purge_step, writer.is_open) == (str(tmp_path), 3, False)
-    values = {(name, step): value for name, value, step in writer.scalars}
-    assert len(values) == len(writer.scalars)
-    assert (values["loss", 3], values["norm", 3], values["sent_bytes", 4]) == (1 / 3, 2.0, 2)
-    assert ("norm", 4) not in values
-    assert ("evaluation", 3) not in values
-
-
-def test_without_tensorboard_one_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingExtra, match=r'pip install "dualpipe-lab\[tensorboard\]"'):
-        check_tensorboard()
+def row(step):
+    return Metrics(step, 1 / step, None, 1e-3, 10.0, 0.5, (1, 2), (3, 4))
 
 
 def test_a_file_that_a_kill_cut_short_is_continued_without_double_rows(tmp_path):
-    file = tmp_path / "rows.csv"
-    with MetricFiles(file, None) as files:
-        for step in range(1, 13):
-            files.write(row(step))
+    file = tmp_path / "deep" / "rows.csv"
+    written = MetricsFile(file)
+    for step in range(1, 13):
+        written.write(row(step))
     file.write_text(file.read_text().rpartition("2,0.08")[0])  # the row of step 12 ends behind its first digit
     assert file.read_text().endswith("\n1")
-    with MetricFiles(file, None, first=12) as files:
-        files.write(row(12))
-    assert [each["step"] for each in read_csv(file)] == [str(step) for step in range(1, 13)]
-    assert os.listdir(tmp_path) == ["rows.csv"]
+    MetricsFile(file, first=12).write(row(12))
+    read = read_csv(file)
+    assert [each["step"] for each in read] == [str(step) for step in range(1, 13)]
+    assert [float(each["loss"]) for each in read] == [1 / step for step in range(1, 13)]
+    assert read[0]["sent_bytes"] == "2"
+    assert file.read_text().startswith("step,loss,norm,lr,")
+    assert os.listdir(file.parent) == ["rows.csv"]
 
 
 def test_a_kill_while_the_rows_are_written_anew_loses_none(tmp_path, monkeypatch):
     file = tmp_path / "rows.csv"
-    with MetricFiles(file, None) as files:
-        files.write(row(1))
+    MetricsFile(file).write(row(1))
     before = file.read_text()
 
     def die(*names):
@@ -147,5 +105,5 @@ def test_a_kill_while_the_rows_are_written_anew_loses_none(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "replace", die)
     with pytest.raises(KeyboardInterrupt):
-        MetricFiles(file, None, first=2)
+        MetricsFile(file, first=2)
     assert file.read_text() == before

@@ -13,7 +13,7 @@ from dualpipe_lab.models.multi_token import SECOND
 from dualpipe_lab.train.saved_model import is_second
 
 WEIGHT, STEPS = 0.3, 3
-EXTRAS = {"evaluation": data.frozen_corpus("evaluation"), "evaluate_every": STEPS, "num_evaluations": 1}
+EXTRAS = {"evaluation": data.frozen_corpus("evaluation"), "evaluate_every": STEPS}
 PLANS = [
     plan(dp=2, num_microbatches=2, zero=3, multi_token=WEIGHT),
     plan(pp=2, cp=2, num_microbatches=4, schedule="zero_bubble_h1", multi_token=WEIGHT, loss_chunk=5),
