@@ -58,12 +58,12 @@ class Declared:
 
     @property
     def mirrored(self) -> bool:
-        """Whether several ranks of the pipeline hold it."""
+        """Whether several ranks of the pipeline hold this parameter."""
         return len(self.holders) > 1
 
     @property
     def is_replica(self) -> bool:
-        """Whether another shard or stage has the same gradient, and counts it: of a key head, of a tied weight."""
+        """Whether another rank counts the same gradient in the norm: of a replicated KV head, of a tied weight."""
         return self.tied or (self.shard is not None and self.shard.is_replica)
 
 

@@ -183,7 +183,7 @@ class ShardedAdam:
 
 
 class Reducer(Protocol):
-    """What sums the gradients of a stage over its group."""
+    """A reducer that sums the gradients of a stage over its group."""
 
     def finish(self) -> list[Tensor]:
         """Complete the sums and return them, one tensor for each of `ShardedAdam.shards`."""

@@ -189,7 +189,7 @@ def _bytes(text: str) -> Tensor:
 
 
 class Claim(NamedTuple):
-    """What a rank says about one of its shards before the save: where it lies, and a sample of a weight or buffer."""
+    """One shard as its rank describes it before a save: name, shape, region, and a sample of a weight or buffer."""
 
     name: str
     shape: tuple[int, ...]

@@ -282,7 +282,7 @@ def _assign_weights(
 
 
 def _computes_all_at_once(node: Node) -> bool:
-    """Whether a second visit would repeat work: a custom Function, or a region that foreign hooks recompute."""
+    """Return whether visiting a node twice repeats work: a custom Function, or a region recomputed by foreign hooks."""
     return isinstance(node, BackwardCFunction) or has_foreign_saved_tensors(node)
 
 
@@ -300,7 +300,7 @@ def free_saved_tensors(nodes: Iterable[Node]) -> None:
 
 
 def has_foreign_saved_tensors(node: Node) -> bool:
-    """Whether hooks other than `recompute`'s hold a saved tensor: to unpack it may cost a forward, or a disk access."""
+    """Return whether foreign hooks hold a saved tensor: unpacking may then cost a forward or a disk access."""
     return any(saved.unpack_hook is not None and not isinstance(saved.data, SavedSlot) for saved in saved_tensors(node))
 
 
