@@ -282,7 +282,7 @@ def _assign_weights(
 
 
 def _computes_all_at_once(node: Node) -> bool:
-    """Return whether visiting a node twice repeats work: a custom Function, or a region recomputed by foreign hooks."""
+    """Return whether visiting a node twice repeats work: a custom Function, or one that foreign hooks recompute."""
     return isinstance(node, BackwardCFunction) or has_foreign_saved_tensors(node)
 
 
