@@ -117,7 +117,7 @@ def save(
         tensors = assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
         written = _on_all_ranks(lambda: _write(hidden, token, rank, local, tensors, step), group)
         files = {file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
-        values["random"] = comm.all_gather_object(random_state(optimizer.adam.generator), group)
+        values["random"] = comm.all_gather_object(random_state(), group)
         index = _index_of(step, token, files, tensors, values)
         _on_all_ranks(lambda: _finish(hidden, index, keep) if rank == 0 else None, group)
     return place / folders.name_of(step)
@@ -230,7 +230,7 @@ def _restore(checkpoint: Checkpoint, optimizer: ShardedOptimizer, scaler: LossSc
     if scaler is not None:
         scaler.load_state_dict(values["scaler"])
     if rank < len(values["random"]):
-        set_random_state(values["random"][rank], optimizer.adam.generator)
+        set_random_state(values["random"][rank])
     topology = Topology(**values["topology"]) if values["topology"] else None
     return Restored(checkpoint.step, values["sampler"], values["config"], topology, tuple(checkpoint.reads))
 

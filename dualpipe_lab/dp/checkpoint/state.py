@@ -155,31 +155,27 @@ def _saved_shard(kind: str, name: str, owner: Tensor, view: Tensor, first: int, 
     return SavedShard(f"{kind}/{place.name}", tuple(shape), region, view, is_copy)
 
 
-def random_state(rounding: torch.Generator | None = None) -> dict[str, Any]:
-    """Return the state of random numbers as JSON: of Python, torch, the rounding, and numpy if it is imported.
+def random_state() -> dict[str, Any]:
+    """Return the state of random numbers as JSON: of Python, torch, and numpy if it is imported.
 
     On a GPU torch has a second state, that of the rank's GPU.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
     if (here := device()).type != "cpu":
         state[here.type] = _text(accelerator.current().rng_state(here))
-    if rounding is not None:
-        state["rounding"] = _text(rounding.get_state())
     if "numpy" in sys.modules:
         name, keys, *numbers = sys.modules["numpy"].random.get_state()
         state["numpy"] = [name, keys.tolist(), *numbers]
     return state
 
 
-def set_random_state(state: dict[str, Any], rounding: torch.Generator | None = None) -> None:
+def set_random_state(state: dict[str, Any]) -> None:
     """Restore the state of random numbers; what another kind of device has saved cannot be continued, and is left."""
     version, numbers, spare = state["python"]
     random.setstate((version, tuple(numbers), spare))
     torch.set_rng_state(_bytes(state["torch"]))
     if (here := device()).type in state:
         accelerator.current().set_rng_state(_bytes(state[here.type]), here)
-    if rounding is not None and "rounding" in state:
-        rounding.set_state(_bytes(state["rounding"]))
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
 
