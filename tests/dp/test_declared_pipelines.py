@@ -151,14 +151,12 @@ def compare(config, topology, kinds):
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
     """On whole, split, mirrored and folded pipelines."""
     compare(*CASES[name])
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["tied, pp 2 x dp 2", "pp 2 x ep 2"])
 def test_a_scaled_loss_changes_nothing_and_one_overflow_stops_every_stage(name):
     """float64 and a power of two: norms and weights are the same bits; mirrors, stages and data ranks decide alike."""
