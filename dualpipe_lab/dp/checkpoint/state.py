@@ -255,11 +255,7 @@ def assign_writers(claims_by_rank: list[list[Claim]]) -> dict[str, TensorEntry]:
 
 
 def file_of(rank: int) -> str:
-    """Return the name of a rank's file.
-
-    >>> file_of(3)
-    'rank-00003.safetensors'
-    """
+    """Return the name of a rank's file, such as rank-00003.safetensors."""
     return f"rank-{rank:05d}.safetensors"
 
 

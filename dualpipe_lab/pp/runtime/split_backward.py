@@ -35,8 +35,13 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dualpipe_lab._private import accumulate_grad_node, reentrant_checkpoint_node, saved_tensors
-from dualpipe_lab.grad_ready import accumulation_hooks, synchronizers_of
+from dualpipe_lab._private import (
+    accumulate_grad_node,
+    post_accumulate_grad_hooks,
+    reentrant_checkpoint_node,
+    saved_tensors,
+)
+from dualpipe_lab.grad_ready import synchronizers_of
 from dualpipe_lab.pp.runtime.recompute import SavedSlot
 
 Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type for it
@@ -136,7 +141,7 @@ def accumulate_grad(weight: Tensor, grad: Tensor, is_new: bool = False) -> None:
             weight.grad = grad.to(weight.grad_dtype or grad.dtype, copy=not is_new)
         else:
             weight.grad += grad
-    for hook in accumulation_hooks(weight):
+    for hook in post_accumulate_grad_hooks(weight):
         hook(weight)
 
 
