@@ -27,7 +27,7 @@ def _is_kernel() -> bool:
     kernel = sys.modules.get("ipykernel.kernelapp")
     if kernel is None or not kernel.IPKernelApp.initialized():
         return False
-    from multiprocessing import parent_process  # here: an import of pure data has milliseconds
+    from multiprocessing import parent_process  # here, because importing pure data should take milliseconds
 
     return parent_process() is None
 

@@ -39,12 +39,13 @@ class Synchronizer:
         is_sharded: whether a rank keeps only its shard of each sum.
         sums_tied: whether the optimizer adds a weight that several stages hold, once its sums are complete.
         sums_partial: whether it then adds gradients that layers left partial.
+        is_final: whether the sums of this step are complete, so that no backward may add to them.
     """
 
     group: Group | None
     name = ""
     is_sharded = False
-    sums_tied = sums_partial = False
+    sums_tied = sums_partial = is_final = False
 
     def check_stage(self, module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
         """Raise ValueError if the gradients of a stage cannot be summed; `parameters` are those managed here."""
@@ -78,16 +79,17 @@ class Synchronizer:
         """Return this rank's shard of each gradient; None if `.grad` is the full one until the sums begin."""
         return None
 
+    def check_open(self) -> None:
+        """Raise ValueError for a backward after the sums of its step."""
+        if self.is_final:
+            raise ValueError("a backward adds to gradients that are summed already; call zero_grad() before it")
+
     def check_addition(self, parameters: Collection[nn.Parameter]) -> None:
         """Raise ValueError if nothing can be added to these gradients now, because their sum has been launched."""
 
 
 class AccumulationHook:
-    """A hook that calls a method whenever a backward has added to the gradient of a parameter.
-
-    The hook does not keep the method's object alive: Python's garbage collector cannot see through torch's hooks, and
-    an object that refers to the parameter would never be freed.
-    """
+    """Calls a method without keeping its object alive: Python's garbage collector cannot see through torch's hooks."""
 
     def __init__(self, method: Callable[[nn.Parameter], None], owner: Callable[[], Synchronizer | None]) -> None:
         self._method, self.owner = WeakMethod(method), owner
@@ -104,21 +106,15 @@ def register_grad_hook(
 ) -> Any:
     """Call a method whenever a backward has added to the parameter's gradient; return the handle that removes it.
 
-    The hook does not keep the method's object alive.  A pipeline finds the `owner` by this hook and tells it when
-    gradients are complete.
+    A pipeline finds the `owner` by this hook and tells it when gradients are complete.
     """
     hook = AccumulationHook(method, ref(owner) if owner is not None else lambda: None)
     return parameter.register_post_accumulate_grad_hook(hook)
 
 
-def accumulation_hooks(parameter: Tensor) -> list[Callable[[Tensor], None]]:
-    """Return the hooks that torch calls when a backward has added to a gradient."""
-    return post_accumulate_grad_hooks(parameter)
-
-
 def synchronizers_of(parameter: Tensor) -> list[Synchronizer]:
     """Return the reducers that sum the gradient of a parameter: in most cases none, or one."""
-    owners = [hook.owner() for hook in accumulation_hooks(parameter) if isinstance(hook, AccumulationHook)]
+    owners = [hook.owner() for hook in post_accumulate_grad_hooks(parameter) if isinstance(hook, AccumulationHook)]
     return [owner for owner in owners if owner is not None]
 
 

@@ -66,7 +66,7 @@ class LatentRing:
         return ring_attention(q, k, v, self.layout, group=self.group, kernel=self.kernel)
 
     def takes_latents(self, sizes: LatentSizes, num_heads: int) -> bool:
-        """Whether latents travel, for a layer with so many heads on this rank."""
+        """Return whether the ring sends latents instead of keys and values, for a layer with so many local heads."""
         return self.sends == "latents" or (self.sends == "auto" and sends_latents(sizes, num_heads))
 
     def of_latents(self, q: Tensor, latents: Tensor, unfold: Tensor, sizes: LatentSizes) -> Tensor:
@@ -75,7 +75,7 @@ class LatentRing:
 
 
 def sends_latents(sizes: LatentSizes, num_heads: int) -> bool:
-    """Whether a latent and its key position are fewer numbers than keys and values of so many heads, as they travel.
+    """Return whether the latents of a token are fewer numbers than the keys and values of `num_heads` heads.
 
     >>> [sends_latents(LatentSizes(), heads) for heads in (1, 2, 128)]
     [False, True, True]

@@ -40,7 +40,7 @@ class Hyperparameters:
 
 
 _BLOCK = 2**18  # elements: the eight passes of an update then find a shard's numbers in a processor's cache
-# of a parameter's name and value: no weight decay for norms, and the like
+# takes a parameter's name and value and returns its hyperparameters, such as no weight decay for norms
 HyperparametersOf = Callable[[str, nn.Parameter], Hyperparameters]
 
 

@@ -46,17 +46,6 @@ def bytes_per_parameter(stage: Stage, num_ranks: int, precision: Precision = BF1
     return sum((Fraction(part, num_ranks if place < shared else 1) for place, part in enumerate(parts)), Fraction(0))
 
 
-def held_bytes(stage: Stage, num_ranks: int, padded_numel: int, precision: Precision = BF16) -> int:
-    """Return the bytes that one rank holds of buffers that are padded to a multiple of the number of ranks.
-
-    >>> held_bytes("zero1", 3, padded_numel=36)
-    288
-    """
-    if padded_numel % num_ranks:
-        raise ValueError(f"{padded_numel} elements do not divide among {num_ranks} ranks; pad each buffer first")
-    return int(bytes_per_parameter(stage, num_ranks, precision) * padded_numel)
-
-
 def sent_bytes(
     stage: Stage,
     num_ranks: int,

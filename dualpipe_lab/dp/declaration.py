@@ -58,12 +58,12 @@ class Declared:
 
     @property
     def mirrored(self) -> bool:
-        """Whether several ranks of the pipeline hold it."""
+        """Whether several ranks of the pipeline hold this parameter."""
         return len(self.holders) > 1
 
     @property
     def is_replica(self) -> bool:
-        """Whether another shard or stage has the same gradient, and counts it: of a key head, of a tied weight."""
+        """Whether another rank counts the same gradient in the norm: of a replicated KV head, of a tied weight."""
         return self.tied or (self.shard is not None and self.shard.is_replica)
 
 
@@ -89,7 +89,8 @@ def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0)
     ('0.weight', (6, 3), ('tp',))
     """
     full_name, shards, tied = full_name_of(module), shards_of(module), _tied(module)
-    holders, stage_of = holders_of(program), _stage_of(module, program, pp_rank)
+    holders, stages = holders_of(program), _stages(module, program, pp_rank)
+    stage_of = {parameter: index for index in reversed(stages) for parameter in stages[index].parameters()}
     found = {}
     for name, parameter in module.named_parameters():
         shard, stage = shards.get(name), stage_of.get(parameter)
@@ -186,12 +187,7 @@ class Declaration:
         return frozenset(declared.axes) | {mark for mark, holds in marks.items() if holds} | tied | partial
 
     def counts(self, parameter: nn.Parameter, is_sharded: bool) -> bool:
-        """Return whether this rank's values of a parameter count in the norm of the full model.
-
-        Args:
-            parameter: of the module.
-            is_sharded: whether ZeRO shards it over its copies.
-        """
+        """Return whether this rank's values of a parameter, sharded by ZeRO or not, count in the full model's norm."""
         kind = self.kind(parameter)
         if kind & {"replica", "mirror"} or ("tp" not in kind and self.mesh.rank("tp") > 0):
             return False
@@ -261,9 +257,8 @@ class TiedStages:
         self._group: Group | None = None
         self._is_local = all(holders.get(index, ()) == tuple(ranks) for index in names)
         if not self._is_local:
-            groups = [[group[rank] for rank in ranks] for group in mesh.topology.groups("pp")]
-            made = [(comm.new_group(group), group) for group in groups]
-            self._group = next((group for group, members in made if mesh.global_rank in members), None)
+            groups = [tuple(group[rank] for rank in ranks) for group in mesh.topology.groups("pp")]
+            self._group = _make(groups, mesh.global_rank)
 
     def add(self, gradients: Mapping[int, Tensor]) -> None:
         """Replace this rank's gradients of the weight, by stage, by the sum over all stages."""
@@ -310,11 +305,7 @@ def broadcast_over(tensor: Tensor, copies: Copies) -> None:
 
 
 def check_mesh(module: nn.Module, mesh: Mesh) -> None:
-    """Refuse a module whose layers are sharded over other ranks than a mesh says.
-
-    Raises:
-        ValueError: sums would mix the gradients of other shards, or leave out those of replicas.
-    """
+    """Raise ValueError for layers sharded over other ranks than a mesh says: sums would mix or leave out gradients."""
     for name, layer in module.named_modules():
         for group in (getattr(layer, "partial", None) or {}).values():
             if not set(members(group)) <= set(mesh.ranks("tp")):
@@ -353,10 +344,10 @@ def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
     return Copies(within, across if len(members(within)) < len(mine) else None)
 
 
-def _make(all_ranks: list[tuple[int, ...]], rank: int) -> Group:
-    """Make groups, as every rank of the world does, and return the one with this rank."""
+def _make(all_ranks: list[tuple[int, ...]], rank: int) -> Group | None:
+    """Make groups, as every rank of the world does, and return the one with this rank, if there is one."""
     made = [comm.new_group(ranks) for ranks in all_ranks]
-    return next(group for group, ranks in zip(made, all_ranks, strict=True) if rank in ranks)
+    return next((group for group, ranks in zip(made, all_ranks, strict=True) if rank in ranks), None)
 
 
 def _check_program(mesh: Mesh, program: Program | None) -> None:
@@ -380,11 +371,6 @@ def _stages(module: nn.Module, program: Program | None, pp_rank: int) -> Mapping
             "which is which; give it `stages`, a mapping from each number to its module"
         )
     return {here[0]: module}
-
-
-def _stage_of(module: nn.Module, program: Program | None, pp_rank: int) -> dict[nn.Parameter, int]:
-    stages = _stages(module, program, pp_rank)
-    return {parameter: int(index) for index in reversed(stages) for parameter in stages[index].parameters()}
 
 
 def _tied(module: nn.Module) -> dict[nn.Parameter, str]:

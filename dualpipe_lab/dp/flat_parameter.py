@@ -94,7 +94,7 @@ class FlatParameter:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there are gradients that have not been reduce-scattered."""
+        """Return whether some gradients have not been reduce-scattered yet."""
         return self._grads is not None
 
     def take(self, parameter: nn.Parameter) -> None:

@@ -103,7 +103,7 @@ class ShardedAdam:
         self.num_steps = 0
         self._declaration, self._options, self._is_sharded = declaration, options, is_sharded
         # of the CPU, so that every device rounds alike and any may resume: 4 bytes per weight and step go to a GPU
-        self.generator = None if options.rounding_seed is None else torch.Generator()
+        self._generator = None if options.rounding_seed is None else torch.Generator()
 
     def kind(self, parameter: nn.Parameter) -> Kind:
         """Return what a parameter must have in common with its neighbours in a buffer."""
@@ -115,7 +115,7 @@ class ShardedAdam:
         """Make the optimizer state of elements `start` to `stop` of a bucket, whose weights are `working`."""
         first = bucket.parameters[0]
         master = self._options.master and working.element_size() == 2  # fp32 weights are their own masters
-        generator = self.generator if working.dtype == torch.bfloat16 else None
+        generator = self._generator if working.dtype == torch.bfloat16 else None
         adam = AdamShard(working, self.kind(first).hyperparameters, master, generator)
         self.shards.append(LocalShard(bucket, start, stop, adam, self._declaration.counts(first, self._is_sharded)))
 
@@ -169,11 +169,11 @@ class ShardedAdam:
 
     def _seed_rounding(self, shard: LocalShard) -> None:
         """Draw by name, so that all copies round alike: mirrored stages come in another order, for one."""
-        if self.generator is not None:
+        if self._generator is not None:
             first = self._declaration.parameters[shard.bucket.parameters[0]]
             part = None if first.shard is None else first.shard.start
             key = f"{self._options.rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
-            self.generator.manual_seed(zlib.crc32(key.encode()))
+            self._generator.manual_seed(zlib.crc32(key.encode()))
 
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""
@@ -183,7 +183,7 @@ class ShardedAdam:
 
 
 class Reducer(Protocol):
-    """What sums the gradients of a stage over its group."""
+    """A reducer that sums the gradients of a stage over its group."""
 
     def finish(self) -> list[Tensor]:
         """Complete the sums and return them, one tensor for each of `ShardedAdam.shards`."""

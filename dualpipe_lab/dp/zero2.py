@@ -102,13 +102,13 @@ class BucketReducer(Synchronizer):
                 register_grad_hook(parameter, self._accumulated, self)
         self._filling: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: its buffer, and the views of it
         self._in_flight: tuple[int, Pending[Tensor]] | None = None
-        self._num_done, self._is_pipelined, self._is_final = 0, False, False
+        self._num_done, self._is_pipelined, self.is_final = 0, False, False
         self._missing: dict[int, set[nn.Parameter]] = {}  # by bucket of the current backward, in launch order
         self._is_running = False
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
         """Move a gradient into its bucket, and launch the buckets that are full now."""
-        self._check_open()
+        self.check_open()
         if not self._is_running and not self._is_pipelined:
             self._begin_by_itself()
         self._move(parameter)
@@ -145,24 +145,24 @@ class BucketReducer(Synchronizer):
             self.end_backward(self._position)
         if self._filling:
             raise ValueError(_OUTSIDE)
-        self._is_final = True
+        self.is_final = True
         return self.shards
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradient shards to zero and start a step of so many backwards."""
-        self._num_done, self._is_pipelined, self._is_final = 0, False, False
+        self._num_done, self._is_pipelined, self.is_final = 0, False, False
         self.num_backwards = self.num_backwards if num_backwards is None else num_backwards
         for shard in self.shards:
             shard.zero_()
 
     def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
         """Let a pipeline say when a backward begins and ends."""
-        self._check_open()
+        self.check_open()
         self._is_pipelined = True
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
         """Expect the gradients of one stage and microbatch; a bucket is launched when it is full."""
-        self._check_open()
+        self.check_open()
         self._is_running = True
         for parameter in parameters:
             self._missing.setdefault(self._position[parameter][0], set()).add(parameter)
@@ -203,10 +203,6 @@ class BucketReducer(Synchronizer):
         except RuntimeError as error:
             raise ValueError(_OUTSIDE) from error
         self.begin_backward(self._position, False)
-
-    def _check_open(self) -> None:
-        if self._is_final:
-            raise ValueError("a backward adds to gradients that are summed already; call zero_grad() before it")
 
 
 _OUTSIDE = (

@@ -130,14 +130,7 @@ class Zero3(ShardedOptimizer):
 
 
 class UnitReducer(Synchronizer):
-    """Gathers the weights of each unit when it works, and reduce-scatters its gradients when its backward has ended.
-
-    Args:
-        module: the root; its unit is added last.
-        group: the ranks that the weights are sharded over.
-        names: of the parameters.
-        reshard_after_forward: free the units between forward and backward.
-    """
+    """Gathers the weights of each unit when it works, and reduce-scatters its gradients when its backward has ended."""
 
     name, is_sharded = "Zero3", True
 
@@ -152,7 +145,7 @@ class UnitReducer(Synchronizer):
         self._due: list[_Unit] | None = None  # units that have to scatter in this backward; None: a pipeline says
         self._borders: set[int] = set()  # units with which a stage begins: no prefetch across them
         self._in_flight: list[Pending[None]] = []
-        self._is_pipelined = self._is_final = self.in_backward = False
+        self._is_pipelined = self.is_final = self.in_backward = False
 
     def add_unit(self, module: nn.Module, flats: list[FlatParameter]) -> None:
         """Register the hooks of the next unit, or of the root."""
@@ -186,7 +179,7 @@ class UnitReducer(Synchronizer):
 
     def open(self, unit: "_Unit") -> None:
         """Gather a unit for its backward, prefetch the previous one, and close those whose backward has ended."""
-        self._check_open()
+        self.check_open()
         if unit.num_holds:
             return
         if not self.in_backward:
@@ -235,12 +228,12 @@ class UnitReducer(Synchronizer):
         """Return the gradient shards: every backward has completed its sums."""
         if any(flat.has_gradients for flat in self.flats):
             raise ValueError(_OUTSIDE)
-        self._is_final = True
+        self.is_final = True
         return [flat.grad for flat in self.flats if flat.grad is not None]
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradient shards to zero."""
-        self._is_pipelined = self._is_final = False
+        self._is_pipelined = self.is_final = False
         for flat in self.flats:
             if flat.grad is not None:
                 flat.grad.zero_()
@@ -260,13 +253,13 @@ class UnitReducer(Synchronizer):
 
     def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
         """Let a pipeline say when a backward begins and ends."""
-        self._check_open()
+        self.check_open()
         self._is_pipelined = True
         self._borders = {min(self._unit_of[parameter].index for parameter in stage) for stage in stages}
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
         """Expect the gradients of one stage and microbatch; its units scatter in reverse order."""
-        self._check_open()
+        self.check_open()
         self._due = self._units_of(parameters)
 
     def hold(self, parameters: Collection[nn.Parameter]) -> None:
@@ -320,10 +313,6 @@ class UnitReducer(Synchronizer):
 
     def _order(self, unit: "_Unit") -> int:
         return 1 if unit is self.root else -unit.index
-
-    def _check_open(self) -> None:
-        if self._is_final:
-            raise ValueError("a backward adds to gradients that are summed already; call zero_grad() before it")
 
 
 class _Unit:

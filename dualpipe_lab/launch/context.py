@@ -85,7 +85,7 @@ class RankContext:
 
     @property
     def device(self) -> "torch.device":
-        """Where the tensors of this rank live: the GPU of its number on this machine with NCCL, the CPU otherwise."""
+        """The device of this rank's tensors: under NCCL the GPU of its local rank, otherwise the CPU."""
         if self._device is None:
             import torch
 

@@ -38,7 +38,7 @@ def sweep() -> list[Path]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the owner has gone; its number may be unknown here because it lives in another container."""
+    """Return whether the owner has ended; a process in another container has no number here."""
     owner = path.name.removeprefix(PREFIX).partition("-")[0]
     return owner.isdigit() and not is_running(int(owner)) and _is_unlocked(path)
 

@@ -144,7 +144,7 @@ def processes_with(variable: str) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this number, whoever owns it."""
+    """Return whether a process with this number exists, under any user."""
     with suppress(PermissionError):
         try:
             os.kill(pid, 0)

@@ -52,7 +52,7 @@ def check_world(environment: Environment, world_size: int | None) -> int:
 
 
 def ignored(config: LaunchConfig, output: str, start: str | None) -> list[str]:
-    """What the arguments of `launch` ask for that nobody can do here, each as a sentence."""
+    """Return one sentence for each argument of `launch` that cannot be honoured in a started world."""
     found = []
     if config.link is not None:
         found.append(f"messages take the time of real links here, and link={config.link!r} is ignored")

@@ -1,4 +1,4 @@
-"""`MultiTokenStage`: the last stage of a V3-style model, which predicts a second token too, in training alone.
+"""`MultiTokenStage`: the last stage of a V3-style model, which predicts a second token as well, only in training.
 
 Chapter: book/whole/two-tokens.  In: x_BSD or ids_BS, and the ids and targets one position further.
 Out: logits_BSV of the next token, and the weighted loss of the one after it.

@@ -52,7 +52,7 @@ class LatentTraffic:
         self.stage.sum_output()
 
     def backward(self) -> None:
-        """Enter its backward."""
+        """Enter the calls of the backward."""
         stage, rank = self.stage, self.sizes.kv_rank
         stage.gather_output_grad()
         stage.ring("backward")
@@ -162,7 +162,7 @@ def second_forward(stage: StageTraffic, number: int) -> None:
 
 
 def second_backward(stage: StageTraffic, number: int, has_table: bool) -> None:
-    """Enter its backward; `has_table`: the embedding is a copy, which the part itself looks up."""
+    """Enter the calls of the backward; `has_table`: this stage looks tokens up in its own copy of the embedding."""
     if stage.plan.recompute:
         if has_table:
             stage.sum_output()

@@ -240,7 +240,7 @@ class PlanFields:
         return [f"{'hybrid ' if self.hybrid else ''}ZeRO-{self.zero}"] if self.zero else []
 
     def _tail(self) -> list[str]:
-        """What belongs to no axis that has more than one rank."""
+        """Return the fields that are printed after the axes."""
         tail = [f"m {self.num_microbatches}"] if self.pp == 1 and self.num_microbatches > 1 else []
         tail += self._zero() if self.dp == 1 else []
         tail += [f"ep {self.ep} within the data ranks"] if self.experts_in_data and self.ep > 1 else []

@@ -78,7 +78,7 @@ class _Parts:
         self.layers: dict[bool, list[Held]] = {}  # by whether they have experts
 
     def stage(self, layers: range, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
-        """Yield unit, elements and kind of every parameter, in order; a stage in pieces or with a tied table is one."""
+        """Yield unit, elements and kind of every parameter, in order; pieces or a tied table make a stage one unit."""
         table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
         numel, kind = table
         is_one = self.config.tied and is_first and is_last

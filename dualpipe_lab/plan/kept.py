@@ -79,12 +79,12 @@ class LayerTable:
 
     @cached_property
     def layer_bytes(self) -> int:
-        """What one layer keeps while its forward is not recomputed."""
+        """Bytes that a layer saves for its backward without recomputation."""
         return sum(tensor.num_bytes for tensor in self.layer())
 
     @property
     def stored_bytes(self) -> int:
-        """What one layer keeps from its forward to its backward: with recomputation its input alone."""
+        """Bytes that a layer saves between forward and backward; with recomputation only its input."""
         return self.boundary_bytes if self.plan.recompute else self.layer_bytes
 
     @property
@@ -94,7 +94,7 @@ class LayerTable:
 
     @property
     def loss_bytes(self) -> int:
-        """What the loss takes on top of what is kept, while it or its gradient is computed."""
+        """Bytes of temporaries while the loss or its gradient is computed."""
         return self._num_logits * _LOSS_BYTES
 
     @property
@@ -104,20 +104,20 @@ class LayerTable:
 
     @property
     def head_bytes(self) -> int:
-        """What the head's backward takes: the gradients of logits and weight, the head's input and its gradient."""
+        """Bytes of temporaries in the head's backward: gradients of logits and weight, the input and its gradient."""
         weight = self.shard(self._sizes.vocabulary_size) * self.hidden
         return (self._num_logits + weight + 2 * self.num_tokens * self.hidden) * self.element
 
     @cached_property
     def backward_bytes(self) -> int:
-        """What a layer's backward takes at most: in its network, between the two or three products."""
+        """Largest bytes of temporaries in a layer's backward: in its network, between the two or three products."""
         gradients = self.local_tokens * self.hidden + 4 * self._inner
         gathered = self.num_tokens * self.hidden if self.plan.sequence_parallel else 0
         return (gradients + gathered + max(self.weights())) * self.element
 
     @property
     def working_bytes(self) -> int:
-        """What a layer's backward takes above what is stored of it: with recomputation all of the layer is back."""
+        """Bytes that a layer's backward adds to what is saved; with recomputation all saved tensors exist again."""
         return self.backward_bytes + self.layer_bytes - self.stored_bytes
 
     def weights(self) -> list[int]:
@@ -308,7 +308,7 @@ class ExpertTable(LayerTable):
 
     @property
     def stored_bytes(self) -> int:
-        """What the layer keeps from its forward to its backward: with recomputation its input, and its routes."""
+        """Bytes that the layer saves between forward and backward; with recomputation its input and its routes."""
         if not self.plan.recompute:
             return self.layer_bytes
         if not self.plan.overlap:
@@ -330,7 +330,7 @@ class ExpertTable(LayerTable):
 
     @cached_property
     def backward_bytes(self) -> int:
-        """What a layer's backward takes at most: among its experts, whose gradients are computed in one call."""
+        """Largest bytes of temporaries in a layer's backward: in the experts, whose gradients one call computes."""
         outputs, rows = self.num_slots * self.hidden, self.num_received
         inner = rows * (self.hidden + 4 * self.sparse.expert_ffn_size)
         weights = self.sparse.num_experts // self.plan.ep * self.sparse.expert_parameters

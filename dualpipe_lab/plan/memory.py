@@ -104,7 +104,7 @@ class Memory:
         return max(self.places.values(), key=lambda one: one.total)
 
     def fits(self, num_bytes: float) -> bool:
-        """Whether every rank needs at most so many bytes."""
+        """Return whether every rank needs at most `limit` bytes."""
         return self.largest.total <= num_bytes
 
     def __str__(self) -> str:

@@ -68,7 +68,7 @@ class ParameterSums:
 
 @dataclass(frozen=True)
 class SumsTable:
-    """Who sums what with whom, under one plan; it prints as a table."""
+    """The reductions of one step under one plan: which ranks sum which gradients; prints as a table."""
 
     title: str
     rows: tuple[ParameterSums, ...]

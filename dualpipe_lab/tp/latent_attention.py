@@ -43,7 +43,7 @@ class AttendLatents(Protocol):
         """Return `o_BHSD` of queries, keys and values."""
 
     def takes_latents(self, sizes: LatentSizes, num_heads: int) -> bool:
-        """Whether it is given latents, for so many heads on this rank."""
+        """Return whether the attention is given latents, for so many local heads."""
 
     def of_latents(self, q: Tensor, latents: Tensor, unfold: Tensor, sizes: LatentSizes) -> Tensor:
         """Return `o_BHSV` of `q_BHSK`, `c_BSC` (latent, rotated key position) and the weight that unfolds."""

@@ -65,5 +65,5 @@ class LatentSizes:
         return sum(self.replicated(hidden_size)) + num_heads * (queries + unfolded + hidden_size * self.value)
 
     def is_shorter(self, num_heads: int) -> bool:
-        """Whether latent and key position are fewer numbers than keys and values of so many heads, of one width."""
+        """Return whether a token's latent has fewer numbers than its keys and values in `num_heads` heads."""
         return self.cached < 2 * num_heads * max(self.key, self.value)

@@ -88,7 +88,7 @@ class Shard(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is the full tensor."""
+        """Whether the shard is the full tensor."""
         return self.stop - self.start == self.size
 
     def of(self, full: Tensor) -> Tensor:

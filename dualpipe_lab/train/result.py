@@ -47,7 +47,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """What a script exits with: 0, or `EX_TEMPFAIL` (75) if it was interrupted, so that a scheduler restarts it."""
+        """Exit code for a script: 0, or `EX_TEMPFAIL` (75) after an interrupt, so that a scheduler restarts it."""
         return getattr(os, "EX_TEMPFAIL", 75) if self.interrupted else 0
 
     @property

@@ -1,4 +1,4 @@
-"""What drawings share: the <svg> element around them, and how a notebook shows it."""
+"""Shared by drawings: the surrounding <svg> element and its display in a notebook."""
 
 from collections.abc import Iterable
 from html import escape

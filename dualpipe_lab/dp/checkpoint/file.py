@@ -54,20 +54,12 @@ class Header(NamedTuple):
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Return whether the format has this type.
-
-    >>> is_known(torch.bfloat16), is_known(torch.complex64)
-    (True, False)
-    """
+    """Return whether the format has this type."""
     return dtype in _CODES
 
 
 def size_of(name: str) -> int:
-    """Return the bytes of an element of the type with this name; 0 if the format has no such type.
-
-    >>> size_of("bfloat16"), size_of("load")
-    (2, 0)
-    """
+    """Return the bytes of an element of the type with this name; 0 if the format has no such type."""
     return next((dtype.itemsize for dtype in _CODES if str(dtype) == f"torch.{name}"), 0)
 
 

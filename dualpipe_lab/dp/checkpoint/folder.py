@@ -24,11 +24,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
 
 
 def name_of(step: int) -> str:
-    """Return the name of a step's folder.
-
-    >>> name_of(10)
-    'step-00000010'
-    """
+    """Return the name of a step's folder, such as step-00000010."""
     return f"step-{step:08d}"
 
 

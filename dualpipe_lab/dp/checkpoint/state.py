@@ -189,7 +189,7 @@ def _bytes(text: str) -> Tensor:
 
 
 class Claim(NamedTuple):
-    """What a rank says about one of its shards before the save: where it lies, and a sample of a weight or buffer."""
+    """One shard as its rank describes it before a save: name, shape, region, and a sample of a weight or buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -255,11 +255,7 @@ def assign_writers(claims_by_rank: list[list[Claim]]) -> dict[str, TensorEntry]:
 
 
 def file_of(rank: int) -> str:
-    """Return the name of a rank's file.
-
-    >>> file_of(3)
-    'rank-00003.safetensors'
-    """
+    """Return the name of a rank's file, such as rank-00003.safetensors."""
     return f"rank-{rank:05d}.safetensors"
 
 

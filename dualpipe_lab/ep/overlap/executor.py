@@ -405,7 +405,7 @@ class MicrobatchPass:
 
 
 class Pass(Protocol):
-    """What `execute` needs of a half of an order: a `MicrobatchPass`, or a stage that runs whole."""
+    """One half of an order for `execute`: a `MicrobatchPass`, or a stage that runs without pieces."""
 
     def run(self, op: Op) -> None: ...
 

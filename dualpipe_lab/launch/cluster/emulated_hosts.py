@@ -127,7 +127,7 @@ class EmulatedHosts:
             time.sleep(0.05)
 
     def output(self, host: int) -> str:
-        """What a host has printed so far in this job, without torchrun's lines about threads and its own log."""
+        """Return the output of a host in this job so far, without torchrun's own lines."""
         path = self._path(host)
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(line for line in lines if not _NOISE.search(line))

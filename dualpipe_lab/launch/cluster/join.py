@@ -98,7 +98,7 @@ def stay() -> None:
 
 @dataclass(frozen=True)
 class Interface:
-    """What GLOO listens on: the value of GLOO_SOCKET_IFNAME, its first address, and what is unusual about it."""
+    """The network interface of GLOO: its name, its first address, and a note if the choice is unusual."""
 
     name: str
     address: str

@@ -1,1 +1,1 @@
-"""What a rank writes down while it runs: the ledger of its messages, the trace of its time, and where it stands."""
+"""The record of a running rank: the ledger of its messages, the trace of its time, and its status."""

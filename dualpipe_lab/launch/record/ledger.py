@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def is_large(self) -> bool:
-        """Whether its tensors have 1 MiB or more on average."""
+        """Whether the tensors have 1 MiB or more on average."""
         return self.tensor_bytes >= self.count * SMALLEST
 
 

@@ -170,7 +170,7 @@ def match(traces: list[RankTrace]) -> Matching:
 
 
 def clock_note(traces: list[RankTrace]) -> str:
-    """What a timeline of several clocks says behind its name: how far two of its times may be off; empty for one clock.
+    """Return the note behind a timeline's name: how far apart two clocks may be; empty for one clock.
 
     >>> clock_note([RankTrace(0), RankTrace(1, error_ns=31_000), RankTrace(2, error_ns=4_500)])
     ', clocks within 36 us'

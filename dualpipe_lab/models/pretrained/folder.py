@@ -30,7 +30,7 @@ FP8, SCALE_TYPE, SCALE = torch.float8_e4m3fn, torch.float32, "_scale_inv"
 
 
 class Stored(NamedTuple):
-    """Where a tensor is, and what it is there."""
+    """File, position, shape and dtype of a tensor."""
 
     file: Path
     dtype: torch.dtype

@@ -231,7 +231,7 @@ class GradientSync:
             owner.ready(parameters)
 
     def needs_mirror(self, index: int) -> bool:
-        """Whether the gradients of a stage are complete only when those of its mirror have been added."""
+        """Return whether a stage's gradients are incomplete until the gradients of its mirror are added."""
         return self._sum_mirrors and self._replicated.is_replicated(index)
 
     def check_mirrors(self) -> None:

@@ -35,8 +35,13 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dualpipe_lab._private import accumulate_grad_node, reentrant_checkpoint_node, saved_tensors
-from dualpipe_lab.grad_ready import accumulation_hooks, synchronizers_of
+from dualpipe_lab._private import (
+    accumulate_grad_node,
+    post_accumulate_grad_hooks,
+    reentrant_checkpoint_node,
+    saved_tensors,
+)
+from dualpipe_lab.grad_ready import synchronizers_of
 from dualpipe_lab.pp.runtime.recompute import SavedSlot
 
 Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type for it
@@ -136,7 +141,7 @@ def accumulate_grad(weight: Tensor, grad: Tensor, is_new: bool = False) -> None:
             weight.grad = grad.to(weight.grad_dtype or grad.dtype, copy=not is_new)
         else:
             weight.grad += grad
-    for hook in accumulation_hooks(weight):
+    for hook in post_accumulate_grad_hooks(weight):
         hook(weight)
 
 
@@ -282,7 +287,7 @@ def _assign_weights(
 
 
 def _computes_all_at_once(node: Node) -> bool:
-    """Whether a second visit would repeat work: a custom Function, or a region that foreign hooks recompute."""
+    """Return whether visiting a node twice repeats work: a custom Function, or one that foreign hooks recompute."""
     return isinstance(node, BackwardCFunction) or has_foreign_saved_tensors(node)
 
 
@@ -300,7 +305,7 @@ def free_saved_tensors(nodes: Iterable[Node]) -> None:
 
 
 def has_foreign_saved_tensors(node: Node) -> bool:
-    """Whether hooks other than `recompute`'s hold a saved tensor: to unpack it may cost a forward, or a disk access."""
+    """Return whether foreign hooks hold a saved tensor: unpacking may then cost a forward or a disk access."""
     return any(saved.unpack_hook is not None and not isinstance(saved.data, SavedSlot) for saved in saved_tensors(node))
 
 

@@ -30,7 +30,7 @@ class Variant(NamedTuple):
         return schedules.options_of(self.name)
 
     def has(self, option: str) -> bool:
-        """Whether its builder has an option; `virtual-stages` also means `num_virtual_stages`."""
+        """Return whether the variant's builder has an option; `virtual-stages` also means `num_virtual_stages`."""
         return self._full(option) is not None
 
     def with_options(self, options: Mapping[str, Any]) -> "Variant":

@@ -80,7 +80,7 @@ class UntimedRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank has run all its steps."""
+        """Return whether every rank has run all of its steps."""
         return all(self.position(rank) == len(steps) for rank, steps in enumerate(self.ranks))
 
     def cycle(self) -> list[WaitEdge]:
