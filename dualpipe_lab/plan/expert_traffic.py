@@ -24,8 +24,8 @@ from typing import TypeAlias
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import StageTraffic
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 Routing: TypeAlias = Mapping[tuple[int, int], Sequence[int]]  # by rank and layer: load_E of the rank's step
@@ -75,9 +75,7 @@ class ExpertTraffic(StageTraffic):
         sequence_length: tokens of a full sequence.
     """
 
-    def __init__(
-        self, plan: PlanFields, config: V3MoEConfig, calls: Calls, num_rows: int, sequence_length: int
-    ) -> None:
+    def __init__(self, plan: Plan, config: V3MoEConfig, calls: Calls, num_rows: int, sequence_length: int) -> None:
         super().__init__(plan, config.dense, calls, num_rows, sequence_length)
         self.sparse = config
         self.ep = plan.topology.at(calls.rank).ranks("ep") if plan.ep > 1 else (calls.rank,)
@@ -198,7 +196,7 @@ def even_loads(num_slots: int, num_experts: int) -> list[int]:
     return [share + (expert < more) for expert in range(num_experts)]
 
 
-def router_calls(calls: Calls, plan: PlanFields, num_routers: dict[int, int], num_experts: int) -> None:
+def router_calls(calls: Calls, plan: Plan, num_routers: dict[int, int], num_experts: int) -> None:
     """Enter the sums of the experts' loads, by which the routers' biases move, once per step.
 
     `num_routers`: by stage of this rank.

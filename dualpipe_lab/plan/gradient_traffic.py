@@ -24,8 +24,8 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 from dualpipe_lab.sharding import shard_slice
@@ -47,13 +47,13 @@ class Part(NamedTuple):
     kind: frozenset[str]
 
 
-def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
+def parts_of(plan: Plan, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     here = plan.topology.at(rank)
     return parts_at(plan, config, here.rank("pp"), here.rank("tp"))
 
 
-def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
+def parts_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
     """Return the parameters of the ranks at a place along pp and tp: they are the same along all other axes."""
     shares = stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
     maker = _Parts(plan, config, tp_rank)
@@ -69,7 +69,7 @@ def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) 
 class _Parts:
     """Elements and kinds of the parameters of a stage on one rank of tp."""
 
-    def __init__(self, plan: PlanFields, config: ModelConfig, tp_rank: int) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig, tp_rank: int) -> None:
         self.overlap, self.has_second = plan.overlap, has_second(plan, config)
         self.has_copy = self.has_second and plan.num_stages > 1
         self.config = config if isinstance(config, LlamaConfig) else config.dense
@@ -155,7 +155,7 @@ class _Parts:
 class GradientTraffic:
     """Enters the sums of one rank's gradients and the gathers of its weights, for one step."""
 
-    def __init__(self, plan: PlanFields, config: ModelConfig, calls: Calls) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig, calls: Calls) -> None:
         self.plan, self.config, self.calls = plan, config, calls
         self.parts = parts_of(plan, config, calls.rank)
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
@@ -277,7 +277,7 @@ class GradientTraffic:
         )
 
 
-def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def copies_of(plan: Plan, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
     ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
     if not plan.hybrid or plan.ranks_per_node is None:
@@ -289,7 +289,7 @@ def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple
     return mine, replicas if len(replicas) > 1 else None
 
 
-def buckets_of(plan: PlanFields, parts: list[Part]) -> list[list[int]]:
+def buckets_of(plan: Plan, parts: list[Part]) -> list[list[int]]:
     """Return the numbers of the parameters in every flat buffer: buckets, or under ZeRO-3 units."""
     return _units(parts) if plan.zero == 3 else _buckets(parts, ELEMENT_BYTES[plan.precision])
 

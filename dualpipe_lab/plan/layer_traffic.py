@@ -12,7 +12,7 @@ Where the backward is split, I makes all of these calls and W none: the layers c
 from dualpipe_lab.cp.layouts import SequenceLayout, make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
@@ -28,9 +28,7 @@ class StageTraffic:
         sequence_length: tokens of a full sequence.
     """
 
-    def __init__(
-        self, plan: PlanFields, config: LlamaConfig, calls: Calls, num_rows: int, sequence_length: int
-    ) -> None:
+    def __init__(self, plan: Plan, config: LlamaConfig, calls: Calls, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.calls, self.num_rows = plan, config, calls, num_rows
         here = plan.topology.at(calls.rank)
         self.tp, self.cp = here.ranks("tp"), here.ranks("cp")

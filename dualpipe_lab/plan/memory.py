@@ -297,9 +297,9 @@ def kept_counts(plan: "Plan", pp_rank: int) -> tuple[KeptAt, ...]:
 
 @lru_cache(maxsize=4096)
 def _kept_counts(schedule: str, pp: int, num_microbatches: int, chunks: int | None, pp_rank: int) -> tuple[KeptAt, ...]:
-    from dualpipe_lab.plan.fields import PlanFields
+    from dualpipe_lab.plan.plan import Plan
 
-    program = PlanFields(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
+    program = Plan(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
     assert program is not None
     kept: dict[int, int] = {}
     firsts: dict[tuple[int, str], dict[tuple[tuple[int, ...], Kept], tuple[int, Action]]] = {}

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import Part, buckets_of, copies_of, parts_at
+from dualpipe_lab.plan.plan import Plan
 
 
 def sizes_of(model: ModelConfig) -> LlamaConfig:
@@ -64,10 +64,10 @@ class ModelStates(NamedTuple):
         return self.parameters + self.gradients + self.masters + self.moments
 
 
-def model_states(model: ModelConfig, plan: PlanFields, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
+def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
     """Return the states of the ranks at a place along pp and tp: they are equal along all other axes.
 
-    >>> plan = PlanFields(dp=2, zero=1, precision="bfloat16")
+    >>> plan = Plan(dp=2, zero=1, precision="bfloat16")
     >>> model_states(LlamaConfig(), plan).total / LlamaConfig().num_parameters()
     12.0
     """
@@ -85,7 +85,7 @@ def model_states(model: ModelConfig, plan: PlanFields, pp_rank: int = 0, tp_rank
     )
 
 
-def flat_layouts(plan: PlanFields, parts: list[Part]) -> list[Layout]:
+def flat_layouts(plan: Plan, parts: list[Part]) -> list[Layout]:
     """Return the flat buffers of some parameters of a rank: buckets, or under ZeRO-3 units."""
     dense, experts = shard_counts(plan)
     found = []
@@ -95,10 +95,10 @@ def flat_layouts(plan: PlanFields, parts: list[Part]) -> list[Layout]:
     return found
 
 
-def shard_counts(plan: PlanFields) -> tuple[int, int]:
+def shard_counts(plan: Plan) -> tuple[int, int]:
     """Return the number of ranks that ZeRO spreads dense weights over, and experts; under hybrid ZeRO within a node.
 
-    >>> shard_counts(PlanFields(dp=8, ep=4, experts_in_data=True))
+    >>> shard_counts(Plan(dp=8, ep=4, experts_in_data=True))
     (8, 2)
     """
     if not plan.hybrid:

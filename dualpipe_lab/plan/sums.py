@@ -15,7 +15,7 @@ from html import escape
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
 
 _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
@@ -96,13 +96,13 @@ class SumsTable:
         return f'<table class="dp-sums">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def sums_of(plan: PlanFields, config: ModelConfig) -> SumsTable:
+def sums_of(plan: Plan, config: ModelConfig) -> SumsTable:
     """Return who sums what with whom when a model is trained under a plan that fits it."""
     return SumsTable(str(plan), tuple(_Rows(plan, config).rows()))
 
 
 class _Rows:
-    def __init__(self, plan: PlanFields, config: ModelConfig) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig) -> None:
         self.plan, self.config, self.topology, self.program = plan, config, plan.topology, plan.program
         self.axes = tuple(axis for axis, size in plan.sizes.items() if size > 1)
         self.last = plan.num_stages - 1

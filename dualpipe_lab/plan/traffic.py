@@ -27,9 +27,9 @@ from dualpipe_lab.plan.expert_traffic import (
     second_backward,
     second_forward,
 )
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.layer_traffic import StageTraffic
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
 from dualpipe_lab.pp.program import B, F, I, Program
 from dualpipe_lab.pp.validation.rules import routes
@@ -73,7 +73,7 @@ class StepTraffic:
         return f"<p>{escape(self.title)}</p>{self.ledger._repr_html_()}"
 
 
-def check_traffic(plan: PlanFields, batch_size: int) -> int:
+def check_traffic(plan: Plan, batch_size: int) -> int:
     """Return the sequences of a microbatch.
 
     Raises:
@@ -89,7 +89,7 @@ def check_traffic(plan: PlanFields, batch_size: int) -> int:
 
 
 def traffic_of(
-    plan: PlanFields,
+    plan: Plan,
     config: ModelConfig,
     num_rows: int,
     sequence_length: int,
@@ -116,7 +116,7 @@ def traffic_of(
 class _Step:
     """One step under a plan; each method enters the calls of one rank in one part of it."""
 
-    def __init__(self, plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
         self.has_second = has_second(plan, config)
         self.shares = stage_layers(config, plan.num_stages, plan.layers, self.has_second)
