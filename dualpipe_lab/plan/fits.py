@@ -11,12 +11,13 @@ Chapter: book/whole/plan-your-run.  In: a model, GPUs, their memory, the shape o
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import product
 
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.estimate import POINT, Estimate, Step, estimate
 from dualpipe_lab.plan.hardware import H100, Hardware
 from dualpipe_lab.plan.legal import grids
-from dualpipe_lab.plan.memory import largest_bytes
+from dualpipe_lab.plan.memory import fitting_bytes, text_table
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
 from dualpipe_lab.plan.states import model_states
@@ -50,9 +51,7 @@ class Fits(list[Fit]):
         for fit in self:
             cells = str(fit.group), str(fit.estimate.seconds), f"{fit.bytes / 1e9:.1f}", f"{fit.estimate.mfu:.0%}"
             rows.append((*cells, str(fit.plan)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+        return text_table(rows)
 
 
 def fits(
@@ -87,16 +86,18 @@ def fits(
     (3, 0, True)
     """
     shape = sequence_length, global_batch
-    candidates: list[tuple[float, int, Plan, int | None]] = [
-        (sum(Step(model, plan, *shape, hardware).parts(POINT).values()), number, plan, None)
-        for number, plan in enumerate(_candidates(model, num_gpus, shape, hardware, schedules))
-    ]
+    candidates: list[tuple[float, int, Plan, int | None]] = []
+    for plan in _candidates(model, num_gpus, shape, hardware, schedules):
+        if not candidates or replace(plan, zero=0) != replace(candidates[-1][2], zero=0):
+            seconds = sum(Step(model, plan, *shape, hardware).parts(POINT).values())  # the same with each stage of ZeRO
+        candidates.append((seconds, len(candidates), plan, None))
     if not candidates:
         raise ValueError(
             f"{global_batch} sequences do not divide among the data ranks of {num_gpus} GPUs; use a multiple"
         )
     heapify(candidates)
     found: dict[tuple[object, ...], Fit] = {}
+    states: dict[tuple[object, ...], int] = {}  # of the first rank, whatever the microbatches are
     while candidates and len(found) < count:
         _, number, plan, num_bytes = heappop(candidates)
         key = *plan.sizes.values(), plan.ep, plan.schedule
@@ -104,7 +105,12 @@ def fits(
             continue
         if num_bytes is not None:
             found[key] = Fit(plan, num_bytes, estimate(model, plan, *shape, hardware=hardware))
-        elif (num_bytes := _bytes(model, plan, *shape, memory_bytes)) is not None:
+            continue
+        if (*key, plan.zero) not in states:
+            states[*key, plan.zero] = model_states(model, plan).total
+        is_small = states[*key, plan.zero] <= memory_bytes
+        num_bytes = fitting_bytes(model, plan, *shape, memory_bytes) if is_small else None
+        if num_bytes is not None:
             seconds = estimate(model, plan, *shape, hardware=hardware).point
             heappush(candidates, (seconds, number, plan, num_bytes))
     return Fits(_grouped(list(found.values())))
@@ -133,16 +139,8 @@ def _legal(model: ModelConfig, plan: Plan, sequence_length: int, zeros: Sequence
         return
     if has_experts(model) and plan.has_pairs:
         plan = replace(plan, overlap=True)
-    for zero in zeros:
-        for recompute in (False, True):
-            yield replace(plan, zero=zero, recompute=recompute)
-
-
-def _bytes(model: ModelConfig, plan: Plan, sequence_length: int, global_batch: int, memory_bytes: float) -> int | None:
-    if model_states(model, plan).total > memory_bytes:
-        return None
-    found = largest_bytes(model, plan, sequence_length, global_batch)
-    return found if found <= memory_bytes else None
+    for recompute, zero in product((False, True), zeros):
+        yield replace(plan, zero=zero, recompute=recompute)
 
 
 def _grouped(found: list[Fit]) -> Iterator[Fit]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from dualpipe_lab.plan.plan import Plan
     from dualpipe_lab.plan.states import ModelStates
 
-_GB = 10**9
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
 
 
@@ -43,7 +42,6 @@ class RankMemory:
     """The memory of the ranks at one place along pp, cp and tp, in bytes: they are equal along the other axes.
 
     Attributes:
-        pp_rank, cp_rank, tp_rank: the place.
         states: between steps.
         peak_action: at which most is kept, as the program prints it; empty for a rank without actions.
         kept: at that action, by stage, the number of microbatches whose activations are kept.
@@ -53,9 +51,6 @@ class RankMemory:
         buffers: of ZeRO.
     """
 
-    pp_rank: int
-    cp_rank: int
-    tp_rank: int
     states: "ModelStates"
     peak_action: str
     kept: Kept
@@ -108,26 +103,23 @@ class Memory:
         return self.largest.total <= num_bytes
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("ranks", "states", "activations", "logits", "working", "buffers", "total", "peak at", "kept")
-        ]
-        for one, places in self._rows():
+        rows = [("ranks", "states", "activations", "logits", "working", "buffers", "total", "peak at", "kept")]
+        alike: dict[RankMemory, list[tuple[int, int, int]]] = {}
+        for place, one in self.places.items():
+            alike.setdefault(one, []).append(place)
+        for one, places in alike.items():
+            along = zip(("pp", "cp", "tp"), zip(*places, strict=True), strict=True)
+            names = [f"{axis} {_spans(sorted(set(ranks)))}" for axis, ranks in along if self.plan.sizes[axis] > 1]
             parts = one.states.total, one.activations, one.logits, one.working, one.buffers, one.total
             kept = " ".join(f"{stage}:{count}" for stage, count in one.kept)
-            rows.append((places, *(f"{part / _GB:.2f}" for part in parts), one.peak_action, kept))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{self.plan}; GB", *lines])
+            rows.append((", ".join(names) or "all", *(f"{part / 1e9:.2f}" for part in parts), one.peak_action, kept))
+        return f"{self.plan}; GB\n{text_table(rows)}"
 
-    def _rows(self) -> Iterator[tuple[RankMemory, str]]:
-        """Yield the memories that differ, with their places."""
-        found: dict[RankMemory, list[RankMemory]] = {}
-        for one in self.places.values():
-            found.setdefault(replace(one, pp_rank=0, cp_rank=0, tp_rank=0), []).append(one)
-        for same in found.values():
-            axes = [axis for axis in ("pp", "cp", "tp") if self.plan.sizes[axis] > 1]
-            names = [f"{axis} {_spans(sorted({getattr(one, f'{axis}_rank') for one in same}))}" for axis in axes]
-            yield same[0], ", ".join(names) or "all"
+
+def text_table(rows: "Sequence[Sequence[str]]") -> str:
+    """Return rows of cells as lines whose columns begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def memory(
@@ -161,10 +153,16 @@ def memory(
     return Memory(plan, dict(RankMemories(model, plan, sequence_length, global_batch, imbalance).places()))
 
 
-def largest_bytes(model: "ModelConfig", plan: "Plan", sequence_length: int, global_batch: int) -> int:
-    """Return the bytes of the fullest rank of a legal plan: along tp the first rank, along cp that with most tokens."""
-    maker = RankMemories(model, plan, sequence_length, global_batch, 1.0)
-    return max(one.total for _, one in maker.places(every=False))
+def fitting_bytes(
+    model: "ModelConfig", plan: "Plan", sequence_length: int, global_batch: int, most: float
+) -> int | None:
+    """Return the bytes of the fullest rank of a legal plan, or None where they are more than `most`."""
+    largest = 0
+    for _, one in RankMemories(model, plan, sequence_length, global_batch, 1.0).places(every=False):
+        if one.total > most:
+            return None
+        largest = max(largest, one.total)
+    return largest
 
 
 class RankMemories:
@@ -186,7 +184,7 @@ class RankMemories:
         self._known: dict[tuple[object, ...], tuple[ModelStates, int]] = {}  # by what a place holds
 
     def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
-        """Yield every place along pp, cp and tp with its memory; or of cp and tp only the fullest ranks."""
+        """Yield every place along pp, cp and tp with its memory; or of cp and tp only one of the fullest ranks."""
         from dualpipe_lab.plan.kept import Tables
 
         fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
@@ -205,8 +203,8 @@ class RankMemories:
                 for cp_rank in cp_ranks:
                     table = tables[self.lengths[cp_rank], tp_rank]
                     action, kept, activations, logits, working = self._peak(moments, table)
-                    place = pp_rank, cp_rank, tp_rank
-                    yield place, RankMemory(*place, states, action, kept, activations, logits, working, buffers)
+                    one = RankMemory(states, action, kept, activations, logits, working, buffers)
+                    yield (pp_rank, cp_rank, tp_rank), one
 
     def _peak(self, moments: "Sequence[KeptAt]", tables: "Tables") -> tuple[str, Kept, int, int, int]:
         """Return the first of the moments at which most is kept: action, counts, activations, logits, working bytes."""

@@ -10,7 +10,7 @@ Elsewhere: Megatron `parallel_state.initialize_model_parallel` and its command l
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,11 +158,9 @@ class Plan:
         Raises:
             ValueError: `ranks_per_node` does not divide the ranks, or `ep` the ranks of dp and cp.
         """
-        from dualpipe_lab.topology import Topology
-
-        axes = [(axis, size) for axis, size in self.sizes.items() if size > 1] or [("dp", 1)]
+        axes = tuple((axis, size) for axis, size in self.sizes.items() if size > 1) or (("dp", 1),)
         if self.ep == 1 or not self.experts_in_data:
-            return Topology(axes, ranks_per_node=self.ranks_per_node)
+            return _grid(axes, None, (), self.ranks_per_node)
         data = self.dp * self.cp
         if data % self.ep:
             raise ValueError(
@@ -170,7 +168,7 @@ class Plan:
                 f"{self.ep} and dp {self.dp} x cp {self.cp} = {data}"
             )
         over = tuple(axis for axis, _ in axes if axis in ("dp", "cp"))
-        return Topology(axes, edp=data // self.ep, experts_over=over, ranks_per_node=self.ranks_per_node)
+        return _grid(axes, data // self.ep, over, self.ranks_per_node)
 
     @property
     def program(self) -> "Program | None":
@@ -402,6 +400,15 @@ class Plan:
         tail += [] if self.loss_chunk is None else [f"loss in chunks of {self.loss_chunk} tokens"]
         tail += [] if self.multi_token is None else [f"a second token of weight {self.multi_token:g}"]
         return tail + ["recompute"] * self.recompute + ["overlapped experts"] * self.overlap
+
+
+@lru_cache(maxsize=1024)
+def _grid(
+    axes: tuple[tuple[str, int], ...], edp: int | None, over: tuple[str, ...], ranks_per_node: int | None
+) -> "Topology":
+    from dualpipe_lab.topology import Topology
+
+    return Topology(axes, edp=edp, experts_over=over or ("dp",), ranks_per_node=ranks_per_node)
 
 
 @cache

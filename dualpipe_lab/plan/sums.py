@@ -15,6 +15,7 @@ from html import escape
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.memory import text_table
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
 
@@ -82,9 +83,7 @@ class SumsTable:
 
     def __str__(self) -> str:
         table = [_HEADER, *(row.cells() for row in self.rows)]
-        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join(line.rstrip() for line in [self.title, *lines])
+        return f"{self.title}\n{text_table(table)}"
 
     def _repr_html_(self) -> str:
         style = 'style="text-align:left;padding:0.2rem 0.8rem"'
