@@ -87,17 +87,23 @@ def fits(
     """
     shape = sequence_length, global_batch
     candidates: list[tuple[float, int, Plan, int | None]] = []
-    for plan in _candidates(model, num_gpus, shape, hardware, schedules):
-        if not candidates or replace(plan, zero=0) != replace(candidates[-1][2], zero=0):
-            seconds = sum(Step(model, plan, *shape, hardware).parts(POINT).values())  # the same with each stage of ZeRO
-        candidates.append((seconds, len(candidates), plan, None))
-    if not candidates:
+    states: dict[tuple[object, ...], int] = {}  # of the first rank, whatever the microbatches are
+    seconds, timed, number = 0.0, None, -1
+    for number, plan in enumerate(_candidates(model, num_gpus, shape, hardware, schedules)):
+        key = *plan.sizes.values(), plan.ep, plan.schedule, plan.zero
+        if key not in states:
+            states[key] = model_states(model, plan).total
+        if states[key] > memory_bytes:
+            continue
+        if timed != (timed := replace(plan, zero=0)):  # the stages of ZeRO have the same bound
+            seconds = sum(Step(model, plan, *shape, hardware).parts(POINT).values())
+        candidates.append((seconds, number, plan, None))
+    if number < 0:
         raise ValueError(
             f"{global_batch} sequences do not divide among the data ranks of {num_gpus} GPUs; use a multiple"
         )
     heapify(candidates)
     found: dict[tuple[object, ...], Fit] = {}
-    states: dict[tuple[object, ...], int] = {}  # of the first rank, whatever the microbatches are
     while candidates and len(found) < count:
         _, number, plan, num_bytes = heappop(candidates)
         key = *plan.sizes.values(), plan.ep, plan.schedule
@@ -106,10 +112,7 @@ def fits(
         if num_bytes is not None:
             found[key] = Fit(plan, num_bytes, estimate(model, plan, *shape, hardware=hardware))
             continue
-        if (*key, plan.zero) not in states:
-            states[*key, plan.zero] = model_states(model, plan).total
-        is_small = states[*key, plan.zero] <= memory_bytes
-        num_bytes = fitting_bytes(model, plan, *shape, memory_bytes) if is_small else None
+        num_bytes = fitting_bytes(model, plan, *shape, memory_bytes)
         if num_bytes is not None:
             seconds = estimate(model, plan, *shape, hardware=hardware).point
             heappush(candidates, (seconds, number, plan, num_bytes))

@@ -10,8 +10,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import has_experts
-from dualpipe_lab.plan.states import sizes_of
+from dualpipe_lab.plan.rules import has_experts, sizes_of
 
 
 def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:

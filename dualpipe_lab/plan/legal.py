@@ -89,8 +89,8 @@ def legal_plans(
 
 def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
-    for sizes in factorisations(num_ranks, len(_AXES)):
-        found = replace(plan, **dict(zip(_AXES, sizes, strict=True)), experts_in_data=False)
+    for pp, dp, cp, tp, ep in factorisations(num_ranks, len(_AXES)):
+        found = replace(plan, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, experts_in_data=False)
         if grid(found, config, None) is None:
             yield replace(found, experts_in_data=plan.experts_in_data) if found.ep == 1 else found
     if not has_experts(config):

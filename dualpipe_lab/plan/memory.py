@@ -16,6 +16,7 @@ Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -103,7 +104,9 @@ class Memory:
         return self.largest.total <= num_bytes
 
     def __str__(self) -> str:
-        rows = [("ranks", "states", "activations", "logits", "working", "buffers", "total", "peak at", "kept")]
+        rows: list[tuple[str, ...]] = [
+            ("ranks", "states", "activations", "logits", "working", "buffers", "total", "peak at", "kept")
+        ]
         alike: dict[RankMemory, list[tuple[int, int, int]]] = {}
         for place, one in self.places.items():
             alike.setdefault(one, []).append(place)
@@ -247,7 +250,8 @@ class RankMemories:
 
     def _held(self, pp_rank: int, tp_rank: int, stages: set[int]) -> "tuple[ModelStates, int]":
         """Return the states of a place and its buffers; ranks whose stages have the same layers have the same."""
-        from dualpipe_lab.plan.states import model_states
+        from dualpipe_lab.plan.gradient_traffic import parts_at
+        from dualpipe_lab.plan.states import buffer_bytes, flat_layouts, states_of
 
         num_dense = getattr(self.model, "num_dense_layers", 0)
         sizes = tuple(
@@ -258,21 +262,10 @@ class RankMemories:
             for stage in sorted(stages)
         )
         if (tp_rank, sizes) not in self._known:
-            states = model_states(self.model, self.plan, pp_rank, tp_rank)
-            self._known[tp_rank, sizes] = states, self._buffers(pp_rank, tp_rank)
+            layouts = flat_layouts(self.plan, parts := parts_at(self.plan, self.model, pp_rank, tp_rank))
+            states = states_of(self.plan, sum(part.numel for part in parts), layouts)
+            self._known[tp_rank, sizes] = states, buffer_bytes(self.plan, layouts)
         return self._known[tp_rank, sizes]
-
-    def _buffers(self, pp_rank: int, tp_rank: int) -> int:
-        """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""
-        from dualpipe_lab.plan.gradient_traffic import parts_at
-        from dualpipe_lab.plan.states import NumberBytes, flat_layouts
-
-        if self.plan.zero < 2:
-            return 0
-        numbers = NumberBytes.of(self.plan.precision)
-        layouts = flat_layouts(self.plan, parts_at(self.plan, self.model, pp_rank, tp_rank))
-        largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
-        return largest * (numbers.gradient + numbers.parameter * (self.plan.zero == 3))
 
 
 def kept_counts(plan: "Plan", pp_rank: int) -> tuple[KeptAt, ...]:
@@ -324,10 +317,5 @@ def _spans(numbers: list[int]) -> str:
     >>> _spans([0, 1, 2, 5])
     '0-2 5'
     """
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

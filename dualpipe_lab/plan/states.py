@@ -15,15 +15,9 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), sections 3.1 and 5.
 from typing import NamedTuple
 
 from dualpipe_lab.dp.layout import Layout
-from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.gradient_traffic import Part, buckets_of, copies_of, parts_at
 from dualpipe_lab.plan.plan import Plan
-
-
-def sizes_of(model: ModelConfig) -> LlamaConfig:
-    """Return the sizes of a model's attention, embedding and head."""
-    return model if isinstance(model, LlamaConfig) else model.dense
 
 
 class NumberBytes(NamedTuple):
@@ -71,13 +65,18 @@ def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int 
     >>> model_states(LlamaConfig(), plan).total / LlamaConfig().num_parameters()
     12.0
     """
-    parts, numbers = parts_at(plan, model, pp_rank, tp_rank), NumberBytes.of(plan.precision)
-    layouts = flat_layouts(plan, parts)
+    parts = parts_at(plan, model, pp_rank, tp_rank)
+    return states_of(plan, sum(part.numel for part in parts), flat_layouts(plan, parts))
+
+
+def states_of(plan: Plan, num_parameters: int, layouts: list[Layout]) -> ModelStates:
+    """Return the states of a rank with these flat buffers."""
+    numbers = NumberBytes.of(plan.precision)
     full, shard = (sum(getattr(one, name) for one in layouts) for name in ("padded_numel", "shard_numel"))
     if not plan.zero:
         shard = full
     return ModelStates(
-        sum(part.numel for part in parts),
+        num_parameters,
         (shard if plan.zero == 3 else full) * numbers.parameter,
         (shard if plan.zero > 1 else full) * numbers.gradient,
         shard * numbers.master,
@@ -85,13 +84,21 @@ def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int 
     )
 
 
+def buffer_bytes(plan: Plan, layouts: list[Layout]) -> int:
+    """Return the bytes of ZeRO's two largest buckets of gradients, or units of weights and gradients."""
+    if plan.zero < 2:
+        return 0
+    numbers = NumberBytes.of(plan.precision)
+    largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
+    return largest * (numbers.gradient + numbers.parameter * (plan.zero == 3))
+
+
 def flat_layouts(plan: Plan, parts: list[Part]) -> list[Layout]:
     """Return the flat buffers of some parameters of a rank: buckets, or under ZeRO-3 units."""
     dense, experts = shard_counts(plan)
     found = []
     for bucket in buckets_of(plan, parts):
-        is_expert = "ep" in parts[bucket[0]].kind
-        found.append(Layout([parts[index].numel for index in bucket], experts if is_expert else dense))
+        found.append(Layout([part.numel for part in bucket], experts if "ep" in bucket[0].kind else dense))
     return found
 
 
