@@ -61,6 +61,7 @@ class ModelStates(NamedTuple):
 def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
     """Return the states of the ranks at a place along pp and tp: they are equal along all other axes.
 
+    >>> from dualpipe_lab.models import LlamaConfig
     >>> plan = Plan(dp=2, zero=1, precision="bfloat16")
     >>> model_states(LlamaConfig(), plan).total / LlamaConfig().num_parameters()
     12.0
