@@ -53,6 +53,10 @@ class Calls:
     def receive(self, peer: int, num_bytes: int) -> None:
         self.ledger.add("irecv", 0, num_bytes, {peer})
 
+    def exchange(self, peer: int, num_bytes: int) -> None:
+        self.send(peer, num_bytes)
+        self.receive(peer, num_bytes)
+
     def _enter(
         self,
         operation: str,

@@ -23,17 +23,13 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.expert_traffic import ExpertTraffic, second_backward, second_forward
 from dualpipe_lab.plan.flops import model_flops, pass_flops
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.hardware import H100, Hardware, Range, compute_seconds
-from dualpipe_lab.plan.layer_traffic import StageTraffic
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_second
+from dualpipe_lab.plan.stage_traffic import StageTraffic
 from dualpipe_lab.plan.timed_calls import TimedCalls
 from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.simulator import simulate
@@ -185,7 +181,7 @@ class Step:
         if self.plan.pp == 1:
             return 0.0
         calls = self._calls(pp_rank)
-        boundary, others = _traffic(self.model, self.plan, calls, self.shape).boundary_bytes, calls.groups["pp"]
+        boundary, others = StageTraffic(self.plan, self.model, calls, *self.shape).boundary_bytes, calls.groups["pp"]
         for stage in self.plan.stages(pp_rank):
             calls.times = self._times(stage)
             for neighbour in (stage - 1, stage + 1):
@@ -202,18 +198,18 @@ class Step:
         calls = self._calls(self.fullest)
         calls.axes, calls.default = {}, "dp"
         traffic, zero = GradientTraffic(self.plan, self.model, calls), self.plan.zero
-        for bucket, (ranks, replicas), layout in zip(traffic.buckets, traffic.copies, traffic.layouts, strict=True):
-            passes = sum(self._times(stage) for stage in {traffic.parts[index].stage for index in bucket})
+        for bucket in traffic.buckets:
+            passes = sum(self._times(stage) for stage in {part.stage for part in bucket.parts})
             if zero == 0:
-                calls.all_reduce(ranks, layout.padded_numel, traffic.grad_bytes)
+                calls.all_reduce(bucket.ranks, bucket.layout.padded_numel, traffic.grad_bytes)
             else:
                 calls.times = {1: 1.0, 2: passes, 3: passes}[zero]
-                calls.reduce_scatter(ranks, layout.padded_numel, traffic.grad_bytes)
+                traffic.scatter(bucket)
                 calls.times = {1: 1.0, 2: 1.0, 3: 2 * passes}[zero]
-                calls.all_gather(ranks, layout.shard_numel, traffic.weight_bytes)
+                traffic.gather(bucket)
             calls.times = 1.0
-            if replicas is not None:
-                calls.all_reduce(replicas, layout.shard_numel, traffic.grad_bytes)
+            if bucket.replicas is not None:
+                calls.all_reduce(bucket.replicas, bucket.layout.shard_numel, traffic.grad_bytes)
         traffic.enter_tied()
         return {"dp": calls.seconds["dp"]}
 
@@ -222,18 +218,13 @@ class Step:
         return TimedCalls(self.plan, rank, self.hardware)
 
 
-def _traffic(model: ModelConfig, plan: Plan, calls: Calls, shape: tuple[int, int]) -> StageTraffic:
-    kind = StageTraffic if isinstance(model, LlamaConfig) else ExpertTraffic
-    return kind(plan, model, calls, *shape)  # type: ignore[arg-type]
-
-
 @lru_cache(maxsize=1024)
 def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Hardware) -> dict[str, _Unit]:
     """Return FLOPs and seconds of calls of one rank and microbatch, for each kind of layer and end."""
     found = {}
     for name, flops in pass_flops(model, plan, shape).items():
         calls = TimedCalls(plan, 0, hardware)
-        traffic = _traffic(model, plan, calls, shape)
+        traffic = StageTraffic(plan, model, calls, *shape)
         if name in ("dense", "sparse"):
             number = 0 if name == "dense" else model.num_layers - 1
             traffic.layer_forward(number)
@@ -241,15 +232,16 @@ def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Har
                 traffic.layer_again(number)
             traffic.layer_backward(number)
         elif name == "second":
-            second_forward(traffic, model.num_layers)
-            second_backward(traffic, model.num_layers, has_table=True)
+            traffic.second_forward()
+            traffic.second_backward(has_table=True)
         else:
             traffic.forward(range(0), name == "first", name == "last")
             traffic.backward(range(0), name == "first", name == "last")
-        if name in ("sparse", "second") and isinstance(model, V3MoEConfig) and plan.ep > 1:
-            rows = traffic.num_tokens * model.num_experts_per_token * model.hidden_size * traffic.element
+        if name in ("sparse", "second") and plan.ep > 1:
+            sizes = traffic.sparse
+            rows = traffic.num_tokens * sizes.num_experts_per_token * sizes.hidden_size * traffic.element
             calls.times = 6.0 if plan.recompute and not plan.overlap else 4.0  # dispatch and combine in each pass
-            calls.all_to_all(traffic.ep, [rows], [rows])  # type: ignore[attr-defined]
+            calls.all_to_all(traffic.ep, [rows], [rows])
         found[name] = _Unit(flops, calls.seconds)
     return found
 

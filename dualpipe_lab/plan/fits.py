@@ -11,12 +11,13 @@ Chapter: book/whole/plan-your-run.  In: a model, GPUs, their memory, the shape o
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from itertools import product
 
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.estimate import POINT, Estimate, Step, estimate
 from dualpipe_lab.plan.hardware import H100, Hardware
 from dualpipe_lab.plan.legal import grids
-from dualpipe_lab.plan.memory import largest_bytes
+from dualpipe_lab.plan.memory import fitting_bytes, text_table
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
 from dualpipe_lab.plan.states import model_states
@@ -50,9 +51,7 @@ class Fits(list[Fit]):
         for fit in self:
             cells = str(fit.group), str(fit.estimate.seconds), f"{fit.bytes / 1e9:.1f}", f"{fit.estimate.mfu:.0%}"
             rows.append((*cells, str(fit.plan)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+        return text_table(rows)
 
 
 def fits(
@@ -87,11 +86,19 @@ def fits(
     (3, 0, True)
     """
     shape = sequence_length, global_batch
-    candidates: list[tuple[float, int, Plan, int | None]] = [
-        (sum(Step(model, plan, *shape, hardware).parts(POINT).values()), number, plan, None)
-        for number, plan in enumerate(_candidates(model, num_gpus, shape, hardware, schedules))
-    ]
-    if not candidates:
+    candidates: list[tuple[float, int, Plan, int | None]] = []
+    states: dict[tuple[object, ...], int] = {}  # of the first rank, whatever the microbatches are
+    seconds, timed, number = 0.0, None, -1
+    for number, plan in enumerate(_candidates(model, num_gpus, shape, hardware, schedules)):
+        key = *plan.sizes.values(), plan.ep, plan.schedule, plan.zero
+        if key not in states:
+            states[key] = model_states(model, plan).total
+        if states[key] > memory_bytes:
+            continue
+        if timed != (timed := replace(plan, zero=0)):  # the stages of ZeRO have the same bound
+            seconds = sum(Step(model, plan, *shape, hardware).parts(POINT).values())
+        candidates.append((seconds, number, plan, None))
+    if number < 0:
         raise ValueError(
             f"{global_batch} sequences do not divide among the data ranks of {num_gpus} GPUs; use a multiple"
         )
@@ -104,7 +111,9 @@ def fits(
             continue
         if num_bytes is not None:
             found[key] = Fit(plan, num_bytes, estimate(model, plan, *shape, hardware=hardware))
-        elif (num_bytes := _bytes(model, plan, *shape, memory_bytes)) is not None:
+            continue
+        num_bytes = fitting_bytes(model, plan, *shape, memory_bytes)
+        if num_bytes is not None:
             seconds = estimate(model, plan, *shape, hardware=hardware).point
             heappush(candidates, (seconds, number, plan, num_bytes))
     return Fits(_grouped(list(found.values())))
@@ -133,16 +142,8 @@ def _legal(model: ModelConfig, plan: Plan, sequence_length: int, zeros: Sequence
         return
     if has_experts(model) and plan.has_pairs:
         plan = replace(plan, overlap=True)
-    for zero in zeros:
-        for recompute in (False, True):
-            yield replace(plan, zero=zero, recompute=recompute)
-
-
-def _bytes(model: ModelConfig, plan: Plan, sequence_length: int, global_batch: int, memory_bytes: float) -> int | None:
-    if model_states(model, plan).total > memory_bytes:
-        return None
-    found = largest_bytes(model, plan, sequence_length, global_batch)
-    return found if found <= memory_bytes else None
+    for recompute, zero in product((False, True), zeros):
+        yield replace(plan, zero=zero, recompute=recompute)
 
 
 def _grouped(found: list[Fit]) -> Iterator[Fit]:

@@ -9,9 +9,8 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import has_experts
-from dualpipe_lab.plan.states import sizes_of
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.rules import has_experts, sizes_of
 
 
 def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:
@@ -53,7 +52,7 @@ def _score_flops(model: ModelConfig) -> int:
     return 2 * sizes.num_heads * widths
 
 
-def pass_flops(model: ModelConfig, plan: PlanFields, shape: tuple[int, int]) -> dict[str, float]:
+def pass_flops(model: ModelConfig, plan: Plan, shape: tuple[int, int]) -> dict[str, float]:
     """Return FLOPs of one rank for a microbatch, forward and backward, in each kind of layer and end.
 
     Every rank of tp computes all rows of the experts of its place along ep.

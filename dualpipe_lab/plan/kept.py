@@ -24,7 +24,6 @@ Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple
@@ -32,9 +31,9 @@ from typing import NamedTuple
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
-from dualpipe_lab.plan.states import sizes_of
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.rules import sizes_of
+from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 
@@ -50,90 +49,78 @@ class KeptTensor(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True)
 class LayerTable:
     """What one rank keeps of each dense layer and of the model's ends, for one microbatch.
 
-    Attributes:
+    Args:
         model: of the layer.
         plan: how it is trained.
         num_rows: sequences of a microbatch.
         length: tokens of each sequence on this rank of cp.
         tp_rank: along tp, where shards are uneven.
 
-    >>> table = LayerTable(LlamaConfig(), PlanFields(), num_rows=1, length=8)
+    >>> table = LayerTable(LlamaConfig(), Plan(), num_rows=1, length=8)
     >>> [tensor.name for tensor in table.network()], table.layer_bytes
     (['gate and up'], 25152)
     """
 
-    model: ModelConfig
-    plan: PlanFields
-    num_rows: int
-    length: int
-    tp_rank: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """T, the tokens of a microbatch on this rank of cp."""
-        return self.num_rows * self.length
+    def __init__(self, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0) -> None:
+        self.plan, self.length, self.tp_rank, self.sizes = plan, length, tp_rank, sizes_of(model)
+        self.latent = None if isinstance(model, LlamaConfig) else model.latent
+        self.element = ELEMENT_BYTES[plan.precision]
+        self.scale = max(4, self.element)  # bytes of a norm's scale, per token
+        self.hidden, self.heads = self.sizes.hidden_size, self.sizes.num_heads // plan.tp
+        self.kv_heads = max(self.sizes.num_kv_heads // plan.tp, 1)
+        self.num_tokens = num_rows * length
+        self.local_tokens = self.num_tokens // plan.tp if plan.sequence_parallel else self.num_tokens
+        self.boundary_bytes = self.local_tokens * self.hidden * self.element  # what a stage sends to the next one
+        self.inner = self.num_tokens * self.shard(self.sizes.ffn_size)
+        tokens = self.num_tokens if plan.loss_chunk is None else min(plan.loss_chunk, self.num_tokens)
+        self.num_logits = tokens * self.shard(self.sizes.vocabulary_size)
+        self.loss_bytes = self.num_logits * _LOSS_BYTES  # while the loss or its gradient is computed
+        # the gradient of logits, where a stage computes it in its forward; a loss in chunks has none
+        self.output_grad_bytes = self.num_logits * self.element if plan.loss_chunk is None else 0
 
     @cached_property
     def layer_bytes(self) -> int:
-        """Bytes that a layer saves for its backward without recomputation."""
+        """What one layer keeps while its forward is not recomputed."""
         return sum(tensor.num_bytes for tensor in self.layer())
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that a layer saves between forward and backward; with recomputation only its input."""
+        """What one layer keeps from its forward to its backward: with recomputation its input alone."""
         return self.boundary_bytes if self.plan.recompute else self.layer_bytes
 
     @property
-    def boundary_bytes(self) -> int:
-        """What a stage sends to the next one."""
-        return self.local_tokens * self.hidden * self.element
-
-    @property
-    def loss_bytes(self) -> int:
-        """Bytes of temporaries while the loss or its gradient is computed."""
-        return self._num_logits * _LOSS_BYTES
-
-    @property
-    def output_grad_bytes(self) -> int:
-        """The gradient of logits, where a stage computes it in its forward; a loss in chunks has none."""
-        return self._num_logits * self.element if self.plan.loss_chunk is None else 0
-
-    @property
     def head_bytes(self) -> int:
-        """Bytes of temporaries in the head's backward: gradients of logits and weight, the input and its gradient."""
-        weight = self.shard(self._sizes.vocabulary_size) * self.hidden
-        return (self._num_logits + weight + 2 * self.num_tokens * self.hidden) * self.element
+        """What the head's backward takes: the gradients of logits and weight, the head's input and its gradient."""
+        weight = self.shard(self.sizes.vocabulary_size) * self.hidden
+        return (self.num_logits + weight + 2 * self.num_tokens * self.hidden) * self.element
 
     @cached_property
     def backward_bytes(self) -> int:
-        """Largest bytes of temporaries in a layer's backward: in its network, between the two or three products."""
-        gradients = self.local_tokens * self.hidden + 4 * self._inner
+        """What a layer's backward takes at most: in its network, between the two or three products."""
+        gradients = self.local_tokens * self.hidden + 4 * self.inner
         gathered = self.num_tokens * self.hidden if self.plan.sequence_parallel else 0
         return (gradients + gathered + max(self.weights())) * self.element
 
     @property
     def working_bytes(self) -> int:
-        """Bytes that a layer's backward adds to what is saved; with recomputation all saved tensors exist again."""
+        """What a layer's backward takes above what is stored of it: with recomputation all of the layer is back."""
         return self.backward_bytes + self.layer_bytes - self.stored_bytes
 
     def weights(self) -> list[int]:
         """Return the elements of the weights of a layer's products on this rank."""
-        config, hidden, tp, latent = self._sizes, self.hidden, self.plan.tp, self.latent
-        ffn = self.shard(config.ffn_size) * hidden
+        hidden, latent = self.hidden, self.latent
+        ffn, head = self.shard(self.sizes.ffn_size) * hidden, self.sizes.size_of_head
         if latent is None:
-            heads = (self._heads + 2 * max(config.num_kv_heads // tp, 1)) * config.size_of_head * hidden
-            return [heads, self._heads * config.size_of_head * hidden, 2 * ffn, ffn]
-        queries = [] if latent.query_rank is None else [hidden * latent.query_rank]
+            return [(self.heads + 2 * self.kv_heads) * head * hidden, self.heads * head * hidden, 2 * ffn, ffn]
         return [
-            *queries,
-            self._heads * latent.key * (latent.query_rank or hidden),
+            hidden * (latent.query_rank or 0),
+            self.heads * latent.key * (latent.query_rank or hidden),
             hidden * latent.cached,
-            self._heads * (latent.content + latent.value) * latent.kv_rank,
-            self._heads * latent.value * hidden,
+            self.heads * (latent.content + latent.value) * latent.kv_rank,
+            self.heads * latent.value * hidden,
             2 * ffn,
             ffn,
         ]
@@ -143,33 +130,36 @@ class LayerTable:
         norm = self.local_tokens * (self.hidden * self.element + self.scale)
         yield KeptTensor("attention norm's input", norm)
         yield KeptTensor("attention's input", self.boundary_bytes)
-        yield from self._attention() if self.latent is None else self._latent_attention(self.latent)
+        yield from self.attention()
         yield KeptTensor("network norm's input", norm)
         yield KeptTensor("network's input", self.boundary_bytes)
         yield from self.network()
 
-    def _attention(self) -> Iterator[KeptTensor]:
-        config, per_head = self._sizes, self.num_tokens * self._sizes.size_of_head * self.element
-        kv_heads = max(config.num_kv_heads // self.plan.tp, 1)
-        if config.qk_norm:
-            norms = (self._heads + kv_heads) * (per_head + self.num_tokens * self.scale)
+    def attention(self) -> Iterator[KeptTensor]:
+        """Yield the tensors between attention's input and its output."""
+        if self.latent is not None:
+            yield from self._latent_attention(self.latent)
+            return
+        per_head = self.num_tokens * self.sizes.size_of_head * self.element
+        if self.sizes.qk_norm:
+            norms = (self.heads + self.kv_heads) * (per_head + self.num_tokens * self.scale)
             yield KeptTensor("norms of heads", norms)
-        yield KeptTensor("queries", self._heads * per_head)
-        yield KeptTensor("keys and values", 2 * kv_heads * per_head)
-        yield KeptTensor("angles", self.length * config.size_of_head * self.element)
-        yield from self._output(self._heads * per_head, self._heads * per_head)
+        yield KeptTensor("queries", self.heads * per_head)
+        yield KeptTensor("keys and values", 2 * self.kv_heads * per_head)
+        yield KeptTensor("angles", self.length * self.sizes.size_of_head * self.element)
+        yield from self._output(self.heads * per_head, self.heads * per_head)
 
     def _latent_attention(self, sizes: LatentSizes) -> Iterator[KeptTensor]:
         """Latents before and behind their norms, then what is unfolded from them.
 
         Values are a view of what is unfolded, content of keys included.  A ring takes values of the size of keys.
         """
-        tokens, each = self.local_tokens, self._heads * self.num_tokens * self.element
+        tokens, each = self.local_tokens, self.heads * self.num_tokens * self.element
         if sizes.query_rank is not None:
             yield KeptTensor("latent of queries", tokens * (sizes.query_rank * self.element + self.scale))
             yield KeptTensor("latent of queries, normalised", tokens * sizes.query_rank * self.element)
         yield KeptTensor("latent of keys and values", tokens * (sizes.cached * self.element + self.scale))
-        travels = self.plan.cp > 1 and sizes.is_shorter(self._heads)
+        travels = self.plan.cp > 1 and sizes.is_shorter(self.heads)
         pads = self.plan.cp > 1 and not travels
         yield KeptTensor("queries", each * sizes.key)
         if travels:
@@ -183,13 +173,13 @@ class LayerTable:
 
     def _output(self, num_bytes: int, before: int) -> Iterator[KeptTensor]:
         if self.plan.cp > 1:
-            yield KeptTensor("log-sum-exp", self._heads * self.num_tokens * max(4, self.element))
+            yield KeptTensor("log-sum-exp", self.heads * self.num_tokens * self.scale)
             yield KeptTensor("attention's output before the exchange", before)
         yield KeptTensor("attention's output", num_bytes)
 
     def network(self) -> Iterator[KeptTensor]:
         """Yield the tensors between the network's input and its output."""
-        yield KeptTensor("gate and up", 2 * self._inner * self.element)
+        yield KeptTensor("gate and up", 2 * self.inner * self.element)
 
     def first(self) -> Iterator[KeptTensor]:
         """Yield what the embedding keeps."""
@@ -199,7 +189,7 @@ class LayerTable:
         """Yield what the last norm, the head and the loss keep."""
         yield KeptTensor("last norm's input", self.local_tokens * (self.hidden * self.element + self.scale))
         yield KeptTensor("head's input", self.boundary_bytes)
-        yield KeptTensor("logits", self._num_logits * self.element)
+        yield KeptTensor("logits", self.num_logits * self.element)
 
     def second(self, has_table: bool) -> Iterator[KeptTensor]:
         """Yield what the prediction of a second token keeps besides its layer; `has_table`: a copy of the embedding.
@@ -215,100 +205,48 @@ class LayerTable:
         yield KeptTensor("second projection's output", others * self.hidden * self.element)
         yield from self.last()
 
-    @property
-    def latent(self) -> LatentSizes | None:
-        """The sizes of latent attention, or None."""
-        return None if isinstance(self.model, LlamaConfig) else self.model.latent
-
-    @property
-    def hidden(self) -> int:
-        """h, the hidden size."""
-        return self._sizes.hidden_size
-
-    @property
-    def element(self) -> int:
-        """b, the bytes of a number."""
-        return ELEMENT_BYTES[self.plan.precision]
-
-    @property
-    def scale(self) -> int:
-        """Bytes of a norm's scale, per token."""
-        return max(4, self.element)
-
-    @property
-    def local_tokens(self) -> int:
-        """The tokens of this rank between the layers."""
-        return self.num_tokens // self.plan.tp if self.plan.sequence_parallel else self.num_tokens
-
     def shard(self, length: int) -> int:
         """Return this rank's part of a dimension that is sharded along tp."""
         part = shard_slice(length, self.plan.tp, self.tp_rank)
         return int(part.stop - part.start)
 
-    @property
-    def _sizes(self) -> LlamaConfig:
-        return sizes_of(self.model)
 
-    @property
-    def _heads(self) -> int:
-        return self._sizes.num_heads // self.plan.tp
-
-    @property
-    def _inner(self) -> int:
-        return self.num_tokens * self.shard(self._sizes.ffn_size)
-
-    @property
-    def _num_logits(self) -> int:
-        tokens = self.num_tokens if self.plan.loss_chunk is None else min(self.plan.loss_chunk, self.num_tokens)
-        return tokens * self.shard(self._sizes.vocabulary_size)
-
-
-@dataclass(frozen=True)
 class ExpertTable(LayerTable):
     """What one rank keeps of a layer with experts, for one microbatch; every rank of tp routes all of its tokens.
 
-    Attributes:
+    Args:
+        model, plan, num_rows, length, tp_rank: as for `LayerTable`.
         imbalance: rows of the fullest rank, divided by their mean.
         rows: that this rank receives, if they are known; None for those of the imbalance.
 
     >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256, num_experts_per_token=8)
-    >>> plan = PlanFields(dp=8, ep=8, experts_in_data=True, precision="bfloat16")
-    >>> table, alone = (ExpertTable(config, one, 1, 4096) for one in (plan, PlanFields(precision="bfloat16")))
+    >>> plan = Plan(dp=8, ep=8, experts_in_data=True, precision="bfloat16")
+    >>> table, alone = (ExpertTable(config, one, 1, 4096) for one in (plan, Plan(precision="bfloat16")))
     >>> table.num_received, table.layer_bytes == alone.layer_bytes
     (32768, True)
     """
 
-    imbalance: float = 1.0
-    rows: int | None = None
-
-    @property
-    def sparse(self) -> V3MoEConfig:
-        """The model, which has experts."""
-        assert isinstance(self.model, V3MoEConfig)
-        return self.model
-
-    @property
-    def num_slots(self) -> int:
-        """S, the copies of tokens that this rank sends."""
-        return self.num_tokens * self.sparse.num_experts_per_token
-
-    @property
-    def num_received(self) -> int:
-        """R, the rows that its experts receive."""
-        if self.rows is not None:
-            return self.rows
-        k, ep = self.sparse.num_experts_per_token, self.plan.ep
-        most = self.num_tokens * ep * min(k, self.sparse.num_experts // ep)
-        return min(ceil(self.num_slots * self.imbalance), most)
-
-    @property
-    def route_bytes(self) -> int:
-        """Order and inverse of slots and rows, and the load of every expert."""
-        return (2 * (self.num_slots + self.num_received) + self.sparse.num_experts) * _INDEX
+    def __init__(
+        self,
+        model: V3MoEConfig,
+        plan: Plan,
+        num_rows: int,
+        length: int,
+        tp_rank: int = 0,
+        imbalance: float = 1.0,
+        rows: int | None = None,
+    ) -> None:
+        super().__init__(model, plan, num_rows, length, tp_rank)
+        self.sparse, k = model, model.num_experts_per_token
+        self.num_slots = self.num_tokens * k  # the copies of tokens that this rank sends
+        most = self.num_tokens * plan.ep * min(k, model.num_experts // plan.ep)
+        self.num_received = min(ceil(self.num_slots * imbalance), most) if rows is None else rows
+        # order and inverse of slots and rows, and the load of every expert
+        self.route_bytes = (2 * (self.num_slots + self.num_received) + model.num_experts) * _INDEX
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that the layer saves between forward and backward; with recomputation its input and its routes."""
+        """What the layer keeps from its forward to its backward: with recomputation its input, and its routes."""
         if not self.plan.recompute:
             return self.layer_bytes
         if not self.plan.overlap:
@@ -325,23 +263,23 @@ class ExpertTable(LayerTable):
         if not (self.plan.recompute and self.plan.overlap):
             return super().working_bytes
         again = self.layer_bytes - self.stored_bytes - self._exchanged_bytes
-        attention = self._attention() if self.latent is None else self._latent_attention(self.latent)
-        return max(self.backward_bytes, again + 2 * self.boundary_bytes + sum(one.num_bytes for one in attention))
+        attention = sum(tensor.num_bytes for tensor in self.attention())
+        return max(self.backward_bytes, again + 2 * self.boundary_bytes + attention)
 
     @cached_property
     def backward_bytes(self) -> int:
-        """Largest bytes of temporaries in a layer's backward: in the experts, whose gradients one call computes."""
+        """What a layer's backward takes at most: among its experts, whose gradients are computed in one call."""
         outputs, rows = self.num_slots * self.hidden, self.num_received
         inner = rows * (self.hidden + 4 * self.sparse.expert_ffn_size)
         weights = self.sparse.num_experts // self.plan.ep * self.sparse.expert_parameters
         return (self.local_tokens * self.hidden + outputs + inner + weights) * self.element
 
-    @property
+    @cached_property
     def _exchanged_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self.exchanged())
 
     def network(self) -> Iterator[KeptTensor]:
-        """Yield the tensors between the network's input and its output."""
+        """Yield what router and experts keep."""
         if self.num_tokens > self.local_tokens:
             others = self.num_tokens - self.local_tokens
             yield KeptTensor("router's input, gathered", others * self.hidden * self.element)
@@ -383,7 +321,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
+        cls, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
     ) -> "Tables":
         """Return those of a model; the arguments are those of `ExpertTable`."""
         dense = LayerTable(model, plan, num_rows, length, tp_rank)
@@ -397,5 +335,4 @@ class Tables(NamedTuple):
 
     def of_layers(self, numbers: Sequence[int]) -> list[LayerTable]:
         """Return the tables of ascending layers, each once."""
-        ends = [self.layer(number) for number in (*numbers[:1], *numbers[-1:])]
-        return ends if len(ends) == 2 and ends[0] is not ends[1] else ends[:1]
+        return list(dict.fromkeys(self.layer(number) for number in (*numbers[:1], *numbers[-1:])))

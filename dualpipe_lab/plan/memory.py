@@ -16,6 +16,7 @@ Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from dualpipe_lab.plan.plan import Plan
     from dualpipe_lab.plan.states import ModelStates
 
-_GB = 10**9
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
 
 
@@ -43,7 +43,6 @@ class RankMemory:
     """The memory of the ranks at one place along pp, cp and tp, in bytes: they are equal along the other axes.
 
     Attributes:
-        pp_rank, cp_rank, tp_rank: the place.
         states: between steps.
         peak_action: at which most is kept, as the program prints it; empty for a rank without actions.
         kept: at that action, by stage, the number of microbatches whose activations are kept.
@@ -53,9 +52,6 @@ class RankMemory:
         buffers: of ZeRO.
     """
 
-    pp_rank: int
-    cp_rank: int
-    tp_rank: int
     states: "ModelStates"
     peak_action: str
     kept: Kept
@@ -111,23 +107,22 @@ class Memory:
         rows: list[tuple[str, ...]] = [
             ("ranks", "states", "activations", "logits", "working", "buffers", "total", "peak at", "kept")
         ]
-        for one, places in self._rows():
+        alike: dict[RankMemory, list[tuple[int, int, int]]] = {}
+        for place, one in self.places.items():
+            alike.setdefault(one, []).append(place)
+        for one, places in alike.items():
+            along = zip(("pp", "cp", "tp"), zip(*places, strict=True), strict=True)
+            names = [f"{axis} {_spans(sorted(set(ranks)))}" for axis, ranks in along if self.plan.sizes[axis] > 1]
             parts = one.states.total, one.activations, one.logits, one.working, one.buffers, one.total
             kept = " ".join(f"{stage}:{count}" for stage, count in one.kept)
-            rows.append((places, *(f"{part / _GB:.2f}" for part in parts), one.peak_action, kept))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{self.plan}; GB", *lines])
+            rows.append((", ".join(names) or "all", *(f"{part / 1e9:.2f}" for part in parts), one.peak_action, kept))
+        return f"{self.plan}; GB\n{text_table(rows)}"
 
-    def _rows(self) -> Iterator[tuple[RankMemory, str]]:
-        """Yield the memories that differ, with their places."""
-        found: dict[RankMemory, list[RankMemory]] = {}
-        for one in self.places.values():
-            found.setdefault(replace(one, pp_rank=0, cp_rank=0, tp_rank=0), []).append(one)
-        for same in found.values():
-            axes = [axis for axis in ("pp", "cp", "tp") if self.plan.sizes[axis] > 1]
-            names = [f"{axis} {_spans(sorted({getattr(one, f'{axis}_rank') for one in same}))}" for axis in axes]
-            yield same[0], ", ".join(names) or "all"
+
+def text_table(rows: "Sequence[Sequence[str]]") -> str:
+    """Return rows of cells as lines whose columns begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def memory(
@@ -161,10 +156,16 @@ def memory(
     return Memory(plan, dict(RankMemories(model, plan, sequence_length, global_batch, imbalance).places()))
 
 
-def largest_bytes(model: "ModelConfig", plan: "Plan", sequence_length: int, global_batch: int) -> int:
-    """Return the bytes of the fullest rank of a legal plan: along tp the first rank, along cp that with most tokens."""
-    maker = RankMemories(model, plan, sequence_length, global_batch, 1.0)
-    return max(one.total for _, one in maker.places(every=False))
+def fitting_bytes(
+    model: "ModelConfig", plan: "Plan", sequence_length: int, global_batch: int, most: float
+) -> int | None:
+    """Return the bytes of the fullest rank of a legal plan, or None where they are more than `most`."""
+    largest = 0
+    for _, one in RankMemories(model, plan, sequence_length, global_batch, 1.0).places(every=False):
+        if one.total > most:
+            return None
+        largest = max(largest, one.total)
+    return largest
 
 
 class RankMemories:
@@ -186,7 +187,7 @@ class RankMemories:
         self._known: dict[tuple[object, ...], tuple[ModelStates, int]] = {}  # by what a place holds
 
     def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
-        """Yield every place along pp, cp and tp with its memory; or of cp and tp only the fullest ranks."""
+        """Yield every place along pp, cp and tp with its memory; or of cp and tp only one of the fullest ranks."""
         from dualpipe_lab.plan.kept import Tables
 
         fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
@@ -205,8 +206,8 @@ class RankMemories:
                 for cp_rank in cp_ranks:
                     table = tables[self.lengths[cp_rank], tp_rank]
                     action, kept, activations, logits, working = self._peak(moments, table)
-                    place = pp_rank, cp_rank, tp_rank
-                    yield place, RankMemory(*place, states, action, kept, activations, logits, working, buffers)
+                    one = RankMemory(states, action, kept, activations, logits, working, buffers)
+                    yield (pp_rank, cp_rank, tp_rank), one
 
     def _peak(self, moments: "Sequence[KeptAt]", tables: "Tables") -> tuple[str, Kept, int, int, int]:
         """Return the first of the moments at which most is kept: action, counts, activations, logits, working bytes."""
@@ -249,7 +250,8 @@ class RankMemories:
 
     def _held(self, pp_rank: int, tp_rank: int, stages: set[int]) -> "tuple[ModelStates, int]":
         """Return the states of a place and its buffers; ranks whose stages have the same layers have the same."""
-        from dualpipe_lab.plan.states import model_states
+        from dualpipe_lab.plan.gradient_traffic import parts_at
+        from dualpipe_lab.plan.states import buffer_bytes, flat_layouts, states_of
 
         num_dense = getattr(self.model, "num_dense_layers", 0)
         sizes = tuple(
@@ -260,21 +262,10 @@ class RankMemories:
             for stage in sorted(stages)
         )
         if (tp_rank, sizes) not in self._known:
-            states = model_states(self.model, self.plan, pp_rank, tp_rank)
-            self._known[tp_rank, sizes] = states, self._buffers(pp_rank, tp_rank)
+            layouts = flat_layouts(self.plan, parts := parts_at(self.plan, self.model, pp_rank, tp_rank))
+            states = states_of(self.plan, sum(part.numel for part in parts), layouts)
+            self._known[tp_rank, sizes] = states, buffer_bytes(self.plan, layouts)
         return self._known[tp_rank, sizes]
-
-    def _buffers(self, pp_rank: int, tp_rank: int) -> int:
-        """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""
-        from dualpipe_lab.plan.gradient_traffic import parts_at
-        from dualpipe_lab.plan.states import NumberBytes, flat_layouts
-
-        if self.plan.zero < 2:
-            return 0
-        numbers = NumberBytes.of(self.plan.precision)
-        layouts = flat_layouts(self.plan, parts_at(self.plan, self.model, pp_rank, tp_rank))
-        largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
-        return largest * (numbers.gradient + numbers.parameter * (self.plan.zero == 3))
 
 
 def kept_counts(plan: "Plan", pp_rank: int) -> tuple[KeptAt, ...]:
@@ -297,9 +288,9 @@ def kept_counts(plan: "Plan", pp_rank: int) -> tuple[KeptAt, ...]:
 
 @lru_cache(maxsize=4096)
 def _kept_counts(schedule: str, pp: int, num_microbatches: int, chunks: int | None, pp_rank: int) -> tuple[KeptAt, ...]:
-    from dualpipe_lab.plan.fields import PlanFields
+    from dualpipe_lab.plan.plan import Plan
 
-    program = PlanFields(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
+    program = Plan(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
     assert program is not None
     kept: dict[int, int] = {}
     firsts: dict[tuple[int, str], dict[tuple[tuple[int, ...], Kept], tuple[int, Action]]] = {}
@@ -326,10 +317,5 @@ def _spans(numbers: list[int]) -> str:
     >>> _spans([0, 1, 2, 5])
     '0-2 5'
     """
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

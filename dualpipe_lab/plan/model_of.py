@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from dualpipe_lab.models.pretrained.config import FAMILIES, PretrainedError, config_from_pretrained, read_json
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import parts_at
+from dualpipe_lab.plan.plan import Plan
 
 
 class KnownModel(NamedTuple):
@@ -135,7 +135,7 @@ def num_parameters(model: ModelConfig) -> int:
     >>> num_parameters(model_of("qwen3-30b-a3b"))
     30532122624
     """
-    return sum(part.numel for part in parts_at(PlanFields(), model, 0, 0))
+    return sum(part.numel for part in parts_at(Plan(), model, 0, 0))
 
 
 def _read(values: Mapping[str, Any], where: str) -> ModelConfig:

@@ -11,131 +11,138 @@ group on their own.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, wraps
 from typing import TypeAlias
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, check_multi_token, stage_layers
-from dualpipe_lab.plan.fields import PlanFields, is_synchronous
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.pp import schedules
 
-Rule: TypeAlias = Callable[[PlanFields, ModelConfig, int | None], str | None]
+Rule: TypeAlias = Callable[[Plan, ModelConfig, int | None], str | None]
+_is_synchronous = cache(schedules.is_synchronous)
 
 
-def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
-    """Return what is wrong with the sizes of the axes."""
-    try:
-        _check_config(plan, config)
-        _ = plan.topology.world_size if plan.ranks_per_node is None else _without_nodes(plan).topology
-    except ValueError as error:
-        return str(error)
+def _rule(check: Callable[[Plan, ModelConfig, int | None], None]) -> Rule:
+    @wraps(check)
+    def problem(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
+        try:
+            check(plan, config, sequence_length)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return problem
+
+
+@_rule
+def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+    """The sizes of the axes."""
+    config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
+    if plan.ep > 1 and not has_experts(config):
+        raise ValueError(f"ep shards experts, and this model has none, got ep {plan.ep}")
+    _ = replace(plan, ranks_per_node=None).topology
     if plan.pp > config.num_layers:
-        return f"every stage needs a layer, got {config.num_layers} layers for pp {plan.pp}"
-    return None
+        raise ValueError(f"every stage needs a layer, got {config.num_layers} layers for pp {plan.pp}")
 
 
-def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
-    """Return what is wrong with the schedule, its microbatches or its stages."""
-    if not is_synchronous(plan.schedule):
-        return (
+@_rule
+def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+    """The schedule, its microbatches and its stages."""
+    if not _is_synchronous(plan.schedule):
+        raise ValueError(
             f"training needs one version of the weights per step, and {plan.schedule} updates them in between; use a "
             "synchronous schedule"
         )
     if plan.pp == 1 and plan.chunks is not None:
-        return f"chunks are stages per rank of pp, got chunks={plan.chunks} and pp 1"
-    try:
-        num_stages = plan.num_stages
-    except ValueError as error:
-        return str(error)
-    return _stages(plan, config, num_stages) or _overlap(plan, config)
+        raise ValueError(f"chunks are stages per rank of pp, got chunks={plan.chunks} and pp 1")
+    stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
+    if plan.overlap and not has_experts(config):
+        raise ValueError("overlap hides the all-to-alls of experts, and this model has none, got overlap=True")
+    if plan.overlap and not plan.has_pairs:
+        where = f"{plan.schedule} has none" if plan.pp > 1 else "a single stage has none"
+        raise ValueError(
+            f"overlap needs pairs of a forward and a backward, and {where}; use dualpipe, dualpipev or paired_1f1b"
+        )
 
 
-def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
-    """Return what is wrong with how a sequence is sharded along cp and tp, or with its second targets."""
-    problem = _second_token(plan, config, sequence_length)
-    if problem is not None or sequence_length is None:
-        return problem
-    try:
-        shares = lengths_of(plan, sequence_length)
-    except ValueError as error:
-        return str(error)
-    uneven = next((size for size in shares if size % plan.tp), None)
+@_rule
+def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+    """How a sequence is sharded along cp and tp, and its second targets."""
+    if plan.multi_token is not None:
+        check_multi_token(config, plan.tp, plan.multi_token)
+        if sequence_length == 1:
+            raise ValueError("a second token needs sequences of 2 tokens or more, got a length of 1")
+    if sequence_length is None:
+        return
+    uneven = next((size for size in lengths_of(plan, sequence_length) if size % plan.tp), None)
     if plan.sequence_parallel and uneven is not None:
-        return f"sequence parallelism shards the tokens of a rank evenly along tp, got {uneven} tokens and tp {plan.tp}"
-    return None
+        raise ValueError(
+            f"sequence parallelism shards the tokens of a rank evenly along tp, got {uneven} tokens and tp {plan.tp}"
+        )
 
 
-def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
-    """Return what is wrong with the stage of ZeRO and its shards."""
+@_rule
+def zero(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+    """The stage of ZeRO and its shards."""
     nodes = plan.ranks_per_node
     if nodes is not None and plan.world_size % nodes:
-        return f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks"
+        raise ValueError(f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks")
     if plan.zero and plan.num_copies == 1:
-        return f"ZeRO-{plan.zero} shards over the ranks of dp, cp and ep that copy a weight, got one; use zero=0"
-    return _freed_head(plan, config) or (_hybrid(plan) if plan.hybrid else None)
+        raise ValueError(
+            f"ZeRO-{plan.zero} shards over the ranks of dp, cp and ep that copy a weight, got one; use zero=0"
+        )
+    # the loss in chunks calls the head behind its stage; ZeRO-3 frees a stage that it gathers as one unit before that
+    is_tied = plan.pp == 1 and getattr(config, "tied", False)
+    has_second_head = has_second(plan, config) and not plan.overlap  # overlapped experts hold a stage until its loss
+    if plan.zero == 3 and plan.loss_chunk is not None and (is_tied or has_second_head):
+        what = "a stage with a tied table at both ends" if is_tied else "a stage that predicts a second token"
+        raise ValueError(
+            f"ZeRO-3 frees {what} before a loss in chunks uses its head, got zero=3 and "
+            f"loss_chunk={plan.loss_chunk}; use zero=2, or leave loss_chunk out"
+        )
+    if plan.hybrid:
+        _check_hybrid(plan)
 
 
-GROUPS: tuple[Rule, ...] = (grid, pipeline, sequence, zero)
+def _check_hybrid(plan: Plan) -> None:
+    if plan.ranks_per_node is None:
+        raise ValueError("hybrid ZeRO shards within a node, got ranks_per_node=None; give the ranks of a node")
+    if not plan.zero:
+        raise ValueError("hybrid says where ZeRO shards, got zero=0; use zero=1, 2 or 3")
+    dense, _ = (plan.topology.parts_by_node(*axes) for axes in (plan.copy_axes, plan.expert_copy_axes))
+    within, num_nodes = len(dense[0][0]), len(dense[0])
+    if within == 1 or num_nodes == 1:
+        raise ValueError(
+            f"hybrid ZeRO needs copies of a weight on several ranks of each of several nodes, got {within} of "
+            f"{plan.num_copies} copies on a node of {plan.ranks_per_node}"
+        )
 
 
-def first_problem(plan: PlanFields, config: ModelConfig, sequence_length: int | None = None) -> str | None:
+def first_problem(plan: Plan, config: ModelConfig, sequence_length: int | None = None) -> str | None:
     """Return the first rule that a plan breaks, or None."""
-    found = (rule(plan, config, sequence_length) for rule in GROUPS)
+    found = (rule(plan, config, sequence_length) for rule in (grid, pipeline, sequence, zero))
     return next((problem for problem in found if problem is not None), None)
+
+
+def sizes_of(model: ModelConfig) -> LlamaConfig:
+    """Return the sizes of a model's attention, embedding and head."""
+    return model if isinstance(model, LlamaConfig) else model.dense
 
 
 def has_experts(config: ModelConfig) -> bool:
     """Whether a model has layers of experts."""
-    num_dense_layers: int = getattr(config, "num_dense_layers", config.num_layers)
-    return config.num_layers > num_dense_layers
+    return config.num_layers > int(getattr(config, "num_dense_layers", config.num_layers))
 
 
-def has_second(plan: PlanFields, config: ModelConfig) -> bool:
+def has_second(plan: Plan, config: ModelConfig) -> bool:
     """Whether the model's last stage predicts a second token under this plan."""
     return plan.multi_token is not None and not isinstance(config, LlamaConfig)
 
 
-def _check_config(plan: PlanFields, config: ModelConfig) -> None:
-    config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
-    if plan.ep > 1 and not has_experts(config):
-        raise ValueError(f"ep shards experts, and this model has none, got ep {plan.ep}")
-
-
-def _without_nodes(plan: PlanFields) -> PlanFields:
-    return PlanFields.from_description(plan.describe() | {"ranks_per_node": None})
-
-
-def _stages(plan: PlanFields, config: ModelConfig, num_stages: int) -> str | None:
-    try:
-        stage_layers(config, num_stages, plan.layers, has_second(plan, config))
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _overlap(plan: PlanFields, config: ModelConfig) -> str | None:
-    if not plan.overlap:
-        return None
-    if not has_experts(config):
-        return "overlap hides the all-to-alls of experts, and this model has none, got overlap=True"
-    if not plan.has_pairs:
-        where = f"{plan.schedule} has none" if plan.pp > 1 else "a single stage has none"
-        return f"overlap needs pairs of a forward and a backward, and {where}; use dualpipe, dualpipev or paired_1f1b"
-    return None
-
-
-def _second_token(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
-    if plan.multi_token is None:
-        return None
-    try:
-        check_multi_token(config, plan.tp, plan.multi_token)
-    except ValueError as error:
-        return str(error)
-    if sequence_length == 1:
-        return "a second token needs sequences of 2 tokens or more, got a length of 1"
-    return None
-
-
-def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:
+def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
     """Return the tokens of a sequence that each rank of cp holds.
 
     Raises:
@@ -147,34 +154,3 @@ def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:
         return [sequence_length]
     layout = make_layout(plan.layout, sequence_length, plan.cp)
     return [layout.size(rank) for rank in range(plan.cp)]
-
-
-def _freed_head(plan: PlanFields, config: ModelConfig) -> str | None:
-    """The loss in chunks calls the head behind its stage; ZeRO-3 frees a stage that it gathers as one unit before."""
-    is_tied = plan.pp == 1 and getattr(config, "tied", False)
-    has_second_head = has_second(plan, config) and not plan.overlap  # overlapped experts hold a stage until its loss
-    if plan.zero == 3 and plan.loss_chunk is not None and (is_tied or has_second_head):
-        what = "a stage with a tied table at both ends" if is_tied else "a stage that predicts a second token"
-        return (
-            f"ZeRO-3 frees {what} before a loss in chunks uses its head, got zero=3 and "
-            f"loss_chunk={plan.loss_chunk}; use zero=2, or leave loss_chunk out"
-        )
-    return None
-
-
-def _hybrid(plan: PlanFields) -> str | None:
-    if plan.ranks_per_node is None:
-        return "hybrid ZeRO shards within a node, got ranks_per_node=None; give the ranks of a node"
-    if not plan.zero:
-        return "hybrid says where ZeRO shards, got zero=0; use zero=1, 2 or 3"
-    try:
-        dense, _ = (plan.topology.parts_by_node(*axes) for axes in (plan.copy_axes, plan.expert_copy_axes))
-    except ValueError as error:
-        return str(error)
-    within, num_nodes = len(dense[0][0]), len(dense[0])
-    if within == 1 or num_nodes == 1:
-        return (
-            f"hybrid ZeRO needs copies of a weight on several ranks of each of several nodes, got {within} of "
-            f"{plan.num_copies} copies on a node of {plan.ranks_per_node}"
-        )
-    return None

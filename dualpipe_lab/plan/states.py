@@ -15,15 +15,9 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), sections 3.1 and 5.
 from typing import NamedTuple
 
 from dualpipe_lab.dp.layout import Layout
-from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import Part, buckets_of, copies_of, parts_at
-
-
-def sizes_of(model: ModelConfig) -> LlamaConfig:
-    """Return the sizes of a model's attention, embedding and head."""
-    return model if isinstance(model, LlamaConfig) else model.dense
+from dualpipe_lab.plan.plan import Plan
 
 
 class NumberBytes(NamedTuple):
@@ -64,20 +58,26 @@ class ModelStates(NamedTuple):
         return self.parameters + self.gradients + self.masters + self.moments
 
 
-def model_states(model: ModelConfig, plan: PlanFields, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
+def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
     """Return the states of the ranks at a place along pp and tp: they are equal along all other axes.
 
-    >>> plan = PlanFields(dp=2, zero=1, precision="bfloat16")
+    >>> from dualpipe_lab.models import LlamaConfig
+    >>> plan = Plan(dp=2, zero=1, precision="bfloat16")
     >>> model_states(LlamaConfig(), plan).total / LlamaConfig().num_parameters()
     12.0
     """
-    parts, numbers = parts_at(plan, model, pp_rank, tp_rank), NumberBytes.of(plan.precision)
-    layouts = flat_layouts(plan, parts)
+    parts = parts_at(plan, model, pp_rank, tp_rank)
+    return states_of(plan, sum(part.numel for part in parts), flat_layouts(plan, parts))
+
+
+def states_of(plan: Plan, num_parameters: int, layouts: list[Layout]) -> ModelStates:
+    """Return the states of a rank with these flat buffers."""
+    numbers = NumberBytes.of(plan.precision)
     full, shard = (sum(getattr(one, name) for one in layouts) for name in ("padded_numel", "shard_numel"))
     if not plan.zero:
         shard = full
     return ModelStates(
-        sum(part.numel for part in parts),
+        num_parameters,
         (shard if plan.zero == 3 else full) * numbers.parameter,
         (shard if plan.zero > 1 else full) * numbers.gradient,
         shard * numbers.master,
@@ -85,20 +85,28 @@ def model_states(model: ModelConfig, plan: PlanFields, pp_rank: int = 0, tp_rank
     )
 
 
-def flat_layouts(plan: PlanFields, parts: list[Part]) -> list[Layout]:
+def buffer_bytes(plan: Plan, layouts: list[Layout]) -> int:
+    """Return the bytes of ZeRO's two largest buckets of gradients, or units of weights and gradients."""
+    if plan.zero < 2:
+        return 0
+    numbers = NumberBytes.of(plan.precision)
+    largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
+    return largest * (numbers.gradient + numbers.parameter * (plan.zero == 3))
+
+
+def flat_layouts(plan: Plan, parts: list[Part]) -> list[Layout]:
     """Return the flat buffers of some parameters of a rank: buckets, or under ZeRO-3 units."""
     dense, experts = shard_counts(plan)
     found = []
     for bucket in buckets_of(plan, parts):
-        is_expert = "ep" in parts[bucket[0]].kind
-        found.append(Layout([parts[index].numel for index in bucket], experts if is_expert else dense))
+        found.append(Layout([part.numel for part in bucket], experts if "ep" in bucket[0].kind else dense))
     return found
 
 
-def shard_counts(plan: PlanFields) -> tuple[int, int]:
+def shard_counts(plan: Plan) -> tuple[int, int]:
     """Return the number of ranks that ZeRO spreads dense weights over, and experts; under hybrid ZeRO within a node.
 
-    >>> shard_counts(PlanFields(dp=8, ep=4, experts_in_data=True))
+    >>> shard_counts(Plan(dp=8, ep=4, experts_in_data=True))
     (8, 2)
     """
     if not plan.hybrid:

@@ -15,7 +15,8 @@ from html import escape
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.memory import text_table
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
 
 _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
@@ -82,9 +83,7 @@ class SumsTable:
 
     def __str__(self) -> str:
         table = [_HEADER, *(row.cells() for row in self.rows)]
-        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join(line.rstrip() for line in [self.title, *lines])
+        return f"{self.title}\n{text_table(table)}"
 
     def _repr_html_(self) -> str:
         style = 'style="text-align:left;padding:0.2rem 0.8rem"'
@@ -96,15 +95,14 @@ class SumsTable:
         return f'<table class="dp-sums">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def sums_of(plan: PlanFields, config: ModelConfig) -> SumsTable:
+def sums_of(plan: Plan, config: ModelConfig) -> SumsTable:
     """Return who sums what with whom when a model is trained under a plan that fits it."""
     return SumsTable(str(plan), tuple(_Rows(plan, config).rows()))
 
 
 class _Rows:
-    def __init__(self, plan: PlanFields, config: ModelConfig) -> None:
-        self.plan, self.config, self.topology, self.program = plan, config, plan.topology, plan.program
-        self.axes = tuple(axis for axis, size in plan.sizes.items() if size > 1)
+    def __init__(self, plan: Plan, config: ModelConfig) -> None:
+        self.plan, self.config, self.topology = plan, config, plan.topology
         self.last = plan.num_stages - 1
 
     def rows(self) -> Iterator[ParameterSums]:
@@ -147,10 +145,10 @@ class _Rows:
     ) -> ParameterSums:
         """Return the row of a kind that is sharded along an axis; `stages` holds it, by default every one."""
         plan, homes = self.plan, self.plan.holders(0 if stages is None else stages[0])
-        over = ("edp",) if axis == "ep" and plan.experts_in_data and plan.ep > 1 else self.data(axis)
+        over = plan.expert_copy_axes if axis == "ep" else plan.copy_axes
         sharded = [name for name in ("pp",) if plan.pp > 1 and stages is None]
         sharded += [axis] if axis is not None and getattr(plan, axis) > 1 else []
-        along_tp = axis != "tp" and plan.tp > 1
+        along_tp, is_tied = axis != "tp" and plan.tp > 1, stages is not None and len(set(stages)) > 1
         sums = []
         if kv_copies > 1:
             sums.append(Sum("key heads", tuple(self.ranks("tp")[:kv_copies]), plan.world_size // kv_copies))
@@ -160,38 +158,26 @@ class _Rows:
             sums.append(Sum("mirrors", self.ranks_of(homes), self.groups(stages, ("pp",))))
         if len(ranks := self.ranks(*over, home=homes[0])) > 1:
             sums.append(Sum(" x ".join(over), ranks, self.groups(stages, over)))
-        if stages is not None and len(set(stages)) > 1:
-            ends = tuple(home for stage in stages for home in self.plan.holders(stage))
+        if is_tied:
+            ends = tuple(home for stage in stages or () for home in plan.holders(stage))
             sums.append(Sum("tied stages", self.ranks_of(ends), plan.world_size // plan.pp))
         copied = [*over] if len(ranks) > 1 else []
         copied += ["tp"] * along_tp + ["key heads"] * (kv_copies > 1) + ["mirrors"] * (len(homes) > 1)
-        norm = self.norm(along_tp, kv_copies, len(homes) > 1, len(ranks) > 1, stages)
-        return ParameterSums(kind, tuple(sharded), tuple(copied), tuple(sums), norm, self.state(over, len(ranks)))
-
-    def norm(
-        self, along_tp: bool, kv_copies: int, is_mirrored: bool, has_copies: bool, stages: tuple[int, ...] | None
-    ) -> str:
-        """Say which ranks count a parameter in the norm."""
-        firsts = ["tp rank 0"] if along_tp else []
-        firsts += ["first copy of a key head"] if kv_copies > 1 else []
-        firsts += ["first mirror"] if is_mirrored else []
-        firsts += ["first of the tied stages"] if stages is not None and len(set(stages)) > 1 else []
-        if has_copies:
-            firsts.append("each its shard" if self.plan.zero and not self.plan.hybrid else self._copy())
-        return ", ".join(firsts) or "every rank"
-
-    def _copy(self) -> str:
-        return "each shard on the first node" if self.plan.zero else "first copy"
+        firsts = ["tp rank 0"] * along_tp + ["first copy of a key head"] * (kv_copies > 1)
+        firsts += ["first mirror"] * (len(homes) > 1) + ["first of the tied stages"] * is_tied
+        if len(ranks) > 1:
+            of_zero = "each shard on the first node" if plan.hybrid else "each its shard"
+            firsts.append(of_zero if plan.zero else "first copy")
+        norm, state = ", ".join(firsts) or "every rank", self.state(over, len(ranks))
+        return ParameterSums(kind, tuple(sharded), tuple(copied), tuple(sums), norm, state)
 
     def state(self, over: tuple[str, ...], num_copies: int) -> str:
+        """Say where the optimizer state of a parameter lies."""
         if not self.plan.zero or num_copies == 1:
             return "in full on every copy" if num_copies > 1 else "with the weight"
         if self.plan.hybrid:
             return f"shards over the copies on a node ({' x '.join(over)})"
         return f"1 / {num_copies} on each of {' x '.join(over)}"
-
-    def data(self, axis: str | None) -> tuple[str, ...]:
-        return tuple(name for name in self.axes if name in ("dp", "ep", "cp") and name != axis)
 
     def ranks_of(self, homes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self.topology.rank_at(pp=home) if home else 0 for home in homes))

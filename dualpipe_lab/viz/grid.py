@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import product
 
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.viz.drawing import Drawing, svg
 
@@ -122,7 +122,7 @@ class GridDrawing(Drawing):
         return [(label, index * size) for index, label in enumerate(labels)]
 
 
-def grid(plan: PlanFields, axis: str | None = None, rank: int = 0) -> GridDrawing:
+def grid(plan: Plan, axis: str | None = None, rank: int = 0) -> GridDrawing:
     """Return the drawing of a plan's grid with one group highlighted; it prints as text and displays as SVG.
 
     Args:
@@ -130,7 +130,7 @@ def grid(plan: PlanFields, axis: str | None = None, rank: int = 0) -> GridDrawin
         axis: of the group (default: the first one with several ranks).
         rank: one of the group.
 
-    >>> print(grid(PlanFields(dp=2, tp=2), "tp", rank=2))
+    >>> print(grid(Plan(dp=2, tp=2), "tp", rank=2))
     dp 2 x tp 2 = 4 ranks; the tp group of rank 2: 2, 3
           tp 0  tp 1
     dp 0     0     1

@@ -117,7 +117,7 @@ def assert_kept(plan, configs):
             for number, (measured, rows) in enumerate(found):
                 table = tables.layer(number)
                 assert (rows is not None) == isinstance(table, ExpertTable)
-                table = table if rows is None else replace(table, rows=rows)
+                table = table if rows is None else ExpertTable(config, plan, 1, length, here.get("tp", 0), rows=rows)
                 assert table.layer_bytes == measured, f"layer {number} of rank {rank}, {plan}, {list(table.layer())}"
 
 
@@ -184,7 +184,7 @@ def test_a_second_token_keeps_what_autograd_keeps(plan):
     for _, rows, measured in lab.launch(fn, plan.world_size):
         tables = Tables.of(MLA, plan, 1, LENGTH)
         extra = {tensor.name: tensor.num_bytes for tensor in tables.dense.second(has_table=False)}
-        layer = replace(tables.sparse, rows=rows).layer_bytes
+        layer = ExpertTable(MLA, plan, 1, LENGTH, rows=rows).layer_bytes
         hidden = tables.dense.boundary_bytes  # of the first token's last norm, which the estimate counts there
         assert measured - hidden == layer + sum(extra.values()) - extra["logits"]
 
@@ -194,9 +194,9 @@ def test_rows_do_not_depend_on_ep_and_grow_with_the_imbalance():
     plans = [lab.Plan(dp=8, ep=ep, experts_in_data=True) for ep in (1, 2, 4, 8)]
     tables = [ExpertTable(config, plan, 1, LENGTH) for plan in plans]
     assert {table.num_received for table in tables} == {4 * LENGTH}
-    assert replace(tables[2], imbalance=1.5).num_received == 6 * LENGTH
+    assert ExpertTable(config, plans[2], 1, LENGTH, imbalance=1.5).num_received == 6 * LENGTH
     # a rank with two of the experts gets at most two rows of each of the tokens of 8 ranks, one with all no more
-    assert [replace(table, imbalance=99.0).num_received for table in tables] == [
+    assert [ExpertTable(config, plan, 1, LENGTH, imbalance=99.0).num_received for plan in plans] == [
         4 * LENGTH,
         8 * LENGTH,
         16 * LENGTH,
