@@ -44,7 +44,7 @@ _SLIPS = (
         100: "this is the learning rate of step 1",
     },
 )
-LIBRARY = tuple(f"dualpipe_lab.train.sampler:Sampler.{name}" for name in ("rows", "batch", "_row"))
+LIBRARY = tuple(f"dualpipe_lab.train.sampler:Sampler.{name}" for name in ("rows", "batch"))
 NUM_BYTES, LENGTH, GLOBAL_BATCH = 1000, 20, 24
 PLANS = ((1, 1), (1, 4), (2, 3), (4, 2), (3, 8), (24, 1), (6, 4))  # data ranks, microbatches of each
 GPUS, LAYERS, SEQUENCES, MILLISECONDS, GIGABYTES = 7, 12, 24, 760, 20
