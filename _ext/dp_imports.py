@@ -52,7 +52,7 @@ class Library:
             return self.all_files()
         if OPAQUE & {word for node in ast.walk(tree) for word in _words(node)}:
             return self.all_files()
-        return self._with_data(self._closure(_References(self, "", tree).needs))
+        return self._with_data(self._closure(_References(self, "").read(tree).needs))
 
     def all_files(self) -> set[Path]:
         """Return every file of the packages."""
@@ -86,7 +86,8 @@ class Library:
         """Return what the file of a module refers to."""
         if module not in self._references:
             tree = ast.parse(self.files[module].read_text(encoding="utf-8"))
-            self._references[module] = references = _References(self, module, tree)
+            self._references[module] = references = _References(self, module)
+            references.read(tree)  # known before it is read: modules may import each other inside functions
             for node in ast.walk(tree):  # a façade's own code reaches its names through `sys.modules[__name__]`
                 if isinstance(node, ast.Attribute) and node.attr in self.stubs.get(module, {}):
                     references.needs |= self.find(module, node.attr).needs
@@ -111,17 +112,21 @@ class Library:
 class _References:
     """The modules that code refers to, `needs`, and the names that it binds to modules, `modules`."""
 
-    def __init__(self, library: Library, module: str, tree: ast.Module) -> None:
+    def __init__(self, library: Library, module: str) -> None:
         self._library, self.needs, self.modules = library, set[str](), dict[str, set[str]]()
         self._reads_texts = module != TYPES
         is_package = module in library.files and library.files[module].stem == "__init__"
         self._package = module if is_package else module.rpartition(".")[0]
+
+    def read(self, tree: ast.Module) -> "_References":
+        """Add what code refers to."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._import(node)
             elif isinstance(node, ast.ImportFrom):
                 self._import_from(node)
         self._use(tree)
+        return self
 
     def _import(self, node: ast.Import) -> None:
         for alias in node.names:
