@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import product
+from typing import cast
 
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.estimate import POINT, Estimate, Step, estimate
+from dualpipe_lab.plan.fields import text_table
 from dualpipe_lab.plan.hardware import H100, Hardware
 from dualpipe_lab.plan.legal import grids
-from dualpipe_lab.plan.memory import fitting_bytes, text_table
+from dualpipe_lab.plan.memory import fitting_bytes
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
 from dualpipe_lab.plan.states import model_states
@@ -122,7 +124,7 @@ def fits(
 def _candidates(
     model: ModelConfig, num_gpus: int, shape: tuple[int, int], hardware: Hardware, names: Sequence[str]
 ) -> Iterator[Plan]:
-    for grid in grids(Plan(precision="bfloat16"), model, num_gpus):
+    for grid in cast("Iterator[Plan]", grids(Plan(precision="bfloat16"), model, num_gpus)):
         share, rest = divmod(shape[1], grid.data_size)
         if rest or grid.tp > hardware.gpus_per_node or grid.has_ep_axis:
             continue

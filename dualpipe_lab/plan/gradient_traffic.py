@@ -25,8 +25,8 @@ from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import has_second, sizes_of
+from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.rules import has_second, layers_of, sizes_of
 from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 from dualpipe_lab.sharding import shard_slice
@@ -47,20 +47,20 @@ class Part(NamedTuple):
     kind: frozenset[str]
 
 
-def parts_of(plan: Plan, config: ModelConfig, rank: int) -> list[Part]:
+def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     here = plan.topology.at(rank)
     return parts_at(plan, config, here.rank("pp"), here.rank("tp"))
 
 
-def parts_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
+def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
     """Return the parameters of the ranks at a place along pp and tp: they are the same along all other axes."""
     return _parts_at(replace(plan, zero=0, hybrid=False, recompute=False), config, pp_rank, tp_rank)
 
 
 @lru_cache(maxsize=64)
-def _parts_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
-    shares, maker = plan.stage_layers(config), _Parts(plan, config, tp_rank)
+def _parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
+    shares, maker = layers_of(plan, config), _Parts(plan, config, tp_rank)
     found: list[Part] = []
     for stage in plan.stages(pp_rank):
         mirror = frozenset({"mirror"} if plan.holders(stage)[0] != pp_rank else ())
@@ -72,7 +72,7 @@ def _parts_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> li
 class _Parts:
     """Elements and kinds of the parameters of a stage on one rank of tp."""
 
-    def __init__(self, plan: Plan, model: ModelConfig, tp_rank: int) -> None:
+    def __init__(self, plan: PlanFields, model: ModelConfig, tp_rank: int) -> None:
         self.plan, self.model, self.config, self.tp_rank = plan, model, sizes_of(model), tp_rank
         self.has_second = has_second(plan, model)
         self.layers: dict[bool, list[Held]] = {}  # by whether they have experts
@@ -157,7 +157,7 @@ class Bucket(NamedTuple):
 class GradientTraffic:
     """Enters the sums of one rank's gradients and the gathers of its weights, for one step."""
 
-    def __init__(self, plan: Plan, config: ModelConfig, calls: Calls) -> None:
+    def __init__(self, plan: PlanFields, config: ModelConfig, calls: Calls) -> None:
         self.plan, self.config, self.calls, self.here = plan, config, calls, plan.topology.at(calls.rank)
         self.parts = parts_of(plan, config, calls.rank)
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
@@ -227,7 +227,7 @@ class GradientTraffic:
         """The units of a stage that have a router; the embedding is the first unit of the first stage."""
         if isinstance(self.config, LlamaConfig):
             return set()
-        layers, first = self.plan.stage_layers(self.config)[stage], self.config.num_dense_layers
+        layers, first = layers_of(self.plan, self.config)[stage], self.config.num_dense_layers
         return {number + (stage == 0) for number, layer in enumerate(layers) if layer >= first}
 
     def _splits(self) -> Counter[int]:
@@ -272,7 +272,7 @@ class GradientTraffic:
         )
 
 
-def rank_actions(plan: Plan, rank: int) -> list[Action]:
+def rank_actions(plan: PlanFields, rank: int) -> list[Action]:
     """Return the actions of a rank; without pp every microbatch has an F and a B of the one stage."""
     program = plan.program
     if program is None:
@@ -280,7 +280,7 @@ def rank_actions(plan: Plan, rank: int) -> list[Action]:
     return list(program.actions(plan.topology.at(rank).rank("pp")))
 
 
-def copies_of(plan: Plan, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
     ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
     if not plan.hybrid or plan.ranks_per_node is None:
@@ -292,7 +292,7 @@ def copies_of(plan: Plan, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, 
     return mine, replicas if len(replicas) > 1 else None
 
 
-def buckets_of(plan: Plan, parts: list[Part]) -> list[list[Part]]:
+def buckets_of(plan: PlanFields, parts: list[Part]) -> list[list[Part]]:
     """Return the parameters of every flat buffer: buckets as those of `dp.buckets`, or under ZeRO-3 units."""
     if plan.zero == 3:
         return [list(run) for _, run in groupby(parts, key=lambda part: (part.stage, part.unit, part.kind))]

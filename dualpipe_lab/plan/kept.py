@@ -31,7 +31,7 @@ from typing import NamedTuple
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import sizes_of
 from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.sharding import shard_slice
@@ -59,12 +59,13 @@ class LayerTable:
         length: tokens of each sequence on this rank of cp.
         tp_rank: along tp, where shards are uneven.
 
+    >>> from dualpipe_lab.plan import Plan
     >>> table = LayerTable(LlamaConfig(), Plan(), num_rows=1, length=8)
     >>> [tensor.name for tensor in table.network()], table.layer_bytes
     (['gate and up'], 25152)
     """
 
-    def __init__(self, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0) -> None:
+    def __init__(self, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0) -> None:
         self.plan, self.length, self.tp_rank, self.sizes = plan, length, tp_rank, sizes_of(model)
         self.latent = None if isinstance(model, LlamaConfig) else model.latent
         self.element = ELEMENT_BYTES[plan.precision]
@@ -220,6 +221,7 @@ class ExpertTable(LayerTable):
         rows: that this rank receives, if they are known; None for those of the imbalance.
 
     >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256, num_experts_per_token=8)
+    >>> from dualpipe_lab.plan import Plan
     >>> plan = Plan(dp=8, ep=8, experts_in_data=True, precision="bfloat16")
     >>> table, alone = (ExpertTable(config, one, 1, 4096) for one in (plan, Plan(precision="bfloat16")))
     >>> table.num_received, table.layer_bytes == alone.layer_bytes
@@ -229,7 +231,7 @@ class ExpertTable(LayerTable):
     def __init__(
         self,
         model: V3MoEConfig,
-        plan: Plan,
+        plan: PlanFields,
         num_rows: int,
         length: int,
         tp_rank: int = 0,
@@ -321,7 +323,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
+        cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
     ) -> "Tables":
         """Return those of a model; the arguments are those of `ExpertTable`."""
         dense = LayerTable(model, plan, num_rows, length, tp_rank)

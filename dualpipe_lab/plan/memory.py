@@ -20,6 +20,7 @@ from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from dualpipe_lab.plan.fields import text_table
 from dualpipe_lab.pp.program import Action, B, F, I, W
 
 if TYPE_CHECKING:
@@ -117,12 +118,6 @@ class Memory:
             kept = " ".join(f"{stage}:{count}" for stage, count in one.kept)
             rows.append((", ".join(names) or "all", *(f"{part / 1e9:.2f}" for part in parts), one.peak_action, kept))
         return f"{self.plan}; GB\n{text_table(rows)}"
-
-
-def text_table(rows: "Sequence[Sequence[str]]") -> str:
-    """Return rows of cells as lines whose columns begin below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def memory(

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import Part, buckets_of, copies_of, parts_at
-from dualpipe_lab.plan.plan import Plan
 
 
 class NumberBytes(NamedTuple):
@@ -58,10 +58,11 @@ class ModelStates(NamedTuple):
         return self.parameters + self.gradients + self.masters + self.moments
 
 
-def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
+def model_states(model: ModelConfig, plan: PlanFields, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
     """Return the states of the ranks at a place along pp and tp: they are equal along all other axes.
 
     >>> from dualpipe_lab.models import LlamaConfig
+    >>> from dualpipe_lab.plan import Plan
     >>> plan = Plan(dp=2, zero=1, precision="bfloat16")
     >>> model_states(LlamaConfig(), plan).total / LlamaConfig().num_parameters()
     12.0
@@ -70,7 +71,7 @@ def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int 
     return states_of(plan, sum(part.numel for part in parts), flat_layouts(plan, parts))
 
 
-def states_of(plan: Plan, num_parameters: int, layouts: list[Layout]) -> ModelStates:
+def states_of(plan: PlanFields, num_parameters: int, layouts: list[Layout]) -> ModelStates:
     """Return the states of a rank with these flat buffers."""
     numbers = NumberBytes.of(plan.precision)
     full, shard = (sum(getattr(one, name) for one in layouts) for name in ("padded_numel", "shard_numel"))
@@ -85,7 +86,7 @@ def states_of(plan: Plan, num_parameters: int, layouts: list[Layout]) -> ModelSt
     )
 
 
-def buffer_bytes(plan: Plan, layouts: list[Layout]) -> int:
+def buffer_bytes(plan: PlanFields, layouts: list[Layout]) -> int:
     """Return the bytes of ZeRO's two largest buckets of gradients, or units of weights and gradients."""
     if plan.zero < 2:
         return 0
@@ -94,7 +95,7 @@ def buffer_bytes(plan: Plan, layouts: list[Layout]) -> int:
     return largest * (numbers.gradient + numbers.parameter * (plan.zero == 3))
 
 
-def flat_layouts(plan: Plan, parts: list[Part]) -> list[Layout]:
+def flat_layouts(plan: PlanFields, parts: list[Part]) -> list[Layout]:
     """Return the flat buffers of some parameters of a rank: buckets, or under ZeRO-3 units."""
     dense, experts = shard_counts(plan)
     found = []
@@ -103,9 +104,10 @@ def flat_layouts(plan: Plan, parts: list[Part]) -> list[Layout]:
     return found
 
 
-def shard_counts(plan: Plan) -> tuple[int, int]:
+def shard_counts(plan: PlanFields) -> tuple[int, int]:
     """Return the number of ranks that ZeRO spreads dense weights over, and experts; under hybrid ZeRO within a node.
 
+    >>> from dualpipe_lab.plan import Plan
     >>> shard_counts(Plan(dp=8, ep=4, experts_in_data=True))
     (8, 2)
     """
