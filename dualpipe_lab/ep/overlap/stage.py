@@ -62,7 +62,7 @@ class InterruptibleStage(Stage):
 
     Args:
         index: the number of the stage.
-        layers: in the order of the forward: `InterruptibleLayer`s and layers in one piece.
+        layers: in the order of the forward; each is an `InterruptibleLayer`, or a `PlainLayer` in one piece.
         ticks: nanoseconds of every kind of compute, as for `execute`.
         module: the module that the layers are made from, with all their parameters (default: a list of the layers).
         has_loss: whether the last layer computes the loss, because that has weights; its output's gradient is 1.
