@@ -71,12 +71,10 @@ def hierarchical_experts(
     """Send one copy of every token to each node of its experts, and sum the weighted results: `y_TD`.
 
     Args:
-        x: `x_TD`, this rank's tokens; none is allowed.
-        weights: `weights_TK`; they get a gradient.
-        experts: `experts_TK`, k different ones per token.
+        x, weights, experts: as for `Experts`.
         layer: the sharded experts, over the ranks of all nodes.
         nodes: the groups by node.
-        shared: a shared expert; it computes on `x` while the inter-node dispatch is under way, and its result is added.
+        shared: as for `Experts`; it computes while the inter-node dispatch is under way.
 
     Raises:
         ValueError: as `Experts.forward`, or experts that do not divide among the nodes.

@@ -1,15 +1,16 @@
 """Shared by drawings: the surrounding <svg> element and its display in a notebook."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from html import escape
 
 
-class Drawing:
+class Drawing(ABC):
     """A picture that a notebook scales down to its width."""
 
+    @abstractmethod
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         return f'<div style="max-width:100%">{self.to_svg()}</div>'
