@@ -71,7 +71,9 @@ def hierarchical_experts(
     """Send one copy of every token to each node of its experts, and sum the weighted results: `y_TD`.
 
     Args:
-        x, weights, experts: as for `Experts`.
+        x: as for `Experts`.
+        weights: as for `Experts`.
+        experts: as for `Experts`.
         layer: the sharded experts, over the ranks of all nodes.
         nodes: the groups by node.
         shared: as for `Experts`; it computes while the inter-node dispatch is under way.
