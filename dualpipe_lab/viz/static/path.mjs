@@ -2,7 +2,7 @@
 //
 // That is the span before it on its rank, or the message it waited for; a message that queued for its link waited for
 // the message before it.  On a rank with several streams the span before is the one that ended last before the start, of
-// its own stream if two ended together.  The same walk as dualpipe_lab/timeline/critical_path.py.
+// its own stream if two ended together.  The same walk as dualpipe_lab/timeline/data.py.
 
 import { isWait } from "./track.mjs";
 
