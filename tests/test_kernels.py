@@ -140,6 +140,18 @@ def test_a_kernel_is_born_as_an_ordinary_one_and_shares_nothing(start, tmp_path,
     assert not set(draws[0]) & set(draws[1])
 
 
+def test_a_figure_is_shown_as_by_an_ordinary_kernel(start):
+    figure = "import matplotlib.pyplot as plt, sys\nsys.displayhook = print\nplt.plot([1, 2])\nprint(plt.get_backend())"
+    shown = []
+    for way in ("local-provisioner", "forked"):
+        found = []
+        kernel = start(way)
+        kernel.client.execute_interactive(figure, timeout=PATIENCE, output_hook=found.append)
+        shown.append([{**each["content"], "transient": ""} for each in found if each["msg_type"] == "display_data"])
+    assert "image/png" in shown[0][0]["data"]
+    assert shown[0] == shown[1]
+
+
 def test_a_kernel_launches_ranks_from_a_fork_server_that_was_forked_with_it(start):
     kernel = start()
     said = kernel.run("import os\n" + RANKS)

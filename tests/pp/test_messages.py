@@ -161,3 +161,62 @@ def test_programs_with_odd_routes_infer_shapes_too():
     batch = make_batch(2, rows=[2, 3])
     _, (ranks,) = run_all([program], 3, [batch], boundary=None)
     check(program, ranks, batch)
+
+
+class Pair(nn.Module):
+    """Hands on two floating point tensors, an integer one between them, and changes their shapes."""
+
+    def __init__(self, last=False):
+        super().__init__()
+        self.linear, self.last = nn.Linear(WIDTH, WIDTH), last
+
+    def forward(self, x, tokens=None, kept=None):
+        tokens = torch.arange(len(x)) if tokens is None else tokens
+        kept = x[:1].float() if kept is None else kept * 2
+        y = self.linear(x).tanh() + kept.sum() * tokens.unsqueeze(1)
+        return y if self.last else (y, tokens, kept)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zero_bubble_h1", "dualpipe"])
+def test_tuples_cross_boundaries(name):
+    program = build(name, 4, 8)
+    torch.manual_seed(0)
+    stages = [Pair(last=stage == 3).double() for stage in range(4)]
+    inputs, targets = make_batch(8)
+
+    def fn(rank, world_size):
+        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+        PipelineRuntime(program, mine, nn.functional.mse_loss, sum_mirrors=True).step(inputs, targets)
+        return {stage: grads_of(module) for stage, module in mine.items()}
+
+    out = lab.launch(fn, 4)
+    for x, target in zip(inputs, targets, strict=True):
+        values = (x,)
+        for stage in stages[:3]:
+            values = stage(*values)
+        (nn.functional.mse_loss(stages[3](*values), target) / 8).backward()
+    for grads in out:
+        for stage, ours in grads.items():
+            for a, b in zip(ours, grads_of(stages[stage]), strict=True):
+                assert (a - b).abs().max() <= 1e-12 * max(1, b.abs().max())
+
+
+def test_two_pipelines_in_one_process():
+    """Every rank belongs to a pipeline along its row and to one along its column."""
+    program, stages = build("1f1b", 2, 3), make_stages(2)
+    batches = [make_batch(3, seed=seed) for seed in range(4)]
+
+    def fn(rank, world_size):
+        row, column = divmod(rank, 2)
+        groups = [lab.comm.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+        results = []
+        for group, place, number in ((groups[row], column, row), (groups[2 + column], row, 2 + column)):
+            runtime = PipelineRuntime(program, {place: stages[place]}, nn.functional.mse_loss, group=group)
+            runtime.step(*batches[number])
+            results.append((number, place, [grad.clone() for grad in grads_of(stages[place])]))
+            stages[place].zero_grad()
+        return results
+
+    for number, place, grads in [entry for results in lab.launch(fn, 4) for entry in results]:
+        expected, _ = expected_grads(program, batches[number])
+        assert bitwise(grads, expected[place][place])

@@ -21,6 +21,12 @@ def run(*command, **options):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **options)
 
 
+def test_grading_replays_notebooks_only_where_it_is_asked_to():
+    plain, replayed = (run("make", "-n", "grade", "SUBMISSIONS=folder", *more).stdout for more in ((), ("NBVAL=1",)))
+    assert "dualpipe_lab grade  folder" in plain
+    assert "dualpipe_lab grade --nbval folder" in replayed
+
+
 # ---- prerequisites
 
 
