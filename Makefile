@@ -95,8 +95,9 @@ format: $(INSTALLED_DEV) ## put the code into the house format
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-measure: $(INSTALLED_DEV) ## write anew what each test costs, and the budgets of the directories (on a quiet machine)
+measure: $(INSTALLED_DEV) ## write anew what each test costs, and the budgets of the directories (on a quiet machine, with the book built)
 	@$(BIN)/python -m pytest $(SHARED) -m "not browser" --ignore=tests/repository --costs=write
+	@$(BIN)/python -m pytest $(SHARED) -m browser tests --costs=cases
 
 bench: $(INSTALLED_DEV) ## run every benchmark and print its table; LONG=1: every plan, also beside transformers (some hours, resumable)
 ifdef LONG

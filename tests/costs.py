@@ -2,10 +2,11 @@
 
 measured.csv   processor seconds of one case, by test; `make measure` writes it
 budgets.csv    processor seconds, launches and ranks of a default run, by directory; `make measure` writes it, too
-A test runs as many of its cases as ALLOWANCE pays for, at least one, drawn with a fixed seed; `--every` runs all.
-A test that the file does not name runs all of its cases.
+A test runs as many of its cases as its allowance pays for, at least one, drawn with a fixed seed; `--every` runs all.
+A test that the file does not name is taken for a cheap one.
 Processor seconds are those of the test's process, of its ended children, and of the fork server with its ranks.  They
-are divided by the machine's seconds for a fixed loop, so that a slower machine has about the same figures.
+are divided by the machine's seconds for a fixed loop, so that a slower machine has about the same figures.  Where a
+browser does the work, which nobody here can count, they are seconds of the clock.
 """
 
 import csv
@@ -22,7 +23,7 @@ import pytest
 
 HERE = Path(__file__).parent
 MEASURED, BUDGETS = HERE / "measured.csv", HERE / "budgets.csv"
-ALLOWANCE = 3.0  # processor seconds of one test's cases
+ALLOWANCE, IN_BROWSER = 3.0, 12.0  # seconds of one test's cases
 CHEAP = 0.02  # a case below is not written down: all of them run
 OVER = 1.2  # times its budget: then a directory fails the run
 LOOP = 0.095  # processor seconds of the fixed loop on the machine whose seconds are written down
@@ -40,9 +41,14 @@ def drawn(items):
         cases[name_of(item.nodeid)].append(item)
     left = set()
     for name, group in cases.items():
-        number = max(1, int(ALLOWANCE / seconds.get(name, CHEAP)))
+        allowance = IN_BROWSER if _is_in_browser(group[0]) else ALLOWANCE
+        number = max(1, int(allowance / seconds.get(name, CHEAP)))
         left.update(random.Random(name).sample(group, min(number, len(group))))
     return [item for item in items if item in left]
+
+
+def _is_in_browser(item):
+    return item.get_closest_marker("browser") is not None
 
 
 def sort(items):
@@ -91,6 +97,11 @@ def _measured():
     return {row["test"]: float(row["seconds"]) for row in _rows(MEASURED)}
 
 
+def _exists(name):
+    file, _, test = name.partition("::")
+    return (HERE / file).exists() and test.rpartition("::")[2] in (HERE / file).read_text()
+
+
 def fixed_loop():
     """Seconds of this machine over those of the machine whose seconds are written down."""
 
@@ -115,16 +126,18 @@ class Meter:
             return start(count, *args, **options)
 
         server.start = counted
-        self.before = self.now()
+        self.before, self.clock = self.now(), time.perf_counter()
 
     def now(self):
         return sum(os.times()[:4]) + _server_seconds(), self.launches, self.ranks
 
-    def since(self):
+    def since(self, in_browser):
         """Return what was spent since the last call."""
         now, before = self.now(), self.before
-        self.before = now
-        return tuple(later - earlier for later, earlier in zip(now, before, strict=True))
+        clock, begun = time.perf_counter(), self.clock
+        self.before, self.clock = now, clock
+        seconds, *counts = (later - earlier for later, earlier in zip(now, before, strict=True))
+        return (clock - begun if in_browser else seconds, *counts)
 
 
 def _server_seconds():
@@ -150,10 +163,10 @@ class Costs:
         self.speed = 1.0 if hasattr(config, "workerinput") else fixed_loop()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, call):
+    def pytest_runtest_makereport(self, item, call):
         report = yield
         if call.when == "teardown":
-            report.user_properties.append(("cost", self.meter.since()))
+            report.user_properties.append(("cost", self.meter.since(_is_in_browser(item))))
         return report
 
     def pytest_runtest_logreport(self, report):
@@ -164,8 +177,10 @@ class Costs:
     def pytest_sessionfinish(self, session):
         if hasattr(session.config, "workerinput"):
             return
+        if self.wish in ("write", "cases"):
+            self.write_cases()
         if self.wish == "write":
-            self.write()
+            self.write_budgets()
         self.lines, over = self.report()
         if over and self.wish == "check":
             self.lines.append(f"over budget by more than a fifth: {', '.join(over)}; see tests/costs.py")
@@ -201,14 +216,18 @@ class Costs:
                 over.append(name)
         return lines, over
 
-    def write(self):
-        """Write both files from this run."""
+    def write_cases(self):
+        """Write what a case of each test took; those that did not run keep their seconds if they still exist."""
         means = {name: sum(one[0] for one in spent) / len(spent) / self.speed for name, spent in self.cases.items()}
-        kept = {name: mean for name, mean in means.items() if mean >= CHEAP}
+        known = {name: seconds for name, seconds in _measured().items() if _exists(name)}
+        kept = {name: mean for name, mean in {**known, **means}.items() if mean >= CHEAP}
         with MEASURED.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["test", "seconds"])
             table.writerows([name, f"{mean:.2f}"] for name, mean in sorted(kept.items()))
+
+    def write_budgets(self):
+        """Write what the directories took in this run."""
         with BUDGETS.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["directory", "seconds", "launches", "ranks"])
