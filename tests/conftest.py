@@ -18,9 +18,8 @@ hypothesis.settings.load_profile("course")
 
 def pytest_addoption(parser):
     parser.addoption("--every", action="store_true", help="run every case of every test")
-    parser.addoption(
-        "--costs", choices=("print", "check", "write", "cases"), help="what directories cost (tests/costs.py)"
-    )
+    wishes = ("print", "check", "write", "cases")
+    parser.addoption("--costs", choices=wishes, help="what directories cost (tests/costs.py)")
     parser.addoption(
         "--stand-in",
         choices=("all", "drawn"),

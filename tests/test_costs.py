@@ -38,13 +38,14 @@ def test_launch():
 
 
 @pytest.fixture
-def suite(pytester):
+def suite(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # seconds of each run
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_a=CHEAP, test_b=DEAR)
     pytester.path.joinpath("measured.csv").write_text(
         "test,seconds\ntest_b.py::test_dear,1.0\ntest_b.py::test_dearest,9\n"
     )
-    return lambda *options: pytester.runpytest_subprocess("-s", "-q", "-p", "no:xdist", *options)
+    return lambda *options: pytester.runpytest_subprocess("-s", "-q", *options)
 
 
 def said(result):
