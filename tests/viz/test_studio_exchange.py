@@ -105,7 +105,8 @@ def test_every_export_is_read_back(page, name, tmp_path):
     act(page, "cost", {"key": "F", "value": 2})
     program, cost = schedules.build(name, 2, 4), Cost(F=2)
     page.locator("dp-studio summary", has_text="Text, link, files").click()
-    page.wait_for_function("document.querySelector('dp-studio').exporting.area.value")  # written when the box has opened
+    # the text is written when the box has opened
+    page.wait_for_function("document.querySelector('dp-studio').exporting.area.value")
     assert Program.parse("again", studio(page, "e.exporting.area.value")).ranks == program.ranks
     path, file_name = saved(page, "Save trace for Perfetto")
     assert file_name.endswith(".trace.json")
