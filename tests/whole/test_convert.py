@@ -6,6 +6,8 @@ import pickle
 import shutil
 import warnings
 from dataclasses import replace
+from enum import Enum
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,6 +139,30 @@ def test_chunks_of_several_ranks_are_read_as_one_tensor(tmp_path):
     assert left(tmp_path) == ["ours", "theirs"]
 
 
+class Pickler(pickle.Pickler):
+    """Writes a member of an enumeration as Python 3.11.2 does."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_an_index_of_an_older_python_is_read(tmp_path):
+    lab.launch(saved_on_ranks, 1, tmp_path / "theirs")
+    file, written = tmp_path / "theirs" / ".metadata", io.BytesIO()
+    Pickler(written).dump(pickle.loads(file.read_bytes()))
+    assert b"getattr" in written.getvalue()
+    file.write_bytes(written.getvalue())
+    found = checkpoint.from_torch(tmp_path / "theirs", tmp_path / "ours", 3, lambda name: f"parameter/{name}")
+    assert torch.equal(checkpoint.Checkpoint(found).read("parameter/w"), torch.arange(35.0).view(7, 5))
+
+
+class Method:
+    """An attacker's way to what a record can do."""
+
+    def __reduce__(self):
+        return getattr, (Path, "unlink")
+
+
 class Order:
     """What an attacker puts into a pickle: a call that leaves a file."""
 
@@ -156,6 +182,7 @@ def test_no_code_of_a_torch_checkpoint_runs(folders, tmp_path):
             pickle.dumps(Order(tmp_path / "run")),
             r"\.metadata is a pickle that cannot be trusted: it asks for _?io.open",
         ),
+        (pickle.dumps(Method()), r"it asks for unlink of <class 'pathlib.*Path'>, which is no enumeration"),
         (harmless[:-20], r"\.metadata is damaged"),
         (pickle.dumps([1, 2]), r"\.metadata is damaged"),
         (b"", r"\.metadata is damaged"),

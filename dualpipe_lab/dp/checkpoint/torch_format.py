@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from enum import EnumMeta
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,18 @@ class _Unpickler(pickle.Unpickler):
         """Return a record of torch's index, or a type of numbers; CheckpointError for any other name."""
         if name in _RECORDS.get(module, "").split():
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         raise CheckpointError(f"it asks for {module}.{name}, which is no part of torch's index; nothing of it was run")
+
+
+def _member(record: Any, name: str) -> Any:
+    """Stand for `getattr`, with which Python 3.11.2 pickles a member of an enumeration."""
+    if not isinstance(record, EnumMeta):
+        raise CheckpointError(f"it asks for {name} of {record}, which is no enumeration; nothing of it was run")
+    return record[name]
 
 
 def to_torch(path: Path | str, target: Path | str) -> None:
