@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from dualpipe_lab import comm
 from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.launch.context import device
@@ -44,9 +45,34 @@ from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, 
 
 
 class ColumnParallel(torch.autograd.Function):
-    """y_i = x W_i^T + b for every weight; dx = sum over ranks and weights of dy_i W_i travels while dW_i are computed.
+    """y_r = x W_r^T + b_r of a replicated x; the sum of dx is under way while dW is computed."""
 
-    Only a single weight has a bias.
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        ctx.save_for_backward(x, weight)
+        return linear(x, weight, bias)  # y_..SO of x_..SD and weight_OD: every rank has all of x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), (needs_dx, needs_dw, needs_db, _) = ctx.saved_tensors, ctx.needs_input_grad
+        dx = dw = summing = None
+        if needs_dx:
+            dx = (flat_tokens(dy) @ weight).unflatten(0, dy.shape[:-1])  # dx_..SD: this rank's partial sum
+            summing = comm.all_reduce(dx, group=ctx.tp.group, async_op=ctx.tp.overlap)
+        if needs_dw:
+            dw = weight_grad(dy, x)  # dW_OD, while dx is summed over the ranks
+        db = flat_tokens(dy).sum(0) if needs_db else None
+        if summing is not None:
+            summing.wait()
+        return dx, dw, db, None
+
+
+class FusedColumnParallel(torch.autograd.Function):
+    """The same for several weights behind one x, and under sequence parallelism: y_i = x W_i^T + b.
+
+    dx = sum over ranks and weights of dy_i W_i.  Only a single weight has a bias.
     """
 
     @staticmethod
@@ -194,7 +220,10 @@ class ColumnParallelLinear(ShardedLinear):
         """
         check_tokens(x)
         y: Tensor
-        (y,) = ColumnParallel.apply(x, self.bias, self.tp, (None,), self.weight)
+        if self.tp.sequence_parallel:
+            (y,) = FusedColumnParallel.apply(x, self.bias, self.tp, (None,), self.weight)
+        else:
+            y = ColumnParallel.apply(x, self.weight, self.bias, self.tp)
         return gather_from_ranks(y, -1, self.tp.group) if self.gather_output else y
 
 
@@ -260,5 +289,5 @@ def fused_column_linear(
             this rank holds (default: None for all).
     """
     check_tokens(x)
-    out: tuple[Tensor, ...] = ColumnParallel.apply(x, None, tp, replicas or (None,) * len(weights), *weights)
+    out: tuple[Tensor, ...] = FusedColumnParallel.apply(x, None, tp, replicas or (None,) * len(weights), *weights)
     return out
