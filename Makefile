@@ -96,7 +96,7 @@ format: $(INSTALLED_DEV) ## put the code into the house format
 	@$(BIN)/ruff format $(SOURCES)
 
 measure: $(INSTALLED_DEV) ## write anew what each test costs, and the budgets of the directories (on a quiet machine, with the book built)
-	@$(BIN)/python -m pytest $(SHARED) -m "not browser" --ignore=tests/repository --costs=write
+	@$(BIN)/python -m pytest $(SHARED) -m "not browser" --ignore=tests/repository --allowance=8 --costs=write
 	@$(BIN)/python -m pytest $(SHARED) -m browser tests --costs=cases
 
 bench: $(INSTALLED_DEV) ## run every benchmark and print its table; LONG=1: every plan, also beside transformers (some hours, resumable)

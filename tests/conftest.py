@@ -18,6 +18,7 @@ hypothesis.settings.load_profile("course")
 
 def pytest_addoption(parser):
     parser.addoption("--every", action="store_true", help="run every case of every test")
+    parser.addoption("--allowance", type=float, default=1, help="pay for so many times the usual cases of a test")
     wishes = ("print", "check", "write", "cases")
     parser.addoption("--costs", choices=wishes, help="what directories cost (tests/costs.py)")
     parser.addoption(
@@ -39,7 +40,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--every"):
-        left = costs.drawn(items)
+        left = costs.drawn(items, config.getoption("--allowance"))
         kept = set(left)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = left

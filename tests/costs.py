@@ -2,7 +2,8 @@
 
 measured.csv   processor seconds of one case, by test; `make measure` writes it
 budgets.csv    processor seconds, launches and ranks of a default run, by directory; `make measure` writes it, too
-A test runs as many of its cases as its allowance pays for, at least one, drawn with a fixed seed; `--every` runs all.
+A test runs as many of its cases as its allowance pays for, at least one, drawn with a fixed seed; `--allowance 8`,
+as in continuous integration, pays for eight times as many, and `--every` for all.
 A test that the file does not name is taken for a cheap one.
 Processor seconds are those of the test's process, of its ended children, and of the fork server with its ranks.  They
 are divided by the machine's seconds for a fixed loop, so that a slower machine has about the same figures.  Where a
@@ -29,11 +30,12 @@ OVER = 1.2  # times its budget: then a directory fails the run
 LOOP = 0.095  # processor seconds of the fixed loop on the machine whose seconds are written down
 
 
-def drawn(items):
+def drawn(items, times=1):
     """The items that run by default, in their order.
 
     Args:
         items: what pytest has collected.
+        times: the usual allowance.
     """
     seconds = _measured()
     cases = defaultdict(list)
@@ -42,7 +44,7 @@ def drawn(items):
     left = set()
     for name, group in cases.items():
         allowance = IN_BROWSER if _is_in_browser(group[0]) else ALLOWANCE
-        number = max(1, int(allowance / seconds.get(name, CHEAP)))
+        number = max(1, int(times * allowance / seconds.get(name, CHEAP)))
         left.update(random.Random(name).sample(group, min(number, len(group))))
     return [item for item in items if item in left]
 

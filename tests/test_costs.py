@@ -12,12 +12,13 @@ costs.MEASURED, costs.BUDGETS = pathlib.Path("measured.csv"), pathlib.Path("budg
 def pytest_addoption(parser):
     parser.addoption("--every", action="store_true")
     parser.addoption("--costs")
+    parser.addoption("--allowance", type=float, default=1)
 def pytest_configure(config):
     if config.getoption("--costs"):
         config.pluginmanager.register(costs.Costs(config))
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--every"):
-        items[:] = costs.drawn(items)
+        items[:] = costs.drawn(items, config.getoption("--allowance"))
     costs.sort(items)
 """
 CHEAP = """
@@ -57,6 +58,7 @@ def test_cases_run_until_the_allowance_is_spent_and_long_files_first(suite):
     assert [line.split()[0] for line in first] == ["dear"] * 3 + ["dearest"] + ["unknown"] * 10
     assert said(suite()) == first
     suite("--every").assert_outcomes(passed=31)
+    assert [line.split()[0] for line in said(suite("--allowance=4"))] == ["dear"] * 10 + ["dearest"] + ["unknown"] * 10
 
 
 def test_a_directory_over_its_budget_fails_the_run(suite, pytester):
