@@ -16,13 +16,12 @@ from typing import cast
 
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.estimate import POINT, Estimate, Step, estimate
-from dualpipe_lab.plan.fields import text_table
+from dualpipe_lab.plan.plan import text_table
 from dualpipe_lab.plan.hardware import H100, Hardware
 from dualpipe_lab.plan.legal import grids
-from dualpipe_lab.plan.memory import fitting_bytes
+from dualpipe_lab.plan.memory import fitting_bytes, model_states
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
-from dualpipe_lab.plan.states import model_states
 
 _ROWS = (1, 2, 4)  # sequences of a microbatch
 _ALIKE = 1.05

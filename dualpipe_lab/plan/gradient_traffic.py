@@ -15,7 +15,6 @@ Chapter: book/whole/sums.  In: a plan, a config, a rank.  Out: calls, entered by
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, pairwise
 from math import prod
@@ -25,7 +24,7 @@ from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_second, layers_of, sizes_of
 from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
@@ -47,62 +46,95 @@ class Part(NamedTuple):
     kind: frozenset[str]
 
 
-def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
+class _Stage(NamedTuple):
+    num_dense: int  # layers
+    num_sparse: int
+    is_first: bool
+    is_last: bool
+    is_mirror: bool
+
+
+class _Place(NamedTuple):
+    """All that the parameters of a rank depend on; many places and plans have equal ones."""
+
+    model: ModelConfig
+    stages: tuple[_Stage, ...]
+    tp: int
+    tp_rank: int
+    ep: int
+    overlap: bool
+    has_second: bool
+
+
+def parts_of(plan: Plan, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     here = plan.topology.at(rank)
     return parts_at(plan, config, here.rank("pp"), here.rank("tp"))
 
 
-def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
+def parts_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
     """Return the parameters of the ranks at a place along pp and tp: they are the same along all other axes."""
-    return _parts_at(replace(plan, zero=0, hybrid=False, recompute=False), config, pp_rank, tp_rank)
+    stages = plan.stages(pp_rank)
+    return [part._replace(stage=stages[part.stage]) for part in _parts_at(_place(plan, config, pp_rank, tp_rank))]
 
 
-@lru_cache(maxsize=64)
-def _parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
-    shares, maker = layers_of(plan, config), _Parts(plan, config, tp_rank)
-    found: list[Part] = []
+def buffers_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[tuple[int, bool]]:
+    """Return elements of every flat buffer of a place, and whether it has experts."""
+    return _buffers_at(_place(plan, config, pp_rank, tp_rank), plan.zero == 3, plan.precision)
+
+
+def _place(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> _Place:
+    shares, first, stages = layers_of(plan, config), getattr(config, "num_dense_layers", config.num_layers), []
     for stage in plan.stages(pp_rank):
-        mirror = frozenset({"mirror"} if plan.holders(stage)[0] != pp_rank else ())
-        for unit, (numel, kind) in maker.stage(shares[stage], stage == 0, stage == plan.num_stages - 1):
-            found.append(Part(stage, unit, numel, kind | mirror))
+        num_dense = max(min(first, shares[stage].stop) - shares[stage].start, 0)
+        ends = stage == 0, stage == plan.num_stages - 1
+        stages.append(_Stage(num_dense, len(shares[stage]) - num_dense, *ends, plan.holders(stage)[0] != pp_rank))
+    return _Place(config, tuple(stages), plan.tp, tp_rank, plan.ep, plan.overlap, has_second(plan, config))
+
+
+@lru_cache(maxsize=1024)
+def _parts_at(place: _Place) -> list[Part]:
+    """Return the parameters of a place; their stages are counted from 0 there."""
+    maker, found = _Parts(place), []
+    for number, stage in enumerate(place.stages):
+        mirror = frozenset({"mirror"} if stage.is_mirror else ())
+        found += [Part(number, unit, numel, kind | mirror) for unit, (numel, kind) in maker.stage(stage)]
     return found
+
+
+@lru_cache(maxsize=4096)
+def _buffers_at(place: _Place, is_zero3: bool, precision: str) -> list[tuple[int, bool]]:
+    buckets = buckets_of(_parts_at(place), is_zero3, precision)
+    return [(sum(part.numel for part in parts), "ep" in parts[0].kind) for parts in buckets]
 
 
 class _Parts:
     """Elements and kinds of the parameters of a stage on one rank of tp."""
 
-    def __init__(self, plan: PlanFields, model: ModelConfig, tp_rank: int) -> None:
-        self.plan, self.model, self.config, self.tp_rank = plan, model, sizes_of(model), tp_rank
-        self.has_second = has_second(plan, model)
-        self.layers: dict[bool, list[Held]] = {}  # by whether they have experts
+    def __init__(self, place: _Place) -> None:
+        self.place, self.model, self.config = place, place.model, sizes_of(place.model)
+        self.norm: Held = self.config.hidden_size, frozenset()
 
-    def stage(self, layers: range, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
+    def stage(self, stage: _Stage) -> Iterator[tuple[int, Held]]:
         """Yield unit, elements and kind of every parameter, in order; a stage in pieces or with a tied table is one."""
-        numel, kind = table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
-        is_one = self.config.tied and is_first and is_last
-        is_unit = is_one or self.plan.overlap or (is_last and self.has_second)
-        has_copy = self.has_second and self.plan.num_stages > 1
+        _, _, is_first, is_last, _ = stage
+        (numel, kind), tied = self.shard(self.config.vocabulary_size, self.config.hidden_size), self.config.tied
+        has_second, is_one = self.place.has_second, tied and is_first and is_last
         copy = [] if is_first else [(numel, kind | {"replica", TIED})]
-        units = []
+        units: list[list[Held]] = []
         if is_first:
-            units.append([(numel, kind | {TIED}) if has_copy or (self.config.tied and not is_one) else table])
-        units += [self.layer(number) for number in layers]
+            units.append([(numel, kind | {TIED} if not is_last and (has_second or tied) else kind)])
+        units += [self.layer(has_experts=False)] * stage.num_dense + [self.layer(has_experts=True)] * stage.num_sparse
         if is_last:
-            norm = self.config.hidden_size, frozenset[str]()
-            units += [[norm], copy if self.config.tied else [table]]
-            if self.has_second:
-                projection = self.shard(norm[0], 2 * norm[0])
-                units.append([*copy, norm, norm, projection, *self.layer(self.config.num_layers), norm])
+            units += [[self.norm], copy if tied else [(numel, kind)]]
+        if is_last and has_second:
+            projection = self.shard(self.norm[0], 2 * self.norm[0])
+            units.append([*copy, self.norm, self.norm, projection, *self.layer(has_experts=True), self.norm])
+        is_unit = is_one or self.place.overlap or (is_last and has_second)
         yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
 
-    def layer(self, number: int) -> list[Held]:
-        """Return the parameters of a layer."""
-        has_experts = not isinstance(self.model, LlamaConfig) and number >= self.model.num_dense_layers
-        if has_experts not in self.layers:
-            norm = self.config.hidden_size, frozenset[str]()
-            self.layers[has_experts] = [norm, *self._attention(), norm, *self._network(has_experts)]
-        return self.layers[has_experts]
+    def layer(self, has_experts: bool) -> list[Held]:
+        return [self.norm, *self._attention(), self.norm, *self._network(has_experts)]
 
     def _attention(self) -> Iterator[Held]:
         config, hidden, heads = self.config, self.config.hidden_size, self.config.num_heads
@@ -126,22 +158,22 @@ class _Parts:
             yield from [self.shard(self.config.ffn_size, hidden)] * 3
             return
         yield model.num_experts * hidden, frozenset()
-        kind = frozenset({"ep"}) if self.plan.ep > 1 else frozenset[str]()
-        yield from [(model.num_experts // self.plan.ep * model.expert_ffn_size * hidden, kind)] * 3
+        kind = frozenset({"ep"}) if self.place.ep > 1 else frozenset[str]()
+        yield from [(model.num_experts // self.place.ep * model.expert_ffn_size * hidden, kind)] * 3
         if model.num_shared_experts:
             yield from [self.shard(model.shared_ffn_size, hidden)] * 3
 
     def shard(self, length: int, *others: int) -> Held:
         """Return what a rank has of a weight whose dimension of this length is sharded along tp."""
-        part = shard_slice(length, self.plan.tp, self.tp_rank)
+        part = shard_slice(length, self.place.tp, self.place.tp_rank)
         held = part.stop - part.start
         return held * prod(others), frozenset() if held == length else frozenset({"tp"})
 
     def _key_heads(self) -> Held:
-        config, tp = self.config, self.plan.tp
+        config, tp = self.config, self.place.tp
         shards = min(tp, config.num_kv_heads)
         kind = {"tp"} if shards > 1 else set()
-        kind |= {"replica"} if self.tp_rank * shards % tp >= shards else set()
+        kind |= {"replica"} if self.place.tp_rank * shards % tp >= shards else set()
         return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
 
 
@@ -157,20 +189,19 @@ class Bucket(NamedTuple):
 class GradientTraffic:
     """Enters the sums of one rank's gradients and the gathers of its weights, for one step."""
 
-    def __init__(self, plan: PlanFields, config: ModelConfig, calls: Calls) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig, calls: Calls) -> None:
         self.plan, self.config, self.calls, self.here = plan, config, calls, plan.topology.at(calls.rank)
         self.parts = parts_of(plan, config, calls.rank)
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
         self.grad_bytes = max(4, self.weight_bytes)  # bf16 gradients accumulate and travel in fp32
         dense, experts = (copies_of(plan, calls.rank, axes) for axes in (plan.copy_axes, plan.expert_copy_axes))
         self.buckets = []
-        for parts in buckets_of(plan, self.parts):
+        for parts in buckets_of(self.parts, plan.zero == 3, plan.precision):
             ranks, replicas = experts if "ep" in parts[0].kind else dense
             layout = Layout([part.numel for part in parts], len(ranks))
             self.buckets.append(Bucket(parts, ranks, replicas, layout))
 
     def enter(self) -> None:
-        """Enter the calls of a step."""
         if self.plan.zero == 3:
             self._each(self._actions(F), gathers=True)
             self._each(self._actions(B, I) - self._shared_pairs(), gathers=True)
@@ -204,7 +235,6 @@ class GradientTraffic:
                 self.calls.all_reduce(ranks, numel, self.grad_bytes)
 
     def _each(self, counts: Counter[int], gathers: bool) -> None:
-        """Gather or scatter the buckets of every stage so many times."""
         for bucket in self.buckets:
             for _ in range(sum(counts[stage] for stage in {part.stage for part in bucket.parts})):
                 self.gather(bucket) if gathers else self.scatter(bucket)
@@ -224,7 +254,6 @@ class GradientTraffic:
                     self.gather(bucket)
 
     def _router_units(self, stage: int) -> set[int]:
-        """The units of a stage that have a router; the embedding is the first unit of the first stage."""
         if isinstance(self.config, LlamaConfig):
             return set()
         layers, first = layers_of(self.plan, self.config)[stage], self.config.num_dense_layers
@@ -260,8 +289,7 @@ class GradientTraffic:
                 if other != self.here.rank("pp") and (held or self.plan.zero < 2):  # a shard may hold none of a stage
                     self.calls.exchange(self.here.ranks("pp")[other], held * self.grad_bytes)
 
-    def _held(self, stage: int) -> int:
-        """The gradients of a stage that this rank has when mirrors add: all, or its shards under ZeRO-2 and 3."""
+    def _held(self, stage: int) -> int:  # gradients of this rank when mirrors add
         if self.plan.zero < 2:
             return sum(part.numel for part in self.parts if part.stage == stage)
         return sum(
@@ -272,7 +300,7 @@ class GradientTraffic:
         )
 
 
-def rank_actions(plan: PlanFields, rank: int) -> list[Action]:
+def rank_actions(plan: Plan, rank: int) -> list[Action]:
     """Return the actions of a rank; without pp every microbatch has an F and a B of the one stage."""
     program = plan.program
     if program is None:
@@ -280,7 +308,7 @@ def rank_actions(plan: PlanFields, rank: int) -> list[Action]:
     return list(program.actions(plan.topology.at(rank).rank("pp")))
 
 
-def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def copies_of(plan: Plan, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
     ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
     if not plan.hybrid or plan.ranks_per_node is None:
@@ -292,17 +320,18 @@ def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple
     return mine, replicas if len(replicas) > 1 else None
 
 
-def buckets_of(plan: PlanFields, parts: list[Part]) -> list[list[Part]]:
+def buckets_of(parts: list[Part], is_zero3: bool, precision: str) -> list[list[Part]]:
     """Return the parameters of every flat buffer: buckets as those of `dp.buckets`, or under ZeRO-3 units."""
-    if plan.zero == 3:
+    if is_zero3:
         return [list(run) for _, run in groupby(parts, key=lambda part: (part.stage, part.unit, part.kind))]
     buckets: list[list[Part]] = []
+    most = BUCKET_BYTES // ELEMENT_BYTES[precision]
     for _, run in groupby(reversed(parts), key=lambda part: part.kind):
-        num_bytes = BUCKET_BYTES + 1
+        numel = most + 1
         for part in run:
-            num_bytes += part.numel * ELEMENT_BYTES[plan.precision]
-            if num_bytes > BUCKET_BYTES:
+            numel += part.numel
+            if numel > most:
                 buckets.append([])
-                num_bytes = part.numel * ELEMENT_BYTES[plan.precision]
+                numel = part.numel
             buckets[-1].append(part)
     return buckets

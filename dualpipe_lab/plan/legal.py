@@ -15,7 +15,7 @@ from math import log2
 from typing import Any, TypeAlias
 
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import Rule, first_problem, grid, has_experts, pipeline, sequence, zero
 from dualpipe_lab.pp import schedules
 
@@ -39,7 +39,7 @@ def factorisations(num_ranks: int, num_factors: int) -> Iterator[tuple[int, ...]
                 yield (first, *others)
 
 
-def distance(plan: PlanFields, other: PlanFields, fields: Iterable[str]) -> Distance:
+def distance(plan: Plan, other: Plan, fields: Iterable[str]) -> Distance:
     """Return how many of the fields differ, and by how much."""
     steps = [_step(name, getattr(plan, name), getattr(other, name)) for name in fields]
     return sum(step > 0 for step in steps), round(sum(steps), 6)
@@ -50,15 +50,15 @@ def _plus(one: Distance, other: Distance) -> Distance:
 
 
 def nearest_plan(
-    plan: PlanFields,
+    plan: Plan,
     config: ModelConfig,
     sequence_length: int | None = None,
     num_ranks: int | None = None,
     global_batch: int | None = None,
-) -> PlanFields | None:
+) -> Plan | None:
     """Return what `Plan.nearest` says."""
     world_size = plan.world_size if num_ranks is None else num_ranks
-    best: tuple[Distance, PlanFields] | None = None
+    best: tuple[Distance, Plan] | None = None
     found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in grids(plan, config, world_size))
     for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
         if best is not None and far >= best[0]:
@@ -71,13 +71,13 @@ def nearest_plan(
 
 
 def legal_plans(
-    plan: PlanFields,
+    plan: Plan,
     config: ModelConfig,
     num_ranks: int,
     sequence_length: int | None,
     zeros: Sequence[int],
     schedule_names: Sequence[str] | None,
-) -> Iterator[PlanFields]:
+) -> Iterator[Plan]:
     """Yield what `Plan.all` says: without pp there is one schedule, that of `plan`."""
     names = schedules.names(synchronous=True) if schedule_names is None else list(schedule_names)
     for grid_plan in grids(plan, config, num_ranks):
@@ -87,7 +87,7 @@ def legal_plans(
                 yield found
 
 
-def grids(plan: PlanFields, config: ModelConfig, num_ranks: int) -> Iterator[PlanFields]:
+def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
     for pp, dp, cp, tp, ep in factorisations(num_ranks, len(_AXES)):
         found = replace(plan, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, experts_in_data=False)
@@ -104,8 +104,8 @@ def grids(plan: PlanFields, config: ModelConfig, num_ranks: int) -> Iterator[Pla
 
 
 def _settle(
-    plan: PlanFields, grid_plan: PlanFields, config: ModelConfig, sequence_length: int | None, share: int | None
-) -> tuple[Distance, PlanFields] | None:
+    plan: Plan, grid_plan: Plan, config: ModelConfig, sequence_length: int | None, share: int | None
+) -> tuple[Distance, Plan] | None:
     """Choose the fields of each group of rules; None if a group has no legal choice in this grid.
 
     `share`: the sequences of a data rank, if they must divide into microbatches.
@@ -122,20 +122,20 @@ def _settle(
 
 
 @lru_cache(maxsize=64)
-def _settle_pipeline(plan: PlanFields, pp: int, config: ModelConfig, share: int | None) -> _Choice | None:
+def _settle_pipeline(plan: Plan, pp: int, config: ModelConfig, share: int | None) -> _Choice | None:
     # they depend on pp and the share alone, and programs take time to build
     _, choices = _choices(plan, pp, config.num_layers, share)[0]
     return _first_legal(pipeline, choices, replace(plan, pp=pp), config, None)
 
 
 def _first_legal(
-    rule: Rule, choices: list[_Choice], plan: PlanFields, config: ModelConfig, sequence_length: int | None
+    rule: Rule, choices: list[_Choice], plan: Plan, config: ModelConfig, sequence_length: int | None
 ) -> _Choice | None:
     return next((one for one in choices if rule(replace(plan, **one[1]), config, sequence_length) is None), None)
 
 
 @lru_cache(maxsize=64)
-def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, list[_Choice]]]:
+def _choices(plan: Plan, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, list[_Choice]]]:
     """Return, for each group of rules behind the grid's, all values of its fields to try, the nearest first."""
     counts = [plan.num_microbatches, 2 * pp, plan.num_microbatches + 1, max(1, plan.num_microbatches - 1)]
     if share is not None:

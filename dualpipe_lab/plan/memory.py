@@ -1,7 +1,11 @@
 """`memory`: the memory of every rank at the peak of its own list of actions, before a run and without an accelerator.
 
-Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step.  Out: bytes of every rank, by kind.
-  states        parameters, gradients, master weights, moments        `dualpipe_lab.plan.states`
+Chapter: book/whole/plan-your-run, book/dp/zero-3.  In: a model, a plan, the shape of a step.  Out: bytes of every rank.
+  states        ZeRO   parameters   gradients    masters, moments   of n elements in flat buffers, each padded for the N
+                0      n            n            n                  ranks with copies of its parameters: those of an
+                1      n            n            n / N              expert are fewer.  A rank with two stages counts
+                2      n            n / N        n / N              both, and a table of two stages counts on both
+                3      n / N        n / N        n / N
   activations   of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
                 backward is split, in the order of its own actions    `dualpipe_lab.plan.kept`
   logits        from the last stage's F to its backward
@@ -10,7 +14,8 @@ Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step.  O
 All of it by the rules of this library's runtime.  Along ep every rank is as full as the fullest one: `imbalance`.
 Not in it: the buffers of ring attention, and what an allocator or a library of messages takes on top.  An I may free
 some of an activation that is counted until its W.
-Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
+Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis; DeepSpeed's estimators.
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), sections 3.1 and 5.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,16 +25,17 @@ from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dualpipe_lab.plan.fields import text_table
+from dualpipe_lab.plan.plan import Plan, text_table
 from dualpipe_lab.pp.program import Action, B, F, I, W
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import models
     from dualpipe_lab.models.stage_rules import ModelConfig
     from dualpipe_lab.plan.kept import Tables
-    from dualpipe_lab.plan.plan import Plan
-    from dualpipe_lab.plan.states import ModelStates
 
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
+Peak: TypeAlias = tuple[str, Kept, int, int, int]  # action, kept there; bytes: activations, logits, working
+# bytes per element: parameter, gradient, master weight, both moments
+NUMBER_BYTES = {"bfloat16": (2, 4, 4, 8), "float32": (4, 4, 0, 8), "float64": (8, 8, 0, 16)}
 
 
 class KeptAt(NamedTuple):
@@ -39,27 +45,32 @@ class KeptAt(NamedTuple):
     kept: Kept
 
 
+class ModelStates(NamedTuple):
+    """Bytes that one rank holds between steps, in flat buffers with their padding."""
+
+    num_parameters: int  # elements, without padding and before ZeRO shards them
+    parameters: int
+    gradients: int
+    masters: int
+    moments: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self[1:])
+
+
 @dataclass(frozen=True)
 class RankMemory:
-    """The memory of the ranks at one place along pp, cp and tp, in bytes: they are equal along the other axes.
+    """The memory of the ranks at one place along pp, cp and tp, in bytes: they are equal along the other axes."""
 
-    Attributes:
-        states: between steps.
-        peak_action: at which most is kept, as the program prints it; empty for a rank without actions.
-        kept: at that action, by stage, the number of microbatches whose activations are kept.
-        activations: of layers, embedding, last norm and head.
-        logits: of the last stage.
-        working: on top, while the action runs.
-        buffers: of ZeRO.
-    """
-
-    states: "ModelStates"
-    peak_action: str
-    kept: Kept
-    activations: int
-    logits: int
-    working: int
-    buffers: int
+    states: ModelStates  # between steps
+    peak_action: str  # at which most is kept, as the program prints it; empty for a rank without actions
+    kept: Kept  # at that action, by stage, the number of microbatches whose activations are kept
+    activations: int  # of layers, embedding, last norm and head
+    logits: int  # of the last stage
+    working: int  # on top, while the action runs
+    buffers: int  # of ZeRO
 
     @property
     def total(self) -> int:
@@ -76,7 +87,7 @@ class Memory:
         places: by place along pp, cp and tp.
     """
 
-    plan: "Plan"
+    plan: Plan
     places: dict[tuple[int, int, int], RankMemory]
 
     def of(self, rank: int) -> RankMemory:
@@ -121,7 +132,7 @@ class Memory:
 
 
 def memory(
-    model: "ModelConfig", plan: "Plan", sequence_length: int, global_batch: int, *, imbalance: float = 1.0
+    model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, *, imbalance: float = 1.0
 ) -> Memory:
     """Return the memory of every rank of a plan.
 
@@ -136,7 +147,6 @@ def memory(
         ValueError: as `Plan.check`, sequences that do not divide, or an imbalance below 1.
 
     >>> from dualpipe_lab.models import LlamaConfig
-    >>> from dualpipe_lab.plan import Plan
     >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
     >>> plan = Plan(dp=8, zero=1, num_microbatches=2, precision="bfloat16")
     >>> found = memory(llama3_8b, plan, sequence_length=8192, global_batch=16)
@@ -152,7 +162,7 @@ def memory(
 
 
 def fitting_bytes(
-    model: "ModelConfig", plan: "Plan", sequence_length: int, global_batch: int, most: float
+    model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, most: float
 ) -> int | None:
     """Return the bytes of the fullest rank of a legal plan, or None where they are more than `most`."""
     largest = 0
@@ -167,7 +177,7 @@ class RankMemories:
     """The memory of each place: states by pp and tp, tables by cp and tp, peaks by the program."""
 
     def __init__(
-        self, model: "ModelConfig", plan: "Plan", sequence_length: int, global_batch: int, imbalance: float
+        self, model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, imbalance: float
     ) -> None:
         from dualpipe_lab.plan.rules import has_second, lengths_of
         from dualpipe_lab.plan.traffic import check_traffic
@@ -179,7 +189,6 @@ class RankMemories:
         self.has_second = has_second(plan, model)
         if self.has_second:
             self.layers[-1].append(model.num_layers)
-        self._known: dict[tuple[object, ...], tuple[ModelStates, int]] = {}  # by what a place holds
 
     def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
         """Yield every place along pp, cp and tp with its memory; or of cp and tp only one of the fullest ranks."""
@@ -195,19 +204,17 @@ class RankMemories:
         }
         for pp_rank in range(self.plan.pp):
             moments = kept_counts(self.plan, pp_rank)
-            stages = {moment.action.stage for moment in moments}
             for tp_rank in tp_ranks:
-                states, buffers = self._held(pp_rank, tp_rank, stages)
+                states = model_states(self.model, self.plan, pp_rank, tp_rank)
+                buffers = buffer_bytes(self.model, self.plan, pp_rank, tp_rank)
                 for cp_rank in cp_ranks:
-                    table = tables[self.lengths[cp_rank], tp_rank]
-                    action, kept, activations, logits, working = self._peak(moments, table)
-                    one = RankMemory(states, action, kept, activations, logits, working, buffers)
-                    yield (pp_rank, cp_rank, tp_rank), one
+                    peak = self._peak(moments, tables[self.lengths[cp_rank], tp_rank])
+                    yield (pp_rank, cp_rank, tp_rank), RankMemory(states, *peak, buffers)
 
-    def _peak(self, moments: "Sequence[KeptAt]", tables: "Tables") -> tuple[str, Kept, int, int, int]:
-        """Return the first of the moments at which most is kept: action, counts, activations, logits, working bytes."""
+    def _peak(self, moments: Sequence[KeptAt], tables: "Tables") -> Peak:
+        """Return the first of the moments at which most is kept."""
         tensors = {stage: self.stage(stage, tables) for stage in {moment.action.stage for moment in moments}}
-        best: tuple[str, Kept, int, int, int] = ("", (), 0, 0, 0)
+        best: Peak = ("", (), 0, 0, 0)
         for action, held in moments:
             activations, logits = (sum(count * tensors[stage][part] for stage, count in held) for part in (0, 1))
             found = str(action), held, activations, logits, self._working(action, tables, tensors[action.stage][1])
@@ -243,38 +250,46 @@ class RankMemories:
     def _is_last(self, stage: int) -> bool:
         return stage == len(self.layers) - 1
 
-    def _held(self, pp_rank: int, tp_rank: int, stages: set[int]) -> "tuple[ModelStates, int]":
-        """Return the states of a place and its buffers; ranks whose stages have the same layers have the same."""
-        from dualpipe_lab.plan.gradient_traffic import parts_at
-        from dualpipe_lab.plan.states import buffer_bytes, flat_layouts, states_of
 
-        num_dense = getattr(self.model, "num_dense_layers", 0)
-        sizes = tuple(
-            (
-                (stage == 0, self._is_last(stage), self.plan.holders(stage)[0] == pp_rank),
-                (len(self.layers[stage]), sum(number < num_dense for number in self.layers[stage])),
-            )
-            for stage in sorted(stages)
-        )
-        if (tp_rank, sizes) not in self._known:
-            layouts = flat_layouts(self.plan, parts := parts_at(self.plan, self.model, pp_rank, tp_rank))
-            states = states_of(self.plan, sum(part.numel for part in parts), layouts)
-            self._known[tp_rank, sizes] = states, buffer_bytes(self.plan, layouts)
-        return self._known[tp_rank, sizes]
+def model_states(model: "ModelConfig", plan: Plan, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
+    """Return the states of the ranks at a place along pp and tp: they are equal along all other axes."""
+    numels, full, shard = map(sum, zip(*_flat_buffers(model, plan, pp_rank, tp_rank), strict=True))
+    parameter, gradient, master, moments = NUMBER_BYTES[plan.precision]
+    held = shard if plan.zero else full
+    weights, gradients = (shard if plan.zero == 3 else full), (shard if plan.zero > 1 else full)
+    return ModelStates(numels, weights * parameter, gradients * gradient, held * master, held * moments)
 
 
-def kept_counts(plan: "Plan", pp_rank: int) -> tuple[KeptAt, ...]:
+def buffer_bytes(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -> int:
+    """Return the bytes of ZeRO's two largest buckets of gradients, or units of weights and gradients."""
+    if plan.zero < 2:
+        return 0
+    parameter, gradient, _, _ = NUMBER_BYTES[plan.precision]
+    padded = sorted(full for _, full, _ in _flat_buffers(model, plan, pp_rank, tp_rank))
+    return sum(padded[-2:]) * (gradient + parameter * (plan.zero == 3))
+
+
+def _flat_buffers(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -> list[tuple[int, int, int]]:
+    """Return the elements of every flat buffer: without padding, with it, and of a shard."""
+    from dualpipe_lab.plan.gradient_traffic import buffers_at, copies_of
+
+    shards = plan.num_copies, plan.num_copies // plan.ep
+    if plan.hybrid:  # within a node
+        shards = len(copies_of(plan, 0, plan.copy_axes)[0]), len(copies_of(plan, 0, plan.expert_copy_axes)[0])
+    found = []
+    for numel, has_experts in buffers_at(plan, model, pp_rank, tp_rank):
+        size = -(-numel // shards[has_experts])
+        found.append((numel, size * shards[has_experts], size))
+    return found
+
+
+def kept_counts(plan: Plan, pp_rank: int) -> tuple[KeptAt, ...]:
     """Return the moments of a rank of pp at which its memory can be largest, in their order.
 
     At an action a rank keeps the activations of every F that has not met its B, or its W where the backward is split,
     and takes what the action itself works with, which depends on its stage and kind.  So of all actions of one stage
     and kind only those matter at which no other keeps at least as much of every stage.
     Without pp one microbatch follows the other, and all peaks are those of the first.
-
-    >>> from dualpipe_lab.plan import Plan
-    >>> found = kept_counts(Plan(pp=4, num_microbatches=8), 1)
-    >>> [(str(moment.action), moment.kept) for moment in found]
-    [('1F2', ((1, 3),)), ('1B0', ((1, 3),))]
     """
     if plan.pp == 1:
         return KeptAt(Action(0, F, 0), ((0, 1),)), KeptAt(Action(0, B, 0), ((0, 1),))
@@ -283,34 +298,27 @@ def kept_counts(plan: "Plan", pp_rank: int) -> tuple[KeptAt, ...]:
 
 @lru_cache(maxsize=4096)
 def _kept_counts(schedule: str, pp: int, num_microbatches: int, chunks: int | None, pp_rank: int) -> tuple[KeptAt, ...]:
-    from dualpipe_lab.plan.plan import Plan
-
     program = Plan(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
     assert program is not None
     kept: dict[int, int] = {}
-    firsts: dict[tuple[int, str], dict[tuple[tuple[int, ...], Kept], tuple[int, Action]]] = {}
+    firsts: dict[tuple[int, str], dict[Kept, tuple[int, Action]]] = {}
     for index, action in enumerate(program.actions(pp_rank)):
         if action.kind == F:
             kept[action.stage] = kept.get(action.stage, 0) + 1
         now = tuple((stage, count) for stage, count in sorted(kept.items()) if count)
-        key = tuple(stage for stage, _ in now), now
-        firsts.setdefault((action.stage, action.kind), {}).setdefault(key, (index, action))
+        firsts.setdefault((action.stage, action.kind), {}).setdefault(now, (index, action))
         if action.kind in (B, W):
             kept[action.stage] -= 1
     found = []
     for moments in firsts.values():
-        for (stages, now), (index, action) in moments.items():
-            others = (other for held, other in moments if held == stages and other != now)
-            if not any(all(one[1] >= mine[1] for one, mine in zip(other, now, strict=True)) for other in others):
+        for now, (index, action) in moments.items():
+            others = (dict(other) for other in moments if other != now)
+            if not any(all(other.get(stage, 0) >= count for stage, count in now) for other in others):
                 found.append((index, KeptAt(action, now)))
     return tuple(moment for _, moment in sorted(found))
 
 
 def _spans(numbers: list[int]) -> str:
-    """Return ascending numbers as text.
-
-    >>> _spans([0, 1, 2, 5])
-    '0-2 5'
-    """
+    """Return ascending numbers as text, such as 0-2 5."""
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
     return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -18,16 +18,16 @@ from typing import TypeAlias
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, check_multi_token, stage_layers
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.pp import schedules
 
-Rule: TypeAlias = Callable[[PlanFields, ModelConfig, int | None], str | None]
+Rule: TypeAlias = Callable[[Plan, ModelConfig, int | None], str | None]
 _is_synchronous = cache(schedules.is_synchronous)
 
 
-def _rule(check: Callable[[PlanFields, ModelConfig, int | None], None]) -> Rule:
+def _rule(check: Callable[[Plan, ModelConfig, int | None], None]) -> Rule:
     @wraps(check)
-    def problem(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
+    def problem(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
         try:
             check(plan, config, sequence_length)
         except ValueError as error:
@@ -38,7 +38,7 @@ def _rule(check: Callable[[PlanFields, ModelConfig, int | None], None]) -> Rule:
 
 
 @_rule
-def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """The sizes of the axes."""
     config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
     if plan.ep > 1 and not has_experts(config):
@@ -49,7 +49,7 @@ def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
 
 
 @_rule
-def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """The schedule, its microbatches and its stages."""
     if not _is_synchronous(plan.schedule):
         raise ValueError(
@@ -69,7 +69,7 @@ def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
 
 
 @_rule
-def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """How a sequence is sharded along cp and tp, and its second targets."""
     if plan.multi_token is not None:
         check_multi_token(config, plan.tp, plan.multi_token)
@@ -85,7 +85,7 @@ def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
 
 
 @_rule
-def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+def zero(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """The stage of ZeRO and its shards."""
     nodes = plan.ranks_per_node
     if nodes is not None and plan.world_size % nodes:
@@ -107,7 +107,7 @@ def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
         _check_hybrid(plan)
 
 
-def _check_hybrid(plan: PlanFields) -> None:
+def _check_hybrid(plan: Plan) -> None:
     if plan.ranks_per_node is None:
         raise ValueError("hybrid ZeRO shards within a node, got ranks_per_node=None; give the ranks of a node")
     if not plan.zero:
@@ -121,7 +121,7 @@ def _check_hybrid(plan: PlanFields) -> None:
         )
 
 
-def first_problem(plan: PlanFields, config: ModelConfig, sequence_length: int | None = None) -> str | None:
+def first_problem(plan: Plan, config: ModelConfig, sequence_length: int | None = None) -> str | None:
     """Return the first rule that a plan breaks, or None."""
     found = (rule(plan, config, sequence_length) for rule in (grid, pipeline, sequence, zero))
     return next((problem for problem in found if problem is not None), None)
@@ -137,17 +137,17 @@ def has_experts(config: ModelConfig) -> bool:
     return config.num_layers > int(getattr(config, "num_dense_layers", config.num_layers))
 
 
-def has_second(plan: PlanFields, config: ModelConfig) -> bool:
+def has_second(plan: Plan, config: ModelConfig) -> bool:
     """Whether the model's last stage predicts a second token under this plan."""
     return plan.multi_token is not None and not isinstance(config, LlamaConfig)
 
 
-def layers_of(plan: PlanFields, config: ModelConfig) -> tuple[range, ...]:
+def layers_of(plan: Plan, config: ModelConfig) -> tuple[range, ...]:
     """Return the layers of every stage."""
     return stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
 
 
-def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:
+def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
     """Return the tokens of a sequence that each rank of cp holds.
 
     Raises:

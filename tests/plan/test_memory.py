@@ -15,7 +15,7 @@ from dualpipe_lab import plan as planner
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig, config_from_pretrained
 from dualpipe_lab.plan.kept import LayerTable
-from dualpipe_lab.plan.states import model_states
+from dualpipe_lab.plan.memory import model_states
 from dualpipe_lab.pp.program import F
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
 from dualpipe_lab.train import Batch, Options, Trainer
