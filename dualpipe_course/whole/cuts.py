@@ -20,7 +20,7 @@ from dualpipe_lab.plan.rules import first_problem
 from dualpipe_lab.pp import simulate
 from dualpipe_lab.topology import Topology
 
-LIBRARY = ("dualpipe_lab.plan.legal", "dualpipe_lab.plan.rules")
+LIBRARY = ("dualpipe_lab.plan.rules",)
 NAMES = ("ranks", "sequences of a microbatch", "tokens of a microbatch on a rank", "layers of which a rank has a part")
 EXPECTED = (32, 2, 128, 4)
 _SLIPS: tuple[dict[int, str], ...] = (

@@ -158,7 +158,6 @@ def compare(
 
 
 def _scores(asked: list[Asked], size: tuple[int, int], cost: Cost) -> tuple[list[Score], list[tuple[str, str]]]:
-    """Return the scores of the schedules that support the size, and the reasons of the others."""
     scores, refused = [], []
     for one in asked:
         try:

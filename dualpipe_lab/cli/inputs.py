@@ -72,20 +72,12 @@ class CsvFile(NamedTuple):
 
 
 def wanted(text: str) -> Variant | CsvFile:
-    """Parse a schedule or a file name: `gpipe`, `interleaved:num_virtual_stages=3` or `mine.csv`.
-
-    >>> wanted("mine.csv")
-    CsvFile(name='mine.csv')
-    """
+    """Parse a schedule or a file name: `gpipe`, `interleaved:num_virtual_stages=3` or `mine.csv`."""
     return CsvFile(text) if text.lower().endswith(".csv") else variant(text)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], Options]:
-    """Separate names from the options that the command does not know: those of a schedule's builder.
-
-    >>> split(["1f1b", "--virtual-stages", "3", "interleaved", "--order=reversed"])
-    (['1f1b', 'interleaved'], {'virtual_stages': 3, 'order': 'reversed'})
-    """
+    """Separate names from the options that the command does not know: those of a schedule's builder."""
     names: list[str] = []
     found: Options = {}
     rest = list(words)
@@ -128,11 +120,7 @@ def flag_of(option: str) -> str:
 
 
 def read_cost(text: str | None) -> Cost:
-    """Read F=1,I=1,W=1,FB=2.5 and so on, exactly; B is I + W and FB is F + B unless given.
-
-    >>> read_cost("F=2.5, FB=7/2").overlap
-    Fraction(7, 2)
-    """
+    """Read F=1,I=1,W=1,FB=2.5 and so on, exactly; B is I + W and FB is F + B unless given."""
     found: dict[str, int | Fraction] = {}
     for pair in text.split(",") if text else ():
         match = _PAIR.fullmatch(pair)
@@ -155,16 +143,11 @@ def _exact(pair: str, text: str) -> int | Fraction:
 
 
 def _numbers_of(cost: Cost) -> dict[str, int | Fraction]:
-    """Return the numbers of a cost by their names in `Cost`, without unset ones."""
     return {name: value for name in COST_KEYS.values() if (value := getattr(cost, name)) is not None}
 
 
 def whole_ticks(cost: Cost) -> tuple[Cost, int]:
-    """Return the costs in ticks of 1/n, and n, such that every cost is an integer.
-
-    >>> whole_ticks(Cost(F=Fraction(5, 2)))[1]
-    2
-    """
+    """Return the costs in ticks of 1/n, and n, such that every cost is an integer."""
     costs = _numbers_of(cost)
     fine = lcm(*(Fraction(value).denominator for value in costs.values()))
     return Cost(**{name: int(value * fine) for name, value in costs.items()}), fine

@@ -1,8 +1,9 @@
 """`estimate`: the seconds of a step, composed of the book's closed forms, always as a range.
 
 Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step, hardware.  Out: seconds, by what they are.
-  arithmetic   6 P T of the parameters that a token uses, 8 P T where a layer is recomputed, and attention's causal
-               scores, over peak * utilisation: of the fullest rank of pp        `dualpipe_lab.plan.flops`
+  arithmetic   2 P per token forward, 4 P backward, and 2 P once more where a layer is recomputed, of the P parameters
+               that a token uses; of scores 2 (d_k + d_v) per head and pair of a query and a key, of which a causal mask
+               shows S (S + 1) / 2; over peak * utilisation, of the fullest rank of pp
   bubble       idle / busy ticks of the plan's own schedule with equal stages, times arithmetic, tp, cp and ep
   tp, cp, ep   the calls of layers, embedding and head that `Plan.traffic` counts; rows for experts spread evenly
   pp           two messages per microbatch and boundary of a stage, and the gradients of a stage that has a mirror
@@ -14,7 +15,8 @@ Collectives take all cards of a node: each GPU moves its shard over its own card
 between nodes decides; a message takes one card.
 It ends here: no optimizer step, no data loading, no checkpoints, no slow rank, no shared network; uneven stages and
 routing show in the fullest rank of pp alone; experts of a token that share a node are sent to it separately.
-Elsewhere: calculon; SimuMax.
+Elsewhere: calculon; SimuMax; Megatron `num_floating_point_operations`; torchtitan's `get_num_flop_per_token`: S^2.
+Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 """
 
 from collections import Counter, defaultdict
@@ -23,14 +25,14 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.flops import model_flops, pass_flops
+from dualpipe_lab.plan.calls import TimedCalls
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.hardware import H100, Hardware, Range, compute_seconds
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import has_second
+from dualpipe_lab.plan.rules import has_experts, has_second, sizes_of
 from dualpipe_lab.plan.stage_traffic import StageTraffic
-from dualpipe_lab.plan.timed_calls import TimedCalls
 from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.simulator import simulate
 
@@ -40,24 +42,15 @@ PARTS = ("arithmetic", "bubble", "tp", "cp", "ep", "pp", "dp")
 
 @dataclass(frozen=True)
 class Estimate:
-    """The seconds of a step; it prints as a few lines.
-
-    Attributes:
-        plan, hardware: that it is for.
-        utilisation: least and most of the peak that arithmetic reaches.
-        seconds: with the most, and with the least of it.
-        parts: of `point`, by what they are.
-        model_flops: of the step, without what is computed again.
-        num_tokens: of the step.
-    """
+    """The seconds of a step; it prints as a few lines."""
 
     plan: Plan
     hardware: Hardware
-    utilisation: tuple[float, float]
-    seconds: Range
-    parts: dict[str, float]
-    model_flops: int
-    num_tokens: int
+    utilisation: tuple[float, float]  # least and most of the peak that arithmetic reaches
+    seconds: Range  # with the most, and with the least of it
+    parts: dict[str, float]  # of `point`, by what they are
+    model_flops: int  # of the step, without what is computed again
+    num_tokens: int  # of the step
 
     @property
     def point(self) -> float:
@@ -150,7 +143,6 @@ class Step:
         return parts | {"bubble": bubble, "pp": self._messages(self.fullest)}
 
     def _rank(self, pp_rank: int, utilisation: float) -> dict[str, float]:
-        """Return arithmetic and calls of a rank of pp over all of its microbatches."""
         parts = dict.fromkeys(("arithmetic", "tp", "cp", "ep"), 0.0)
         for stage in self.plan.stages(pp_rank):
             flops, calls = 0.0, defaultdict[str, float](float)
@@ -177,7 +169,6 @@ class Step:
         return self.plan.num_microbatches / len(self.plan.holders(stage))  # a mirror takes half of them
 
     def _messages(self, pp_rank: int) -> float:
-        """Return the seconds of activations, their gradients, and gradients for mirrors."""
         if self.plan.pp == 1:
             return 0.0
         calls = self._calls(pp_rank)
@@ -267,3 +258,52 @@ def _ticks(schedule: str, pp: int, num_microbatches: int, chunks: int | None) ->
     timeline = simulate(program)
     idle = min(timeline.bubble_time(rank) for rank in range(pp))
     return float(idle), float(timeline.makespan - idle)
+
+
+def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:
+    """Return the FLOPs of forward and backward of one sequence, without anything that is computed again.
+
+    `causal`: count the pairs that a causal mask shows; else all S^2, as some frameworks do.  `multi_token`: with the
+    part that predicts a second token.
+    """
+    sizes, costs = sizes_of(model), model.layer_costs
+    head, hidden = sizes.vocabulary_size * sizes.hidden_size, sizes.hidden_size
+    extra = costs[-1] + 2 * hidden * hidden + head if multi_token else 0
+    pairs = causal_pairs(sequence_length) if causal else sequence_length**2
+    scores = (len(costs) + multi_token) * pairs * _score_flops(model)
+    return 3 * (2 * sequence_length * (sum(costs) + head + extra) + scores)
+
+
+def causal_pairs(length: int, num_ranks: int = 1, layout: str = "zigzag") -> int:
+    """Return the pairs of a query and a key that the slowest rank of a ring computes for one sequence."""
+    size = -(-length // num_ranks)
+    triangle, others = size * (size + 1) // 2, num_ranks - 1
+    return triangle + others * {"contiguous": size * size, "striped": triangle, "zigzag": size * size // 2}[layout]
+
+
+def _score_flops(model: ModelConfig) -> int:
+    latent = None if isinstance(model, LlamaConfig) else model.latent
+    sizes = sizes_of(model)
+    widths = 2 * sizes.size_of_head if latent is None else latent.key + latent.value
+    return 2 * sizes.num_heads * widths
+
+
+def pass_flops(model: ModelConfig, plan: Plan, shape: tuple[int, int]) -> dict[str, float]:
+    """Return FLOPs of one rank for a microbatch, forward and backward, in each kind of layer and end.
+
+    Every rank of tp computes all rows of the experts of its place along ep.
+    """
+    sizes, (num_rows, length), passes = sizes_of(model), shape, 4 if plan.recompute else 3
+    tokens, hidden = 2 * num_rows * length / plan.cp, sizes.hidden_size
+    scores = num_rows * causal_pairs(length, plan.cp, plan.layout) * _score_flops(model) / plan.tp
+    head = 3 * tokens * hidden * sizes.vocabulary_size / plan.tp
+    found = {"dense": passes * (tokens * model.layer_costs[0] / plan.tp + scores), "first": 0.0, "last": head}
+    if isinstance(model, LlamaConfig) or not has_experts(model):
+        return found
+    routed = model.num_experts_per_token * model.expert_parameters
+    shared = 3 * hidden * model.shared_ffn_size / plan.tp
+    attention = (model.layer_costs[-1] - routed) / plan.tp - shared
+    again = 3 if plan.overlap else passes  # overlapped experts are not run again
+    found["sparse"] = passes * (tokens * attention + scores) + again * tokens * (routed + shared)
+    found["second"] = found["sparse"] + head + passes * tokens * 2 * hidden * hidden / plan.tp
+    return found

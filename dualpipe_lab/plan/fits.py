@@ -12,16 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import product
-from typing import cast
 
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.estimate import POINT, Estimate, Step, estimate
-from dualpipe_lab.plan.plan import text_table
 from dualpipe_lab.plan.hardware import H100, Hardware
-from dualpipe_lab.plan.legal import grids
 from dualpipe_lab.plan.memory import fitting_bytes, model_states
-from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import first_problem, has_experts
+from dualpipe_lab.plan.plan import Plan, text_table
+from dualpipe_lab.plan.rules import first_problem, grids, has_experts
 
 _ROWS = (1, 2, 4)  # sequences of a microbatch
 _ALIKE = 1.05
@@ -29,19 +26,12 @@ _ALIKE = 1.05
 
 @dataclass(frozen=True)
 class Fit:
-    """A plan that fits.
-
-    Attributes:
-        plan: the cut.
-        bytes: of the fullest rank.
-        estimate: seconds of a step.
-        group: those with one number are as fast as each other, as far as the estimate knows.
-    """
+    """A plan that fits."""
 
     plan: Plan
-    bytes: int
-    estimate: Estimate
-    group: int = 0
+    bytes: int  # of the fullest rank
+    estimate: Estimate  # seconds of a step
+    group: int = 0  # those with one number are as fast as each other, as far as the estimate knows
 
 
 class Fits(list[Fit]):
@@ -123,32 +113,22 @@ def fits(
 def _candidates(
     model: ModelConfig, num_gpus: int, shape: tuple[int, int], hardware: Hardware, names: Sequence[str]
 ) -> Iterator[Plan]:
-    for grid in cast("Iterator[Plan]", grids(Plan(precision="bfloat16"), model, num_gpus)):
+    for grid in grids(Plan(precision="bfloat16"), model, num_gpus):
         share, rest = divmod(shape[1], grid.data_size)
         if rest or grid.tp > hardware.gpus_per_node or grid.has_ep_axis:
             continue
         for num_rows in (rows for rows in _ROWS if share % rows == 0):
             for name in names if grid.pp > 1 else ("1f1b",):
-                plan = replace(
-                    grid, num_microbatches=share // num_rows, schedule=name, sequence_parallel=grid.tp > 1, zero=1
-                )
+                plan = replace(grid, num_microbatches=share // num_rows, schedule=name, sequence_parallel=grid.tp > 1)
                 zeros = (1, 2, 3) if plan.num_copies > 1 else (0,)
-                yield from _legal(model, plan, shape[0], zeros)
-
-
-def _legal(model: ModelConfig, plan: Plan, sequence_length: int, zeros: Sequence[int]) -> Iterator[Plan]:
-    """Yield a plan with each stage of ZeRO, with and without recomputation, if it keeps the rules."""
-    plan = replace(plan, zero=zeros[0])
-    if first_problem(plan, model, sequence_length) is not None:
-        return
-    if has_experts(model) and plan.has_pairs:
-        plan = replace(plan, overlap=True)
-    for recompute, zero in product((False, True), zeros):
-        yield replace(plan, zero=zero, recompute=recompute)
+                plan = replace(plan, zero=zeros[0])
+                if first_problem(plan, model, shape[0]) is None:
+                    plan = replace(plan, overlap=has_experts(model) and plan.has_pairs)
+                    for recompute, zero in product((False, True), zeros):
+                        yield replace(plan, zero=zero, recompute=recompute)
 
 
 def _grouped(found: list[Fit]) -> Iterator[Fit]:
-    """Yield ascending plans in groups, those with fewer axes first."""
     group = 0
     while found:
         alike = [fit for fit in found if fit.estimate.point <= _ALIKE * found[0].estimate.point]

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby, pairwise
-from math import prod
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.dp.layout import Layout
@@ -65,21 +64,76 @@ class _Place(NamedTuple):
     overlap: bool
     has_second: bool
 
+    def stage(self, stage: _Stage) -> Iterator[tuple[int, Held]]:
+        """Yield unit, elements and kind of every parameter, in order; a stage in pieces or with a tied table is one."""
+        _, _, is_first, is_last, _ = stage
+        config = sizes_of(self.model)
+        (numel, kind), tied = self.shard(config.vocabulary_size, config.hidden_size), config.tied
+        norm: Held = config.hidden_size, frozenset()
+        copy = [] if is_first else [(numel, kind | {"replica", TIED})]
+        units: list[list[Held]] = []
+        if is_first:
+            units.append([(numel, kind | {TIED} if not is_last and (self.has_second or tied) else kind)])
+        units += [self.layer(has_experts=False)] * stage.num_dense + [self.layer(has_experts=True)] * stage.num_sparse
+        if is_last:
+            units += [[norm], copy if tied else [(numel, kind)]]
+        if is_last and self.has_second:
+            projection = self.shard(config.hidden_size, 2 * config.hidden_size)
+            units.append([*copy, norm, norm, projection, *self.layer(has_experts=True), norm])
+        is_unit = self.overlap or (is_last and (self.has_second or (tied and is_first)))
+        yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
+
+    def layer(self, has_experts: bool) -> list[Held]:
+        norm: Held = sizes_of(self.model).hidden_size, frozenset()
+        return [norm, *self.attention(sizes_of(self.model)), norm, *self.network(has_experts)]
+
+    def attention(self, config: LlamaConfig) -> Iterator[Held]:
+        hidden, head = config.hidden_size, config.size_of_head
+        sizes = None if isinstance(self.model, LlamaConfig) else self.model.latent
+        if sizes is None:
+            product = self.shard(config.num_heads * head, hidden)
+            yield from [product, *[self.key_heads(config)] * 2, product]
+            yield from [(head, frozenset[str]())] * (2 * config.qk_norm)
+            return
+        *queries, latent, norm = ((numel, frozenset[str]()) for numel in sizes.replicated(hidden))
+        yield from [*queries, self.shard(config.num_heads * sizes.key, sizes.query_rank or hidden), latent, norm]
+        yield self.shard(config.num_heads * (sizes.content + sizes.value), sizes.kv_rank)
+        yield self.shard(config.num_heads * sizes.value, hidden)
+
+    def network(self, has_experts: bool) -> Iterator[Held]:
+        model, hidden = self.model, self.model.hidden_size
+        if isinstance(model, LlamaConfig) or not has_experts:
+            yield from [self.shard(model.ffn_size, hidden)] * 3
+            return
+        yield model.num_experts * hidden, frozenset()
+        kind = frozenset({"ep"}) if self.ep > 1 else frozenset[str]()
+        yield from [(model.num_experts // self.ep * model.expert_ffn_size * hidden, kind)] * 3
+        if model.num_shared_experts:
+            yield from [self.shard(model.shared_ffn_size, hidden)] * 3
+
+    def shard(self, length: int, other: int) -> Held:
+        """Return what a rank has of a weight whose dimension of this length is sharded along tp."""
+        part = shard_slice(length, self.tp, self.tp_rank)
+        held = part.stop - part.start
+        return held * other, frozenset() if held == length else frozenset({"tp"})
+
+    def key_heads(self, config: LlamaConfig) -> Held:
+        shards = min(self.tp, config.num_kv_heads)
+        kind = {"tp"} if shards > 1 else set()
+        kind |= {"replica"} if self.tp_rank * shards % self.tp >= shards else set()
+        return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
+
 
 def parts_of(plan: Plan, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     here = plan.topology.at(rank)
-    return parts_at(plan, config, here.rank("pp"), here.rank("tp"))
-
-
-def parts_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
-    """Return the parameters of the ranks at a place along pp and tp: they are the same along all other axes."""
-    stages = plan.stages(pp_rank)
-    return [part._replace(stage=stages[part.stage]) for part in _parts_at(_place(plan, config, pp_rank, tp_rank))]
+    stages = plan.stages(here.rank("pp"))
+    parts = _parts_at(_place(plan, config, here.rank("pp"), here.rank("tp")))
+    return [part._replace(stage=stages[part.stage]) for part in parts]
 
 
 def buffers_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[tuple[int, bool]]:
-    """Return elements of every flat buffer of a place, and whether it has experts."""
+    """Return elements of every flat buffer of the ranks at a place along pp and tp, and whether it has experts."""
     return _buffers_at(_place(plan, config, pp_rank, tp_rank), plan.zero == 3, plan.precision)
 
 
@@ -95,10 +149,10 @@ def _place(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> _Plac
 @lru_cache(maxsize=1024)
 def _parts_at(place: _Place) -> list[Part]:
     """Return the parameters of a place; their stages are counted from 0 there."""
-    maker, found = _Parts(place), []
+    found = []
     for number, stage in enumerate(place.stages):
         mirror = frozenset({"mirror"} if stage.is_mirror else ())
-        found += [Part(number, unit, numel, kind | mirror) for unit, (numel, kind) in maker.stage(stage)]
+        found += [Part(number, unit, numel, kind | mirror) for unit, (numel, kind) in place.stage(stage)]
     return found
 
 
@@ -106,75 +160,6 @@ def _parts_at(place: _Place) -> list[Part]:
 def _buffers_at(place: _Place, is_zero3: bool, precision: str) -> list[tuple[int, bool]]:
     buckets = buckets_of(_parts_at(place), is_zero3, precision)
     return [(sum(part.numel for part in parts), "ep" in parts[0].kind) for parts in buckets]
-
-
-class _Parts:
-    """Elements and kinds of the parameters of a stage on one rank of tp."""
-
-    def __init__(self, place: _Place) -> None:
-        self.place, self.model, self.config = place, place.model, sizes_of(place.model)
-        self.norm: Held = self.config.hidden_size, frozenset()
-
-    def stage(self, stage: _Stage) -> Iterator[tuple[int, Held]]:
-        """Yield unit, elements and kind of every parameter, in order; a stage in pieces or with a tied table is one."""
-        _, _, is_first, is_last, _ = stage
-        (numel, kind), tied = self.shard(self.config.vocabulary_size, self.config.hidden_size), self.config.tied
-        has_second, is_one = self.place.has_second, tied and is_first and is_last
-        copy = [] if is_first else [(numel, kind | {"replica", TIED})]
-        units: list[list[Held]] = []
-        if is_first:
-            units.append([(numel, kind | {TIED} if not is_last and (has_second or tied) else kind)])
-        units += [self.layer(has_experts=False)] * stage.num_dense + [self.layer(has_experts=True)] * stage.num_sparse
-        if is_last:
-            units += [[self.norm], copy if tied else [(numel, kind)]]
-        if is_last and has_second:
-            projection = self.shard(self.norm[0], 2 * self.norm[0])
-            units.append([*copy, self.norm, self.norm, projection, *self.layer(has_experts=True), self.norm])
-        is_unit = is_one or self.place.overlap or (is_last and has_second)
-        yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
-
-    def layer(self, has_experts: bool) -> list[Held]:
-        return [self.norm, *self._attention(), self.norm, *self._network(has_experts)]
-
-    def _attention(self) -> Iterator[Held]:
-        config, hidden, heads = self.config, self.config.hidden_size, self.config.num_heads
-        sizes = None if isinstance(self.model, LlamaConfig) else self.model.latent
-        if sizes is None:
-            yield self.shard(heads * config.size_of_head, hidden)
-            yield from [self._key_heads()] * 2
-            yield self.shard(heads * config.size_of_head, hidden)
-            yield from [(config.size_of_head, frozenset[str]())] * (2 * config.qk_norm)
-            return
-        copied = [(numel, frozenset[str]()) for numel in sizes.replicated(hidden)]
-        yield from copied[:-2]
-        yield self.shard(heads * sizes.key, sizes.query_rank or hidden)
-        yield from copied[-2:]
-        yield self.shard(heads * (sizes.content + sizes.value), sizes.kv_rank)
-        yield self.shard(heads * sizes.value, hidden)
-
-    def _network(self, has_experts: bool) -> Iterator[Held]:
-        hidden, model = self.config.hidden_size, self.model
-        if isinstance(model, LlamaConfig) or not has_experts:
-            yield from [self.shard(self.config.ffn_size, hidden)] * 3
-            return
-        yield model.num_experts * hidden, frozenset()
-        kind = frozenset({"ep"}) if self.place.ep > 1 else frozenset[str]()
-        yield from [(model.num_experts // self.place.ep * model.expert_ffn_size * hidden, kind)] * 3
-        if model.num_shared_experts:
-            yield from [self.shard(model.shared_ffn_size, hidden)] * 3
-
-    def shard(self, length: int, *others: int) -> Held:
-        """Return what a rank has of a weight whose dimension of this length is sharded along tp."""
-        part = shard_slice(length, self.place.tp, self.place.tp_rank)
-        held = part.stop - part.start
-        return held * prod(others), frozenset() if held == length else frozenset({"tp"})
-
-    def _key_heads(self) -> Held:
-        config, tp = self.config, self.place.tp
-        shards = min(tp, config.num_kv_heads)
-        kind = {"tp"} if shards > 1 else set()
-        kind |= {"replica"} if self.place.tp_rank * shards % tp >= shards else set()
-        return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
 
 
 class Bucket(NamedTuple):

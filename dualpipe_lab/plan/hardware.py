@@ -15,11 +15,7 @@ from typing import NamedTuple
 
 
 class Range(NamedTuple):
-    """The least and the most of a number of seconds.
-
-    >>> print(Range(1.24, 1.68))
-    1.2 to 1.7 s
-    """
+    """The least and the most of a number of seconds."""
 
     low: float
     high: float
@@ -68,11 +64,7 @@ H800 = Hardware("H800", 989.4e12, 80e9, 160e9, 50e9)  # DeepSeek-AI 2024 (arXiv 
 
 
 def compute_seconds(flops: float, hardware: Hardware = H100, utilisation: float = 0.4) -> float:
-    """Return the seconds of arithmetic on one GPU.
-
-    >>> round(compute_seconds(6 * 8e9 * 8192), 3)
-    0.994
-    """
+    """Return the seconds of arithmetic on one GPU."""
     return flops / (hardware.flops * utilisation)
 
 
@@ -120,11 +112,7 @@ def collective_seconds(
 
 
 def exchange_seconds(num_bytes_per_gpu: float, group_size: int, *, per_node: int, hardware: Hardware = H100) -> float:
-    """Return the seconds of an all-to-all in which each GPU sends so many bytes to the others, spread evenly.
-
-    >>> round(exchange_seconds(63e6, 64, per_node=8), 5)
-    0.00114
-    """
+    """Return the seconds of an all-to-all in which each GPU sends so many bytes to the others, spread evenly."""
     if group_size < 2:
         return 0.0
     inside, across = ((per_node - 1) / (group_size - 1), (group_size - per_node) / (group_size - 1))

@@ -23,10 +23,10 @@ Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax's `get_activation_inf
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -40,29 +40,14 @@ from dualpipe_lab.tp.latent_sizes import LatentSizes
 ID_BYTES = 16  # of a token, for the embedding's backward
 _LOSS_BYTES = 8  # per logit, while the loss or its gradient is computed
 _INDEX = 8  # of an expert or a row
-
-
-class KeptTensor(NamedTuple):
-    """A tensor that a layer, or an end of the model, keeps on one rank for one microbatch."""
-
-    name: str
-    num_bytes: int
+Kept: TypeAlias = dict[str, int]  # bytes of tensors by name, of one microbatch on one rank
 
 
 class LayerTable:
     """What one rank keeps of each dense layer and of the model's ends, for one microbatch.
 
-    Args:
-        model: of the layer.
-        plan: how it is trained.
-        num_rows: sequences of a microbatch.
-        length: tokens of each sequence on this rank of cp.
-        tp_rank: along tp, where shards are uneven.
-
-    >>> from dualpipe_lab.plan import Plan
-    >>> table = LayerTable(LlamaConfig(), Plan(), num_rows=1, length=8)
-    >>> [tensor.name for tensor in table.network()], table.layer_bytes
-    (['gate and up'], 25152)
+    `num_rows`: sequences of a microbatch.  `length`: tokens of each on this rank of cp.  `tp_rank`: where shards are
+    uneven.
     """
 
     def __init__(self, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0) -> None:
@@ -85,7 +70,7 @@ class LayerTable:
     @cached_property
     def layer_bytes(self) -> int:
         """What one layer keeps while its forward is not recomputed."""
-        return sum(tensor.num_bytes for tensor in self.layer())
+        return sum(self.layer().values())
 
     @property
     def stored_bytes(self) -> int:
@@ -126,85 +111,87 @@ class LayerTable:
             ffn,
         ]
 
-    def layer(self) -> Iterator[KeptTensor]:
-        """Yield the tensors of one layer, in the order of its forward."""
+    def layer(self) -> Kept:
+        """Return the tensors of one layer, in the order of its forward."""
         norm = self.local_tokens * (self.hidden * self.element + self.scale)
-        yield KeptTensor("attention norm's input", norm)
-        yield KeptTensor("attention's input", self.boundary_bytes)
-        yield from self.attention()
-        yield KeptTensor("network norm's input", norm)
-        yield KeptTensor("network's input", self.boundary_bytes)
-        yield from self.network()
+        return {
+            "attention norm's input": norm,
+            "attention's input": self.boundary_bytes,
+            **self.attention(),
+            "network norm's input": norm,
+            "network's input": self.boundary_bytes,
+            **self.network(),
+        }
 
-    def attention(self) -> Iterator[KeptTensor]:
-        """Yield the tensors between attention's input and its output."""
+    def attention(self) -> Kept:
+        """Return the tensors between attention's input and its output."""
         if self.latent is not None:
-            yield from self._latent_attention(self.latent)
-            return
+            return self._latent_attention(self.latent)
         per_head = self.num_tokens * self.sizes.size_of_head * self.element
-        if self.sizes.qk_norm:
-            norms = (self.heads + self.kv_heads) * (per_head + self.num_tokens * self.scale)
-            yield KeptTensor("norms of heads", norms)
-        yield KeptTensor("queries", self.heads * per_head)
-        yield KeptTensor("keys and values", 2 * self.kv_heads * per_head)
-        yield KeptTensor("angles", self.length * self.sizes.size_of_head * self.element)
-        yield from self._output(self.heads * per_head, self.heads * per_head)
+        norms = (self.heads + self.kv_heads) * (per_head + self.num_tokens * self.scale)
+        return {
+            "norms of heads": norms if self.sizes.qk_norm else 0,
+            "queries": self.heads * per_head,
+            "keys and values": 2 * self.kv_heads * per_head,
+            "angles": self.length * self.sizes.size_of_head * self.element,
+            **self._output(self.heads * per_head, self.heads * per_head),
+        }
 
-    def _latent_attention(self, sizes: LatentSizes) -> Iterator[KeptTensor]:
-        """Latents before and behind their norms, then what is unfolded from them.
-
-        Values are a view of what is unfolded, content of keys included.  A ring takes values of the size of keys.
-        """
+    def _latent_attention(self, sizes: LatentSizes) -> Kept:
+        """Values are a view of what is unfolded, content of keys included.  A ring takes values of the size of keys."""
         tokens, each = self.local_tokens, self.heads * self.num_tokens * self.element
-        if sizes.query_rank is not None:
-            yield KeptTensor("latent of queries", tokens * (sizes.query_rank * self.element + self.scale))
-            yield KeptTensor("latent of queries, normalised", tokens * sizes.query_rank * self.element)
-        yield KeptTensor("latent of keys and values", tokens * (sizes.cached * self.element + self.scale))
         travels = self.plan.cp > 1 and sizes.is_shorter(self.heads)
         pads = self.plan.cp > 1 and not travels
-        yield KeptTensor("queries", each * sizes.key)
+        kept = {}
+        if sizes.query_rank is not None:
+            kept["latent of queries"] = tokens * (sizes.query_rank * self.element + self.scale)
+            kept["latent of queries, normalised"] = tokens * sizes.query_rank * self.element
+        kept["latent of keys and values"] = tokens * (sizes.cached * self.element + self.scale)
+        kept["queries"] = each * sizes.key
         if travels:
-            yield KeptTensor("latents that travel", self.num_tokens * sizes.cached * self.element)
+            kept["latents that travel"] = self.num_tokens * sizes.cached * self.element
         else:
-            rest = sizes.key if pads else sizes.value + sizes.content
-            yield KeptTensor("latent, normalised", tokens * sizes.kv_rank * self.element)
-            yield KeptTensor("keys and values", each * (sizes.key + rest))
-        yield KeptTensor("angles", self.length * sizes.position * self.element)
-        yield from self._output(each * sizes.value, each * (sizes.key if pads else sizes.value))
+            kept["latent, normalised"] = tokens * sizes.kv_rank * self.element
+            kept["keys and values"] = each * (sizes.key + (sizes.key if pads else sizes.value + sizes.content))
+        kept["angles"] = self.length * sizes.position * self.element
+        return kept | self._output(each * sizes.value, each * (sizes.key if pads else sizes.value))
 
-    def _output(self, num_bytes: int, before: int) -> Iterator[KeptTensor]:
-        if self.plan.cp > 1:
-            yield KeptTensor("log-sum-exp", self.heads * self.num_tokens * self.scale)
-            yield KeptTensor("attention's output before the exchange", before)
-        yield KeptTensor("attention's output", num_bytes)
+    def _output(self, num_bytes: int, before: int) -> Kept:
+        if self.plan.cp == 1:
+            return {"attention's output": num_bytes}
+        sums = self.heads * self.num_tokens * self.scale
+        return {"log-sum-exp": sums, "output before the exchange": before, "attention's output": num_bytes}
 
-    def network(self) -> Iterator[KeptTensor]:
-        """Yield the tensors between the network's input and its output."""
-        yield KeptTensor("gate and up", 2 * self.inner * self.element)
+    def network(self) -> Kept:
+        """Return the tensors between the network's input and its output."""
+        return {"gate and up": 2 * self.inner * self.element}
 
-    def first(self) -> Iterator[KeptTensor]:
-        """Yield what the embedding keeps."""
-        yield KeptTensor("ids", self.num_tokens * ID_BYTES)
+    def first(self) -> Kept:
+        """Return what the embedding keeps."""
+        return {"ids": self.num_tokens * ID_BYTES}
 
-    def last(self) -> Iterator[KeptTensor]:
-        """Yield what the last norm, the head and the loss keep."""
-        yield KeptTensor("last norm's input", self.local_tokens * (self.hidden * self.element + self.scale))
-        yield KeptTensor("head's input", self.boundary_bytes)
-        yield KeptTensor("logits", self.num_logits * self.element)
+    def last(self) -> Kept:
+        """Return what the last norm, the head and the loss keep."""
+        return {
+            "last norm's input": self.local_tokens * (self.hidden * self.element + self.scale),
+            "head's input": self.boundary_bytes,
+            "logits": self.num_logits * self.element,
+        }
 
-    def second(self, has_table: bool) -> Iterator[KeptTensor]:
-        """Yield what the prediction of a second token keeps besides its layer; `has_table`: a copy of the embedding.
+    def second(self, has_table: bool) -> Kept:
+        """Return what the prediction of a second token keeps besides its layer; `has_table`: a copy of the embedding.
 
         One input of the two norms is the last norm's too.  Under sequence parallelism the projection's gathered output
         is kept, of which the layer's input is a view.
         """
-        if has_table:
-            yield from self.first()
-        yield KeptTensor("second norms' inputs", self.boundary_bytes + 2 * self.local_tokens * self.scale)
-        yield KeptTensor("second projection's input", 2 * self.boundary_bytes)
         others = self.num_tokens - self.local_tokens
-        yield KeptTensor("second projection's output", others * self.hidden * self.element)
-        yield from self.last()
+        return {
+            **(self.first() if has_table else {}),
+            "second norms' inputs": self.boundary_bytes + 2 * self.local_tokens * self.scale,
+            "second projection's input": 2 * self.boundary_bytes,
+            "second projection's output": others * self.hidden * self.element,
+            **self.last(),
+        }
 
     def shard(self, length: int) -> int:
         """Return this rank's part of a dimension that is sharded along tp."""
@@ -215,17 +202,7 @@ class LayerTable:
 class ExpertTable(LayerTable):
     """What one rank keeps of a layer with experts, for one microbatch; every rank of tp routes all of its tokens.
 
-    Args:
-        model, plan, num_rows, length, tp_rank: as for `LayerTable`.
-        imbalance: rows of the fullest rank, divided by their mean.
-        rows: that this rank receives, if they are known; None for those of the imbalance.
-
-    >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256, num_experts_per_token=8)
-    >>> from dualpipe_lab.plan import Plan
-    >>> plan = Plan(dp=8, ep=8, experts_in_data=True, precision="bfloat16")
-    >>> table, alone = (ExpertTable(config, one, 1, 4096) for one in (plan, Plan(precision="bfloat16")))
-    >>> table.num_received, table.layer_bytes == alone.layer_bytes
-    (32768, True)
+    `imbalance`: rows of the fullest rank, divided by their mean.  `rows`: that this rank receives, if they are known.
     """
 
     def __init__(
@@ -258,14 +235,11 @@ class ExpertTable(LayerTable):
 
     @property
     def working_bytes(self) -> int:
-        """What a backward takes: among the experts, or where overlapped ones are gone and what was before is run again.
-
-        The gradients of attention are as large as its tensors, at most.
-        """
+        """What a backward takes: among the experts, or where overlapped ones are gone, with what was before them."""
         if not (self.plan.recompute and self.plan.overlap):
             return super().working_bytes
         again = self.layer_bytes - self.stored_bytes - self._exchanged_bytes
-        attention = sum(tensor.num_bytes for tensor in self.attention())
+        attention = sum(self.attention().values())  # its gradients are no larger
         return max(self.backward_bytes, again + 2 * self.boundary_bytes + attention)
 
     @cached_property
@@ -278,40 +252,38 @@ class ExpertTable(LayerTable):
 
     @cached_property
     def _exchanged_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self.exchanged())
+        return sum(self.exchanged().values())
 
-    def network(self) -> Iterator[KeptTensor]:
-        """Yield what router and experts keep."""
-        if self.num_tokens > self.local_tokens:
-            others = self.num_tokens - self.local_tokens
-            yield KeptTensor("router's input, gathered", others * self.hidden * self.element)
-        yield from self.router()
-        yield from self.exchanged()
+    def network(self) -> Kept:
+        """Return what router and experts keep."""
+        gathered = (self.num_tokens - self.local_tokens) * self.hidden * self.element
+        return {"router's input, gathered": gathered, **self.router(), **self.exchanged()}
 
-    def router(self) -> Iterator[KeptTensor]:
-        """Yield what the router and its loss keep."""
+    def router(self) -> Kept:
+        """Return what the router and its loss keep."""
         config, is_sigmoid = self.sparse, self.sparse.scoring == "sigmoid"
         slots, scores = self.num_slots, self.num_tokens * config.num_experts * self.element
+        kept = {"chosen experts": slots * _INDEX}
         if config.normalise or is_sigmoid:
-            slopes = config.normalise and is_sigmoid
-            yield KeptTensor("chosen scores", slots * self.element * (2 if slopes else 1))
+            kept["chosen scores"] = slots * self.element * (2 if config.normalise and is_sigmoid else 1)
         else:
-            yield KeptTensor("scores", scores)
-        yield KeptTensor("chosen experts", slots * _INDEX)
+            kept["scores"] = scores
         if config.balance:
-            yield KeptTensor("balance loss", scores * (3 if is_sigmoid else 2))
+            kept["balance loss"] = scores * (3 if is_sigmoid else 2)
+        return kept
 
-    def exchanged(self) -> Iterator[KeptTensor]:
-        """Yield what is kept from the router's choice on, behind which overlapped layers are not run again."""
+    def exchanged(self) -> Kept:
+        """Return what is kept from the router's choice on, behind which overlapped layers are not run again."""
         rows, width = self.num_received, self.sparse.expert_ffn_size
-        yield KeptTensor("weights", self.num_slots * self.element)
-        yield KeptTensor("routes", self.route_bytes)
-        yield KeptTensor("experts' rows", rows * self.hidden * self.element)
-        yield KeptTensor("experts' gate and up", 2 * rows * width * self.element)
-        yield KeptTensor("experts' outputs", self.num_slots * self.hidden * self.element)
-        if self.sparse.num_shared_experts:
-            shared = self.num_tokens * self.shard(self.sparse.shared_ffn_size)
-            yield KeptTensor("shared gate and up", 2 * shared * self.element)
+        shared = self.num_tokens * self.shard(self.sparse.shared_ffn_size) if self.sparse.num_shared_experts else 0
+        return {
+            "weights": self.num_slots * self.element,
+            "routes": self.route_bytes,
+            "experts' rows": rows * self.hidden * self.element,
+            "experts' gate and up": 2 * rows * width * self.element,
+            "experts' outputs": self.num_slots * self.hidden * self.element,
+            "shared gate and up": 2 * shared * self.element,
+        }
 
 
 class Tables(NamedTuple):
@@ -325,7 +297,7 @@ class Tables(NamedTuple):
     def of(
         cls, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
     ) -> "Tables":
-        """Return those of a model; the arguments are those of `ExpertTable`."""
+        """Return those of a model."""
         dense = LayerTable(model, plan, num_rows, length, tp_rank)
         if isinstance(model, LlamaConfig):
             return cls(dense, dense, 0)

@@ -33,16 +33,10 @@ if TYPE_CHECKING:  # they import models
     from dualpipe_lab.plan.kept import Tables
 
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
+KeptAt: TypeAlias = tuple[Action, Kept]  # what is kept while an action runs
 Peak: TypeAlias = tuple[str, Kept, int, int, int]  # action, kept there; bytes: activations, logits, working
 # bytes per element: parameter, gradient, master weight, both moments
 NUMBER_BYTES = {"bfloat16": (2, 4, 4, 8), "float32": (4, 4, 0, 8), "float64": (8, 8, 0, 16)}
-
-
-class KeptAt(NamedTuple):
-    """An action, and by stage the microbatches that are kept while it runs."""
-
-    action: Action
-    kept: Kept
 
 
 class ModelStates(NamedTuple):
@@ -161,9 +155,7 @@ def memory(
     return Memory(plan, dict(RankMemories(model, plan, sequence_length, global_batch, imbalance).places()))
 
 
-def fitting_bytes(
-    model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, most: float
-) -> int | None:
+def fitting_bytes(model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, most: float) -> int | None:
     """Return the bytes of the fullest rank of a legal plan, or None where they are more than `most`."""
     largest = 0
     for _, one in RankMemories(model, plan, sequence_length, global_batch, 1.0).places(every=False):
@@ -213,7 +205,7 @@ class RankMemories:
 
     def _peak(self, moments: Sequence[KeptAt], tables: "Tables") -> Peak:
         """Return the first of the moments at which most is kept."""
-        tensors = {stage: self.stage(stage, tables) for stage in {moment.action.stage for moment in moments}}
+        tensors = {stage: self.stage(stage, tables) for stage in {action.stage for action, _ in moments}}
         best: Peak = ("", (), 0, 0, 0)
         for action, held in moments:
             activations, logits = (sum(count * tensors[stage][part] for stage, count in held) for part in (0, 1))
@@ -224,12 +216,12 @@ class RankMemories:
     def stage(self, stage: int, tables: "Tables") -> tuple[int, int]:
         """Return the bytes that a forward of a stage keeps: activations, logits."""
         dense, is_last = tables.dense, self._is_last(stage)
-        ends = list(dense.first()) if stage == 0 else []
-        ends += dense.last() if is_last else []
-        ends += dense.second(stage > 0) if is_last and self.has_second else []
-        logits = sum(tensor.num_bytes for tensor in ends if tensor.name == "logits")
+        ends = [dense.first()] if stage == 0 else []
+        ends += [dense.last()] if is_last else []
+        ends += [dense.second(stage > 0)] if is_last and self.has_second else []
+        logits = sum(end.get("logits", 0) for end in ends)
         layers = sum(tables.layer(number).stored_bytes for number in self.layers[stage])
-        others = sum(tensor.num_bytes for tensor in ends) - logits
+        others = sum(sum(end.values()) for end in ends) - logits
         if self.plan.overlap:  # such stages keep an output to its backward, of logits their gradient
             others += dense.output_grad_bytes if is_last else dense.boundary_bytes
         return layers + others, logits
@@ -292,7 +284,7 @@ def kept_counts(plan: Plan, pp_rank: int) -> tuple[KeptAt, ...]:
     Without pp one microbatch follows the other, and all peaks are those of the first.
     """
     if plan.pp == 1:
-        return KeptAt(Action(0, F, 0), ((0, 1),)), KeptAt(Action(0, B, 0), ((0, 1),))
+        return (Action(0, F, 0), ((0, 1),)), (Action(0, B, 0), ((0, 1),))
     return _kept_counts(plan.schedule, plan.pp, plan.num_microbatches, plan.chunks, pp_rank)
 
 
@@ -314,7 +306,7 @@ def _kept_counts(schedule: str, pp: int, num_microbatches: int, chunks: int | No
         for now, (index, action) in moments.items():
             others = (dict(other) for other in moments if other != now)
             if not any(all(other.get(stage, 0) >= count for stage, count in now) for other in others):
-                found.append((index, KeptAt(action, now)))
+                found.append((index, (action, now)))
     return tuple(moment for _, moment in sorted(found))
 
 

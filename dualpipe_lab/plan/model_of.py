@@ -13,22 +13,16 @@ from typing import Any, NamedTuple
 
 from dualpipe_lab.models.pretrained.config import FAMILIES, PretrainedError, config_from_pretrained, read_json
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.gradient_traffic import parts_at
+from dualpipe_lab.plan.gradient_traffic import parts_of
 from dualpipe_lab.plan.plan import Plan
 
 
 class KnownModel(NamedTuple):
-    """A published model.
+    """A published model."""
 
-    Attributes:
-        values: of its config.json, by their names there.
-        published: the number of its parameters, with the digits that are printed, and without a second token's layers.
-        source: where the values were read.
-    """
-
-    values: Mapping[str, Any]
-    published: str
-    source: str
+    values: Mapping[str, Any]  # of its config.json, by their names there
+    published: str  # the number of its parameters, as it is printed, without a second token's layers
+    source: str  # where the values were read
 
 
 _TITAN = "pytorch/torchtitan, torchtitan/models, commit b5bcd76c"
@@ -135,7 +129,7 @@ def num_parameters(model: ModelConfig) -> int:
     >>> num_parameters(model_of("qwen3-30b-a3b"))
     30532122624
     """
-    return sum(part.numel for part in parts_at(Plan(), model, 0, 0))
+    return sum(part.numel for part in parts_of(Plan(), model, 0))
 
 
 def _read(values: Mapping[str, Any], where: str) -> ModelConfig:

@@ -94,9 +94,11 @@ class Plan:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"a plan needs {name} to be True or False, got {getattr(self, name)!r}")
-        _check_choice("zero", self.zero, (0, 1, 2, 3))
-        _check_choice("layout", self.layout, LAYOUTS)
-        _check_choice("precision", self.precision, PRECISIONS)
+        chosen: dict[str, tuple[object, ...]] = {"zero": (0, 1, 2, 3), "layout": LAYOUTS, "precision": PRECISIONS}
+        for name, choices in chosen.items():
+            value = getattr(self, name)
+            if type(value) is not type(choices[0]) or value not in choices:
+                raise ValueError(f"a plan's {name} is one of {', '.join(map(str, choices))}, got {value!r}")
         object.__setattr__(self, "schedule", _registered_name(self.schedule))
         if self.multi_token is not None and not _is_weight(self.multi_token):
             raise ValueError(
@@ -224,17 +226,14 @@ class Plan:
         """
         from dualpipe_lab.plan.rules import first_problem
 
-        problem = first_problem(self, config, sequence_length)
-        if num_ranks is not None and num_ranks != self.world_size:
-            problem = f"{self} is a plan for {self.world_size} ranks, the world has {num_ranks}"
+        problem, wanted = first_problem(self, config, sequence_length), num_ranks or self.world_size
+        if wanted != self.world_size:
+            problem = f"{self} is a plan for {self.world_size} ranks, the world has {wanted}"
         if problem is None:
             return
-        world_size = self.world_size if num_ranks is None else num_ranks
-        nearest = self.nearest(config, sequence_length, world_size)
-        remedy = f"no plan of {world_size} ranks fits this model"
-        if nearest is not None:
-            remedy = f"the nearest plan of {world_size} ranks that fits is {nearest}"
-        raise ValueError(f"{problem}; {remedy}")
+        nearest = self.nearest(config, sequence_length, wanted)
+        remedy = f"the nearest plan of {wanted} ranks that fits is {nearest}"
+        raise ValueError(f"{problem}; {remedy if nearest else f'no plan of {wanted} ranks fits this model'}")
 
     def nearest(
         self,
@@ -255,7 +254,7 @@ class Plan:
         >>> print(Plan(pp=4, schedule="dualpipe", num_microbatches=6).nearest(LlamaConfig(num_layers=4)))
         pp 4 (dualpipe, m 8) = 4 ranks, float32
         """
-        from dualpipe_lab.plan.legal import nearest_plan
+        from dualpipe_lab.plan.rules import nearest_plan
 
         return nearest_plan(self, config, sequence_length, num_ranks, global_batch)
 
@@ -287,7 +286,7 @@ class Plan:
         dp 2 = 2 ranks, float32
         pp 2 (gpipe, m 1) = 2 ranks, float32
         """
-        from dualpipe_lab.plan.legal import legal_plans
+        from dualpipe_lab.plan.rules import legal_plans
 
         return legal_plans(cls(**settings), config, num_ranks, sequence_length, zeros, schedule_names)
 
@@ -419,11 +418,9 @@ def _registered_name(schedule: str) -> str:
 
 
 class _Pipeline(NamedTuple):
-    """A program, the stages of each rank, the ranks of each stage, and whether there are overlapped pairs."""
-
     program: "Program"
-    stages: tuple[tuple[int, ...], ...]
-    holders: tuple[tuple[int, ...], ...]
+    stages: tuple[tuple[int, ...], ...]  # of each rank
+    holders: tuple[tuple[int, ...], ...]  # the ranks of each stage
     has_pairs: bool
 
 
@@ -446,9 +443,8 @@ def _pipeline(schedule: str, pp: int, num_microbatches: int, chunks: int | None)
         )
     stages = tuple(tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(pp))
     holders = tuple(tuple(rank for rank in range(pp) if stage in stages[rank]) for stage in range(program.num_stages))
-    return _Pipeline(
-        program, stages, holders, any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
-    )
+    has_pairs = any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
+    return _Pipeline(program, stages, holders, has_pairs)
 
 
 def _is_count(value: object) -> bool:
@@ -457,11 +453,6 @@ def _is_count(value: object) -> bool:
 
 def _is_weight(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if type(value) is not type(choices[0]) or value not in choices:
-        raise ValueError(f"a plan's {name} is one of {', '.join(map(str, choices))}, got {value!r}")
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:

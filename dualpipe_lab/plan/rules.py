@@ -1,19 +1,23 @@
-"""The rules that a plan and a model keep together, each as a sentence with the values; `None` where nothing is wrong.
+"""The rules that a plan and a model keep together, each as a sentence with the values; every plan that keeps them.
 
-Chapter: book/whole/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None.
-The rules stand in four groups.
-A group reads the sizes of the axes and its own fields, so that `dualpipe_lab.plan.legal` can choose the fields of each
-group on their own.
+Chapter: book/whole/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None; plans.
+The rules stand in four groups, which share the sizes of the axes alone.
   grid       pp, dp, cp, tp, ep, experts_in_data
   pipeline   num_microbatches, schedule, chunks, layers, overlap, loss_chunk
   sequence   sequence_parallel, layout, multi_token
   zero       zero, hybrid, ranks_per_node; it also reads loss_chunk, multi_token and overlap
+The plan nearest to another one:
+  distance   the number of fields that differ; of equals, the least sum of |log2| of the ratios and other steps
+  search     for each factorisation of the ranks every group is searched on its own, and the distances add up
+  ties       the plan with the most data ranks, then the first in the order of enumeration: always the same answer
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, wraps
-from typing import TypeAlias
+from functools import cache, lru_cache
+from itertools import product
+from math import log2
+from typing import Any, TypeAlias
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -21,23 +25,13 @@ from dualpipe_lab.models.stage_rules import ModelConfig, check_multi_token, stag
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.pp import schedules
 
-Rule: TypeAlias = Callable[[Plan, ModelConfig, int | None], str | None]
+Rule: TypeAlias = Callable[[Plan, ModelConfig, int | None], None]  # raises ValueError
+Distance: TypeAlias = tuple[int, float]  # fields that differ, and the sum of their steps
+_Choice: TypeAlias = tuple[Distance, dict[str, Any]]  # values of the fields of a group, and how far they are
+_AXES = ("pp", "dp", "cp", "tp", "ep")
 _is_synchronous = cache(schedules.is_synchronous)
 
 
-def _rule(check: Callable[[Plan, ModelConfig, int | None], None]) -> Rule:
-    @wraps(check)
-    def problem(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
-        try:
-            check(plan, config, sequence_length)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    return problem
-
-
-@_rule
 def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """The sizes of the axes."""
     config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
@@ -48,7 +42,6 @@ def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
         raise ValueError(f"every stage needs a layer, got {config.num_layers} layers for pp {plan.pp}")
 
 
-@_rule
 def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """The schedule, its microbatches and its stages."""
     if not _is_synchronous(plan.schedule):
@@ -68,7 +61,6 @@ def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> No
         )
 
 
-@_rule
 def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """How a sequence is sharded along cp and tp, and its second targets."""
     if plan.multi_token is not None:
@@ -84,7 +76,6 @@ def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> No
         )
 
 
-@_rule
 def zero(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
     """The stage of ZeRO and its shards."""
     nodes = plan.ranks_per_node
@@ -121,10 +112,19 @@ def _check_hybrid(plan: Plan) -> None:
         )
 
 
-def first_problem(plan: Plan, config: ModelConfig, sequence_length: int | None = None) -> str | None:
+def first_problem(
+    plan: Plan,
+    config: ModelConfig,
+    sequence_length: int | None = None,
+    rules: Sequence[Rule] = (grid, pipeline, sequence, zero),
+) -> str | None:
     """Return the first rule that a plan breaks, or None."""
-    found = (rule(plan, config, sequence_length) for rule in (grid, pipeline, sequence, zero))
-    return next((problem for problem in found if problem is not None), None)
+    try:
+        for rule in rules:
+            rule(plan, config, sequence_length)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def sizes_of(model: ModelConfig) -> LlamaConfig:
@@ -159,3 +159,161 @@ def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
         return [sequence_length]
     layout = make_layout(plan.layout, sequence_length, plan.cp)
     return [layout.size(rank) for rank in range(plan.cp)]
+
+
+def factorisations(num_ranks: int, num_factors: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to write a number as an ordered product, the first factor ascending."""
+    if num_factors == 1:
+        yield (num_ranks,)
+        return
+    for first in range(1, num_ranks + 1):
+        if num_ranks % first == 0:
+            for others in factorisations(num_ranks // first, num_factors - 1):
+                yield (first, *others)
+
+
+def distance(plan: Plan, other: Plan, fields: Iterable[str]) -> Distance:
+    """Return how many of the fields differ, and by how much."""
+    return _far(_step(name, getattr(plan, name), getattr(other, name)) for name in fields)
+
+
+def _far(steps: Iterable[float]) -> Distance:
+    found = [step for step in steps if step > 0]
+    return len(found), round(sum(found), 6)
+
+
+def _plus(one: Distance, other: Distance) -> Distance:
+    return one[0] + other[0], round(one[1] + other[1], 6)
+
+
+def nearest_plan(
+    plan: Plan,
+    config: ModelConfig,
+    sequence_length: int | None = None,
+    num_ranks: int | None = None,
+    global_batch: int | None = None,
+) -> Plan | None:
+    """Return what `Plan.nearest` says."""
+    world_size = plan.world_size if num_ranks is None else num_ranks
+    best: tuple[Distance, Plan] | None = None
+    found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in grids(plan, config, world_size))
+    for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
+        if best is not None and far >= best[0]:
+            break  # the other groups only add to it
+        share, rest = (None, 0) if global_batch is None else divmod(global_batch, grid_plan.data_size)
+        chosen = None if rest else _settle(plan, grid_plan, config, sequence_length, share)
+        if chosen is not None and (best is None or _plus(far, chosen[0]) < best[0]):
+            best = _plus(far, chosen[0]), chosen[1]
+    return None if best is None else best[1]
+
+
+def legal_plans(
+    plan: Plan,
+    config: ModelConfig,
+    num_ranks: int,
+    sequence_length: int | None,
+    zeros: Sequence[int],
+    schedule_names: Sequence[str] | None,
+) -> Iterator[Plan]:
+    """Yield what `Plan.all` says: without pp there is one schedule, that of `plan`."""
+    names = schedules.names(synchronous=True) if schedule_names is None else list(schedule_names)
+    for grid_plan in grids(plan, config, num_ranks):
+        for name, stage in product(names if grid_plan.pp > 1 else [plan.schedule], zeros):
+            found = replace(grid_plan, schedule=name, zero=stage)
+            if first_problem(found, config, sequence_length) is None:
+                yield found
+
+
+def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
+    """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
+    for pp, dp, cp, tp, ep in factorisations(num_ranks, len(_AXES)):
+        found = replace(plan, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, experts_in_data=False)
+        if first_problem(found, config, None, [grid]) is None:
+            yield replace(found, experts_in_data=plan.experts_in_data) if found.ep == 1 else found
+    if not has_experts(config):
+        return
+    for pp, dp, cp, tp in factorisations(num_ranks, 4):
+        for ep in range(2, dp * cp + 1):
+            if dp * cp % ep == 0:
+                found = replace(plan, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, experts_in_data=True)
+                if first_problem(found, config, None, [grid]) is None:
+                    yield found
+
+
+def _settle(
+    plan: Plan, grid_plan: Plan, config: ModelConfig, sequence_length: int | None, share: int | None
+) -> tuple[Distance, Plan] | None:
+    """Choose the fields of each group of rules; `share`: sequences of a data rank to divide into microbatches."""
+    total, of_pp = (0, 0.0), replace(plan, pp=grid_plan.pp)  # all that a pipeline depends on; programs take their time
+    for rule in (pipeline, sequence, zero):
+        where = (of_pp, None) if rule is pipeline else (grid_plan, sequence_length)
+        chosen = _first_legal(rule, plan, *where, config, share)
+        if chosen is None:
+            return None
+        total, grid_plan = _plus(total, chosen[0]), replace(grid_plan, **chosen[1])
+    return total, grid_plan
+
+
+@lru_cache(maxsize=1024)
+def _first_legal(
+    rule: Rule, plan: Plan, there: Plan, sequence_length: int | None, config: ModelConfig, share: int | None
+) -> _Choice | None:
+    for choice in _choices(plan, there.pp, config.num_layers, share)[rule]:
+        if first_problem(replace(there, **choice[1]), config, sequence_length, [rule]) is None:
+            return choice
+    return None
+
+
+@lru_cache(maxsize=64)
+def _choices(plan: Plan, pp: int, num_layers: int, share: int | None) -> dict[Rule, list[_Choice]]:
+    """Return, for each group of rules behind the grid's, all values of its fields to try, the nearest first."""
+    counts = [plan.num_microbatches, 2 * pp, plan.num_microbatches + 1, max(1, plan.num_microbatches - 1)]
+    if share is not None:
+        counts = [count for count in (plan.num_microbatches, *range(1, share + 1)) if share % count == 0]
+    groups: dict[Rule, dict[str, list[Any]]] = {
+        pipeline: {
+            "schedule": [plan.schedule, "1f1b", *schedules.names(synchronous=True)],
+            "num_microbatches": counts,
+            "chunks": [plan.chunks, None, *range(1, num_layers // pp + 1)] if plan.chunks else [None],
+            "layers": [plan.layers, None],
+            "overlap": [plan.overlap, False],
+            "loss_chunk": [plan.loss_chunk, None],
+        },
+        sequence: {
+            "sequence_parallel": [plan.sequence_parallel, False],
+            "layout": [plan.layout, "zigzag", "striped", "contiguous"],
+            "multi_token": [plan.multi_token, None],
+        },
+        zero: {
+            "zero": [plan.zero, 0, 1, 2, 3],
+            "hybrid": [plan.hybrid, False],
+            "ranks_per_node": [plan.ranks_per_node, None],
+        },
+    }
+    found = {}
+    for rule, values in groups.items():
+        choices = []
+        for chosen in product(*map(dict.fromkeys, values.values())):
+            fields = dict(zip(values, chosen, strict=True))
+            choices.append((_far(_step(name, getattr(plan, name), new) for name, new in fields.items()), fields))
+        found[rule] = sorted(choices, key=lambda choice: choice[0])
+    return found
+
+
+def _step(name: str, before: Any, after: Any) -> float:
+    if before == after:
+        return 0.0
+    if name in (*_AXES, "num_microbatches") or (name == "chunks" and None not in (before, after)):
+        return abs(log2(after / before))
+    if name == "zero":
+        return float(abs(after - before))
+    if name == "schedule":
+        return 1 + _preference()[after]
+    return 1.0
+
+
+@cache
+def _preference() -> dict[str, float]:
+    """1F1B first, then the registry's order; less than a whole step in all."""
+    names = list(dict.fromkeys(("1f1b", *schedules.names())))
+    return {name: place / (2 * len(names)) for place, name in enumerate(names)}

@@ -74,7 +74,6 @@ class StageTraffic:
             self.head_forward()
 
     def backward(self, layers: range, is_first: bool, is_last: bool) -> None:
-        """Enter the backward of a stage, or I where it is split."""
         if is_last:
             self.head_backward()
         for number in layers:
@@ -85,14 +84,13 @@ class StageTraffic:
             self.gather_input()  # the output's gradient
 
     def second_forward(self) -> None:
-        """Enter the forward of what predicts a second token."""
         self.sum_output()
         self._projection(gathers=True)
         self.layer_forward(self.model.num_layers)
         self.head_forward()
 
     def second_backward(self, has_table: bool) -> None:
-        """Enter its backward; `has_table`: the embedding is a copy, which the part itself looks up."""
+        """Enter the second token's backward; `has_table`: its embedding is a copy, looked up once more."""
         if self.plan.recompute:
             if has_table:
                 self.sum_output()

@@ -23,17 +23,11 @@ _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "
 
 @dataclass(frozen=True)
 class Sum:
-    """One sum of a gradient.
+    """One sum of a gradient."""
 
-    Attributes:
-        along: the axes, or `mirrors`, `key heads` (copies of one within tp), `tied stages`.
-        ranks: of the first group.
-        num_groups: with other parts of the model, or other copies.
-    """
-
-    along: str
-    ranks: tuple[int, ...]
-    num_groups: int
+    along: str  # the axes, or `mirrors`, `key heads` (copies of one within tp), `tied stages`
+    ranks: tuple[int, ...]  # of the first group
+    num_groups: int  # with other parts of the model, or other copies
 
     def __str__(self) -> str:
         others = f" and {self.num_groups - 1} more" if self.num_groups > 1 else ""
@@ -42,28 +36,20 @@ class Sum:
 
 @dataclass(frozen=True)
 class ParameterSums:
-    """One kind of parameter: where it lies, and who sums its gradient.
-
-    Attributes:
-        kind: of parameter.
-        sharded: the axes along which ranks hold different parts.
-        copied: the axes along which ranks hold the same part.
-        sums: of its gradient, in their order.
-        norm: the ranks that count it.
-        state: where its optimizer state lies.
-    """
+    """One kind of parameter: where it lies, and who sums its gradient."""
 
     kind: str
-    sharded: tuple[str, ...]
-    copied: tuple[str, ...]
-    sums: tuple[Sum, ...]
-    norm: str
-    state: str
+    sharded: tuple[str, ...]  # the axes along which ranks hold different parts
+    copied: tuple[str, ...]  # the axes along which ranks hold the same part
+    sums: tuple[Sum, ...]  # of its gradient, in their order
+    norm: str  # the ranks that count it
+    state: str  # where its optimizer state lies
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table."""
         sums = ", then ".join(map(str, self.sums)) or "-"
-        return self.kind, _axes(self.sharded), _axes(self.copied), sums, self.norm, self.state
+        axes = (", ".join(names) or "-" for names in (self.sharded, self.copied))
+        return self.kind, *axes, sums, self.norm, self.state
 
 
 @dataclass(frozen=True)
@@ -105,7 +91,6 @@ class _Rows:
         self.last = plan.num_stages - 1
 
     def rows(self) -> Iterator[ParameterSums]:
-        """Yield a row for each kind of parameter that the model has."""
         config, plan = self.config, self.plan
         latent = None if isinstance(config, LlamaConfig) else config.latent
         tied = isinstance(config, LlamaConfig) and config.tied
@@ -171,7 +156,6 @@ class _Rows:
         return ParameterSums(kind, tuple(sharded), tuple(copied), tuple(sums), norm, state)
 
     def state(self, over: tuple[str, ...], num_copies: int) -> str:
-        """Say where the optimizer state of a parameter lies."""
         if not self.plan.zero or num_copies == 1:
             return "in full on every copy" if num_copies > 1 else "with the weight"
         if self.plan.hybrid:
@@ -188,7 +172,3 @@ class _Rows:
         holders = self.plan.pp if stages is None else len(self.plan.holders(stages[0]))
         size = len(self.plan.holders(0)) if axes == ("pp",) else len(self.ranks(*axes))
         return self.plan.world_size // self.plan.pp * holders // size
-
-
-def _axes(names: tuple[str, ...]) -> str:
-    return ", ".join(names) or "-"

@@ -19,8 +19,8 @@ from dualpipe_lab.launch.record.ledger import Ledger, RankLedger
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic, rank_actions
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second, layers_of
 from dualpipe_lab.plan.stage_traffic import COUNT_BYTES, Routing, StageTraffic
 from dualpipe_lab.pp.program import B, F, I
@@ -32,22 +32,16 @@ _NUMBER = 8  # bytes of a shape's number, and of a norm's power
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """The messages and bytes of one step; it prints as the ledger of a run does.
+    """The messages and bytes of one step; it prints as the ledger of a run does."""
 
-    Attributes:
-        title: the plan and the batch.
-        parts: a ledger for each of `PARTS`.
-    """
-
-    title: str
-    parts: dict[str, Ledger]
+    title: str  # the plan and the batch
+    parts: dict[str, Ledger]  # by `PARTS`
 
     @property
     def ledger(self) -> Ledger:
         """All parts together."""
-        return Ledger(
-            [_together(ledgers) for ledgers in zip(*(part.ranks for part in self.parts.values()), strict=True)]
-        )
+        by_rank = zip(*(part.ranks for part in self.parts.values()), strict=True)
+        return Ledger([_together(ledgers) for ledgers in by_rank])
 
     def sent(self, rank: int | None = None, part: str | None = None) -> int:
         """Return the bytes that a rank, or all, send in a part of the step, or in all of it."""
@@ -105,7 +99,7 @@ def traffic_of(
 
 
 class _Step:
-    """One step under a plan; each method enters the calls of one rank in one part of it."""
+    """Each method enters the calls of one rank in one part of the step."""
 
     def __init__(self, plan: Plan, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
@@ -115,7 +109,6 @@ class _Step:
         self.sparse[-1] += [config.num_layers] * self.has_second
 
     def layers(self, calls: Calls, routing: Routing) -> None:
-        """Enter forwards and backwards."""
         traffic, actions = self._traffic(calls), rank_actions(self.plan, calls.rank)
         for stage, kind, _ in actions:
             ends = stage == 0, stage == len(self.shares) - 1
@@ -132,10 +125,7 @@ class _Step:
                 traffic.enter_rows(layer, routing)
 
     def pipeline(self, calls: Calls) -> None:
-        """Enter activations, their gradients, and the numbers of the step's shapes.
-
-        The numbers travel from the first stage to every other rank of a direction.
-        """
+        """Enter activations, their gradients, and the shapes' numbers, from a direction's first stage to the others."""
         plan, program = self.plan, self.plan.program
         if program is None:
             return

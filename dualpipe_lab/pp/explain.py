@@ -26,22 +26,17 @@ MOST_RANKS, MOST_LONGEST = 16, 3
 
 
 class Pause(NamedTuple):
-    """One wait of one rank, from `start` to `end`.
-
-    `beside`: the label of the action (or pair) after the wait; in cool-down, of the action before it.
-    `what`: "activation" or "gradient"; `needed`: the action that makes it; `source`: the rank of that action.
-    `on_link`: the part of the wait during which the message was on its link.
-    """
+    """One wait of one rank, from `start` to `end`."""
 
     rank: int
     start: Time
     end: Time
     phase: str
-    beside: str
-    what: str = ""
-    needed: str = ""
-    source: int = -1
-    on_link: Time = 0
+    beside: str  # the label of the action (or pair) after the wait; in cool-down, of the action before it
+    what: str = ""  # "activation" or "gradient"
+    needed: str = ""  # the action that makes it
+    source: int = -1  # the rank of that action
+    on_link: Time = 0  # the part of the wait during which the message was on its link
 
     @property
     def ticks(self) -> Time:
@@ -61,19 +56,12 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Every wait of every rank of a program, or the problems of a program that cannot run; `print` shows the text.
+    """Every wait of every rank of a program, or the problems of a program that cannot run; `print` shows the text."""
 
-    Attributes:
-        name: the program's name.
-        timeline: the simulated run; None for a program that cannot run.
-        pauses: every wait, rank by rank, in order of time.
-        problems: the problems that `validate` finds; none for a valid program.
-    """
-
-    name: str
-    timeline: Timeline | None
-    pauses: tuple[Pause, ...] = ()
-    problems: tuple[str, ...] = ()
+    name: str  # of the program
+    timeline: Timeline | None  # the simulated run; None for a program that cannot run
+    pauses: tuple[Pause, ...] = ()  # every wait, rank by rank, in order of time
+    problems: tuple[str, ...] = ()  # that `validate` finds; none for a valid program
 
     def of_rank(self, rank: int) -> str:
         """Return one rank's waits as text; ValueError if the program cannot run."""

@@ -64,11 +64,7 @@ Cell: TypeAlias = tuple[int, int]  # (stage, microbatch)
 
 
 def parse_action(token: str) -> ProgramStep:
-    """Read one action or overlapped pair; ValueError for any other text, also for trailing characters.
-
-    >>> parse_action("2F0")
-    Action(stage=2, kind='F', microbatch=0)
-    """
+    """Read one action or overlapped pair; ValueError for any other text, also for trailing characters."""
     if match := _ACTION.fullmatch(token):
         return Action(int(match[1]), match[2], int(match[3]))
     if match := _OVERLAP.fullmatch(token):

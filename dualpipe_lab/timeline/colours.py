@@ -6,7 +6,7 @@ least 4.5 : 1, in which the cell says in letters what its colour says.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 from dualpipe_lab.timeline.data import TimelineData
@@ -50,11 +50,7 @@ class Colour(NamedTuple):
 
 
 def colour_named(name: str) -> Colour:
-    """Return the colour of a name: a kind of work, or a number such as "stage 3".
-
-    >>> colour_named("stage 9").fill == colour_named("stage 1").fill, colour_named("F").words
-    (True, 'F forward')
-    """
+    """Return the colour of a name: a kind of work, or a number such as "stage 3"."""
     if found := _NUMBER.fullmatch(name):
         words = {"0": "direction 0", "1": "direction 1 (bar on top)"}[found[2]] if found[1] == "direction" else name
         return Colour(*NUMBERED[int(found[2]) % len(NUMBERED)], words)
@@ -69,12 +65,7 @@ def check_colour_by(by: str) -> ColourBy:
 
 
 def directions(timeline: TimelineData) -> dict[int, int]:
-    """Return the direction of each microbatch: 0 if it enters on the rank of the lowest microbatch, otherwise 1.
-
-    >>> from dualpipe_lab import schedules, simulate
-    >>> directions(simulate(schedules.build("dualpipe", num_ranks=2, num_microbatches=4)))
-    {0: 0, 1: 0, 2: 1, 3: 1}
-    """
+    """Return the direction of each microbatch: 0 if it enters on the rank of the lowest microbatch, otherwise 1."""
     entry: dict[int, tuple[int, int]] = {}  # microbatch -> its lowest stage, and the rank of that stage
     for rank in range(timeline.num_ranks):
         for stage, _, microbatch in (action for span in timeline.stream(rank) for action in span.actions):
@@ -82,6 +73,12 @@ def directions(timeline: TimelineData) -> dict[int, int]:
                 entry[microbatch] = stage, rank
     first = entry[min(entry)][1] if entry else 0
     return {microbatch: int(entry[microbatch][1] != first) for microbatch in sorted(entry)}
+
+
+def _place(name: str) -> tuple[int, str]:  # in the legend
+    if name in PALETTE:
+        return [*PALETTE].index(name), name
+    return int((_NUMBER.fullmatch(name) or "00900")[2]) + 20, name
 
 
 class Colouring:
@@ -110,11 +107,7 @@ class Colouring:
     def names(self, timeline: TimelineData) -> Iterator[str]:
         """Yield the names of all colours in use, in the order of the legend."""
         found = {name for spans in timeline.spans_by_rank for span in spans for name in self.of(span)}
-        order: Callable[[str], tuple[int, str]] = lambda name: (  # noqa: E731
-            [*PALETTE].index(name) if name in PALETTE else int((_NUMBER.fullmatch(name) or "00900")[2]) + 20,
-            name,
-        )
-        yield from sorted(found, key=order)
+        yield from sorted(found, key=_place)
 
     def of(self, span: Span) -> list[str]:
         """Return the names of the colours of a span: two for a pair."""

@@ -52,7 +52,6 @@ def cell_label(action: ActionKey, lower: int | None) -> str:
 
 
 def _scale(timeline: TimelineData, available: int) -> tuple[Fraction, str]:
-    """Return the number of columns of the makespan, and the scale."""
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
     times = {Fraction(time) for span in spans for time in (span.start, span.end)}
     grain = Fraction(gcd(*(time.numerator for time in times)), lcm(*(time.denominator for time in times)))

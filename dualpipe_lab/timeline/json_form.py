@@ -6,44 +6,13 @@ message   [src, dst, sent, arrived, label, num_bytes, left]
 costs     the costs of a simulation, see `Cost.to_dict`; absent if there are none
 """
 
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.spans import WORK, ActionKey, Message, Span, Time
 
 FORMAT = "dualpipe-lab/timeline/1"
 PER_PAIR = "per pair"  # in costs: every overlapped pair takes as long as its span says
-
-
-def to_dict(timeline: TimelineData) -> dict[str, Any]:
-    """Return a dictionary of plain JSON values."""
-    return {
-        "format": FORMAT,
-        "name": timeline.name,
-        "source": timeline.source,
-        "unit": timeline.unit,
-        "ranks": [[pack_span(span) for span in spans] for spans in timeline.spans_by_rank],
-        "messages": [_pack_message(message) for message in timeline.messages],
-        **({} if timeline.costs is None else {"costs": timeline.costs}),
-    }
-
-
-def from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Timeline`; ValueError if the dictionary is not one of `to_dict`."""
-    if data.get("format") != FORMAT:
-        raise ValueError(
-            f"expected a timeline with format {FORMAT!r}, got {data.get('format')!r}; use Timeline.to_dict"
-        )
-    return {
-        "name": data["name"],
-        "source": data["source"],
-        "unit": data["unit"],
-        "spans_by_rank": [[unpack_span(rank, row) for row in rows] for rank, rows in enumerate(data["ranks"])],
-        "messages": [_unpack_message(row) for row in data["messages"]],
-        "costs": data.get("costs"),
-    }
 
 
 def pack_span(span: Span) -> list[Any]:
@@ -66,13 +35,15 @@ def unpack_span(rank: int, row: list[Any]) -> Span:
     return Span(rank, unpack(start), unpack(end), kind, stage, microbatch, label, pairs, stream)
 
 
-def _pack_message(message: Message) -> list[Any]:
+def pack_message(message: Message) -> list[Any]:
+    """Return a message as plain JSON values."""
     left = None if message.left is None else pack(message.left)
     sent, arrived = pack(message.sent), pack(message.arrived)
     return [message.src, message.dst, sent, arrived, message.label, message.num_bytes, left]
 
 
-def _unpack_message(row: list[Any]) -> Message:
+def unpack_message(row: list[Any]) -> Message:
+    """Return the message that `pack_message` wrote."""
     src, dst, sent, arrived, label, num_bytes, left = row
     return Message(src, dst, unpack(sent), unpack(arrived), label, num_bytes, None if left is None else unpack(left))
 

@@ -100,12 +100,26 @@ class Timeline(TimelineData):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the timeline as plain JSON values, without loss; `from_dict` reads them."""
-        return json_form.to_dict(self)
+        return {
+            "format": json_form.FORMAT,
+            "name": self.name,
+            "source": self.source,
+            "unit": self.unit,
+            "ranks": [[json_form.pack_span(span) for span in spans] for spans in self.spans_by_rank],
+            "messages": [json_form.pack_message(message) for message in self.messages],
+            **({} if self.costs is None else {"costs": self.costs}),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Timeline":
         """Return the timeline that `to_dict` wrote; ValueError if `data` has another format."""
-        return cls(**json_form.from_dict(data))
+        if (found := data.get("format")) != json_form.FORMAT:
+            raise ValueError(
+                f"expected a timeline with format {json_form.FORMAT!r}, got {found!r}; use Timeline.to_dict"
+            )
+        ranks = [[json_form.unpack_span(rank, row) for row in rows] for rank, rows in enumerate(data["ranks"])]
+        messages = [json_form.unpack_message(row) for row in data["messages"]]
+        return cls(data["name"], ranks, messages, data["source"], data["unit"], data.get("costs"))
 
     def to_perfetto(self) -> str:
         """Return a trace for ui.perfetto.dev or chrome://tracing, as JSON text.

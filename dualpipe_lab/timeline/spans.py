@@ -73,11 +73,7 @@ class Message(NamedTuple):
 
 
 def feeds(action: ActionKey) -> tuple[str, ...]:
-    """Return the labels of the actions whose result this action reads, on the previous or the next stage.
-
-    >>> feeds((2, "F", 0)), feeds((2, "I", 0)), feeds((2, "W", 0))
-    (('1F0',), ('3B0', '3I0'), ())
-    """
+    """Return the labels of the actions whose result this action reads, on the previous or the next stage."""
     stage, kind, microbatch = action
     if kind == "F":
         return (f"{stage - 1}F{microbatch}",)

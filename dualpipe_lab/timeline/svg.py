@@ -4,21 +4,24 @@ In: a timeline, a width in px.  Out: one SVG element.
 All cells of one kind are one <path>, so that the file is small.  Text and lines have the page's text colour
 (currentColor).  Cells have a letter and a colour that colour-blind readers distinguish (Okabe and Ito 2008).  A pair
 has one border, with its forward above its backward.  Cells below 3 px are drawn as shares of stretches of time.  Other
-streams of a rank, such as its communication, are lanes below its work.
+streams of a rank, such as its communication (book/ep/one-f-one-b-basic), are lanes below its work.  A message occupies
+that of its sender from the time its link is free to its arrival.  Spans of one stream that overlap stand in several
+lines, each in the first that is free.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from html import escape
 from itertools import accumulate
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
-from dualpipe_lab.timeline import streams
 from dualpipe_lab.timeline.colours import PALETTE, ColourBy, Colouring, colour_named
 from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.gantt import Shares, buckets, cell_label, second_stage
-from dualpipe_lab.timeline.spans import WAIT, ActionKey, Span
+from dualpipe_lab.timeline.spans import COMMUNICATION, WAIT, WORK, ActionKey, Message, Span, Time
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
 LEFT, RIGHT, TOP, BOTTOM = 62, 96, 44, 34  # px around the rows
@@ -30,6 +33,12 @@ LEVELS = 4  # heights of a summed stretch
 _STICKY = 0.7  # levels
 _LANE = 0.6  # of the height of a row
 _MOST_WORDS = 8  # in the legend
+_MOST_LINES = 4  # of one stream; more that overlap share the last ones
+_ACTION = re.compile(r"(\d+)[FBIW](\d+)")
+_START = attrgetter("start")
+
+Label: TypeAlias = tuple[str, str, str]  # the text of a cell, and its centre
+Lines: TypeAlias = list[list[Span]]  # lines of one stream; spans of one line do not overlap
 
 
 class Geometry(NamedTuple):
@@ -59,8 +68,8 @@ class Geometry(NamedTuple):
 
 def draw_svg(timeline: TimelineData, width: int, colour_by: ColourBy = "kind", messages: bool = False) -> str:
     """Return the SVG element, at most `width` pixels wide (at least 400); `messages` draws them as communication."""
-    colouring, below = Colouring(timeline, colour_by), streams.lanes(timeline, messages)
-    frame = _frame(timeline, max(width, 400), streams.heights(below))
+    colouring, below = Colouring(timeline, colour_by), stream_lines(timeline, messages)
+    frame = _frame(timeline, max(width, 400), _heights(below))
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
     shortest = min((float(span.duration) for span in spans if span.kind != WAIT), default=1.0)
     is_cells = shortest * frame.per_time >= _MIN_CELL
@@ -112,7 +121,6 @@ def _description(timeline: TimelineData) -> str:
 
 
 def _scaffold(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
-    """Yield title, time axis, and the name, background and idle time of each rank."""
     divisor, unit = scale_of(timeline.unit, timeline.makespan)
     makespan = number(timeline.makespan, divisor)
     yield f'<text x="4" y="15"><tspan font-weight="600">{escape(timeline.name)}</tspan>'
@@ -154,7 +162,7 @@ def _lane_names(num_ranks: int, frame: Geometry) -> Iterator[str]:
 def _legend(timeline: TimelineData, frame: Geometry, colouring: Colouring | None, messages: bool) -> Iterator[str]:
     is_cells = colouring is not None
     names = list(dict.fromkeys((colouring or Colouring(timeline)).names(timeline)))
-    if is_cells and messages and any(not streams.ACTION.fullmatch(message.label) for message in timeline.messages):
+    if is_cells and messages and any(not _ACTION.fullmatch(message.label) for message in timeline.messages):
         names.append("message")
     x, y = float(LEFT), frame.height - 12
     for name in names[:_MOST_WORDS]:
@@ -173,16 +181,8 @@ def _legend(timeline: TimelineData, frame: Geometry, colouring: Colouring | None
     yield f'<text x="{px(x)}" y="{px(y)}" font-size="11">{escape("; ".join(notes))}</text>' if notes else ""
 
 
-class Label(NamedTuple):
-    """The text of a cell, and its centre."""
-
-    text: str
-    x: str
-    y: str
-
-
 def cells(
-    timeline: TimelineData, frame: Geometry, colouring: Colouring, below: list[dict[str, streams.Lines]]
+    timeline: TimelineData, frame: Geometry, colouring: Colouring, below: list[dict[str, Lines]]
 ) -> Iterator[str]:
     """Yield the cells of all spans; all cells of one kind are one path."""
     paths: defaultdict[str, list[str]] = defaultdict(list)
@@ -213,23 +213,19 @@ def cells(
 
 def _texts(labels: list[Label]) -> Iterator[str]:
     """Yield the labels; single letters of one row are one <text> with a list of positions, a fifth of the size."""
-    lines: defaultdict[str, list[Label]] = defaultdict(list)
-    for label in labels:
-        if len(label.text) == 1:
-            lines[label.y].append(label)
+    lines: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for text, x, y in labels:
+        if len(text) == 1:
+            lines[y].append((text, x))
         else:
-            yield f'<text x="{label.x}" y="{label.y}">{escape(label.text)}</text>'
+            yield f'<text x="{x}" y="{y}">{escape(text)}</text>'
     for y, line in lines.items():
-        places = " ".join(label.x for label in line)
-        yield f'<text y="{y}" x="{places}">{escape("".join(label.text for label in line))}</text>'
+        letters, places = ("".join(text for text, _ in line), " ".join(x for _, x in line))
+        yield f'<text y="{y}" x="{places}">{escape(letters)}</text>'
 
 
 def text_of(span: Span, action: ActionKey, lower: int | None, by: str = "kind") -> str:
-    """Return the text of a cell: its label if that is not the action's own, else letter and microbatch.
-
-    >>> text_of(Span(0, 0, 1, "F", 2, 7, "2F7"), (2, "F", 7), None, "stage")
-    '2F7'
-    """
+    """Return the text of a cell: its label if that is not the action's own, else letter and microbatch."""
     stage, kind, microbatch = action
     return span.extra_label or (f"{stage}{kind}{microbatch}" if by == "stage" else cell_label(action, lower))
 
@@ -248,7 +244,9 @@ def _cell(
     share = height / max(len(actions), 1)
     for index, action in enumerate(actions):
         base, name = y + index * share, colouring.of_action(action)
-        text, short = text_of(span, action, lower, colouring.by), _SHORT[colouring.by](action)
+        # a narrow cell says what its colour does not, or the number of its colour
+        short = {"stage": str(action[0]), "microbatch": str(action[2])}.get(colouring.by, action[1])
+        text = text_of(span, action, lower, colouring.by)
         yield name, box(x, base, width, share), _label(text, short, x, base, width, share, frame.font)
         if action[0] == lower and not span.extra_label:
             yield "mark second", f"M{px(x)} {px(base + share - 1.25)}h{px(width)}", []
@@ -258,15 +256,6 @@ def _cell(
         yield "mark pair", box(x, y, width, height), []
 
 
-# What a narrow cell says: what its colour does not, or the number of its colour.
-_SHORT: dict[str, Callable[[ActionKey], str]] = {
-    "kind": lambda action: action[1],
-    "direction": lambda action: action[1],
-    "stage": lambda action: str(action[0]),
-    "microbatch": lambda action: str(action[2]),
-}
-
-
 def _extent(span: Span, frame: Geometry) -> tuple[float, float]:
     x, width = LEFT + float(span.start) * frame.per_time, float(span.duration) * frame.per_time
     gap = min(0.5, width / 8)
@@ -274,7 +263,6 @@ def _extent(span: Span, frame: Geometry) -> tuple[float, float]:
 
 
 def _bar(span: Span, top: float, height: float, frame: Geometry, colouring: Colouring) -> tuple[str, str, list[Label]]:
-    """Return (name of the colour, shape, label or nothing) of a span on a lane."""
     x, width = _extent(span, frame)
     y, height = top + 1, height - 2
     return colouring.of(span)[0], box(x, y, width, height), _word(span, x, y, width, height, min(frame.font, 10))
@@ -291,7 +279,7 @@ def _label(label: str, short: str, x: float, y: float, width: float, height: flo
         label = short
     if len(label) * letter > width + 0.5 * (len(label) > 1) or height < 10:
         return []
-    return [Label(label, px(x + width / 2), px(y + height / 2 + 0.33 * font))]
+    return [(label, px(x + width / 2), px(y + height / 2 + 0.33 * font))]
 
 
 def stretches(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
@@ -303,38 +291,32 @@ def stretches(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
     paths: defaultdict[str, list[str]] = defaultdict(list)
     for rank in range(timeline.num_ranks):
         bottom = frame.top(rank) + frame.row - gap
-        for start, end, tops in runs(buckets(timeline.stream(rank), timeline.makespan, count)):
-            x, reached = LEFT + start * step, 0
-            for kind, top in tops.items():
-                if top > reached:
-                    paths[kind].append(box(x, bottom - top * unit, (end - start) * step, (top - reached) * unit))
-                    reached = top
+        for kind, start, end, low, high in runs(buckets(timeline.stream(rank), timeline.makespan, count)):
+            place = LEFT + start * step, bottom - high * unit
+            paths[kind].append(box(*place, (end - start) * step, (high - low) * unit))
     for kind, shapes in paths.items():
         yield path(kind, "".join(shapes))
 
 
-def runs(shares: list[Shares]) -> Iterator[tuple[int, int, dict[str, int]]]:
-    """Yield (first, end, the top level of each kind, 0 to LEVELS) of similar neighbouring stretches.
+def runs(shares: list[Shares]) -> Iterator[tuple[str, int, int, int, int]]:
+    """Yield (kind, first, end, its lower and upper level, 0 to LEVELS) of similar neighbouring stretches.
 
     A run continues while the exact levels are near its own.  Otherwise the steady phase of 1F1B, whose stretches differ
     by one forward, would become thousands of pieces.
     """
     order = sorted({kind for share in shares for kind in share}, key=lambda kind: [*PALETTE, kind].index(kind))
-    begin, tops = 0, dict.fromkeys(order, 0)
-    for index, share in enumerate(shares):
-        exact = list(accumulate(share.get(kind, 0.0) * LEVELS for kind in order))
-        if any(abs(value - top) > _STICKY for value, top in zip(exact, tops.values(), strict=True)):
-            yield begin, index, tops
-            begin, tops = index, dict(zip(order, map(round, exact), strict=True))
-    yield begin, len(shares), tops
+    begin, tops = 0, [0] * len(order)
+    for index, share in enumerate([*shares, None]):
+        exact = list(accumulate((share or {}).get(kind, 0.0) * LEVELS for kind in order))
+        if share is None or any(abs(value - top) > _STICKY for value, top in zip(exact, tops, strict=True)):
+            for kind, low, high in zip(order, [0, *tops], tops, strict=False):
+                if high > low:
+                    yield kind, begin, index, low, high
+            begin, tops = index, list(map(round, exact))
 
 
 def px(value: float) -> str:
-    """Write a length with at most one digit after the point.
-
-    >>> px(3.0), px(3.14)
-    ('3', '3.1')
-    """
+    """Write a length with at most one digit after the point."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -352,3 +334,56 @@ def path(kind: str, shape: str) -> str:
     if kind == WAIT:
         return f'<path d="{shape}" fill="none" stroke="currentColor" stroke-dasharray="2" opacity=".5"/>'
     return f'<path d="{shape}" fill="{colour_named(kind).fill}"/>'
+
+
+# The streams beside the work
+
+
+def message_spans(messages: Iterable[Message], num_ranks: int) -> list[list[Span]]:
+    """Return by rank the messages that it sends, as spans; messages that take no time are left out."""
+    rows: list[list[Span]] = [[] for _ in range(num_ranks)]
+    for message in messages:
+        start = message.sent if message.left is None else message.left
+        action = _ACTION.fullmatch(message.label)
+        stage, microbatch = map(int, action.groups()) if action else (None, None)
+        if message.arrived > start:
+            place = message.src, start, message.arrived, "message", stage, microbatch
+            rows[message.src].append(Span(*place, message.label or f"to rank {message.dst}", stream=COMMUNICATION))
+    return [sorted(row, key=_START) for row in rows]
+
+
+def lines_of(spans: Iterable[Span]) -> Lines:
+    """Divide spans, in the order of their starts, into lines of spans that do not overlap."""
+    lines: Lines = []
+    ends: list[Time] = []
+    for span in spans:
+        line = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
+        if line == _MOST_LINES:
+            line = min(range(_MOST_LINES), key=ends.__getitem__)
+        if line == len(ends):
+            lines.append([])
+            ends.append(span.end)
+        lines[line].append(span)
+        ends[line] = span.end
+    return lines
+
+
+def stream_lines(timeline: TimelineData, with_messages: bool = False) -> list[dict[str, Lines]]:
+    """Return by rank the lines of each stream but "work"; `with_messages` adds messages to the communication."""
+    sent = message_spans(timeline.messages, timeline.num_ranks) if with_messages else [[]] * timeline.num_ranks
+    names = [name for name in timeline.streams if name != WORK]
+    if any(sent) and COMMUNICATION not in names:
+        names.append(COMMUNICATION)
+    return [
+        {name: lines_of(_merged(timeline.stream(rank, name), sent[rank], name)) for name in names}
+        for rank in range(timeline.num_ranks)
+    ]
+
+
+def _merged(spans: Sequence[Span], sent: list[Span], name: str) -> list[Span]:
+    return sorted([*spans, *sent], key=_START) if name == COMMUNICATION else list(spans)
+
+
+def _heights(ranks: list[dict[str, Lines]]) -> dict[str, int]:
+    """Return the number of lines of each stream, the same on all ranks."""
+    return {name: max(1, *(len(streams[name]) for streams in ranks)) for name in (ranks[0] if ranks else ())}

@@ -11,32 +11,20 @@ _NS_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
 def scale_of(unit: str, makespan: Time) -> tuple[int, str]:
-    """Return (divisor, name) of the largest unit in which the makespan is at least 1.
-
-    >>> scale_of("ns", 12_500_000), scale_of("ticks", 33)
-    ((1000000, 'ms'), (1, 'ticks'))
-    """
+    """Return (divisor, name) of the largest unit in which the makespan is at least 1."""
     if unit != "ns":
         return 1, unit
     return next(((divisor, name) for divisor, name in _NS_UNITS if makespan >= divisor), (1, "ns"))
 
 
 def number(time: Time, divisor: int = 1) -> str:
-    """Return time / divisor as text: integers exactly, other numbers with up to 3 digits after the point.
-
-    >>> number(33), number(Fraction(7, 2)), number(12_345_678, 1_000_000)
-    ('33', '3.5', '12.346')
-    """
+    """Return time / divisor as text: integers exactly, other numbers with up to 3 digits after the point."""
     value = Fraction(time) / divisor
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.3f}".rstrip("0").rstrip(".")
 
 
 def axis_step(makespan: Time, most: int) -> Fraction:
-    """Return the smallest of 1, 2 or 5 times a power of ten of which at most `most` fit into the makespan.
-
-    >>> axis_step(33, 10), axis_step(1725, 10)
-    (Fraction(5, 1), Fraction(200, 1))
-    """
+    """Return the smallest of 1, 2 or 5 times a power of ten of which at most `most` fit into the makespan."""
     smallest = Fraction(makespan) / max(most, 1)
     step = Fraction(1)
     while step >= smallest * 10 and step > Fraction(1, 1000):

@@ -48,22 +48,14 @@ Read: TypeAlias = Callable[[str, int | None], Tensor]  # by the name in a checkp
 
 @dataclass(frozen=True)
 class Converted:
-    """What a conversion did.
+    """What a conversion did."""
 
-    Attributes:
-        source, target: the forms.
-        path: of what was written.
-        num_tensors: of the model; experts are counted singly, also where they are written as stacks.
-        num_bytes: of these tensors, as they are written.
-        largest_bytes: of the largest of them.
-    """
-
-    source: str
-    target: str
-    path: Path
-    num_tensors: int
-    num_bytes: int
-    largest_bytes: int
+    source: str  # form
+    target: str  # form
+    path: Path  # of what was written
+    num_tensors: int  # of the model; experts are counted singly, also where they are written as stacks
+    num_bytes: int  # of these tensors, as they are written
+    largest_bytes: int  # of the largest of them
 
 
 def convert(
@@ -109,7 +101,6 @@ class _Weights:
     published: Mapping[str, Any] | None  # the values of config.json, if the folder has them
 
     def read(self, name: str) -> Tensor:
-        """Return a full tensor, rounded to the type of `kinds`."""
         return self.stored(name).to(self.kinds[name][0])
 
 
@@ -122,7 +113,6 @@ def _in_type(weights: _Weights, dtype: torch.dtype) -> _Weights:
 
 
 def _open(path: Path) -> _Weights:
-    """Return the weights in a folder of any form."""
     if (path / INDEX).is_file() or saved_steps(path):
         return _of_checkpoint(path)
     if (path / METADATA).is_file():
@@ -212,7 +202,6 @@ def _singles(config: ModelConfig) -> list[tuple[str, int | None, str, tuple[int,
 
 
 def _check_kinds(path: Path, stored: Kinds, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse tensors that are not those of a model, naming the first."""
     for name, shape in wanted.items():
         if name not in stored:
             raise CheckpointError(f"{path} has no tensor {name}, which its config asks for; it is incomplete")
@@ -254,7 +243,6 @@ def _type_of(weights: _Weights, names: tuple[str, ...]) -> torch.dtype:
 
 
 def _publish(weights: _Weights, target: Path, max_bytes: int) -> Path:
-    """Write a folder by the published names."""
     if target.exists():
         raise PretrainedError(f"{target} is there already, and nothing is overwritten; name another folder")
     with appearing(target) as hidden:

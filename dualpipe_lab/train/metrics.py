@@ -23,31 +23,18 @@ from dualpipe_lab.launch.operating_system import peak_memory_bytes
 
 @dataclass(frozen=True)
 class Metrics:
-    """One step.
+    """What one step measured."""
 
-    Attributes:
-        step: counted from 1.
-        loss: mean over all valid targets of the step.
-        norm: of the gradient of the full model, before clipping; None without clipping.
-        lr: the learning rate.
-        tokens_per_second: over all ranks.
-        bubble: idle share of the pipeline, all ranks and the actions' time alone.
-        sent_bytes: by rank.
-        peak_bytes: by rank, the most memory of its process so far (on a GPU: of its tensors).
-        stepped: False if the norm was not finite and no weight was updated.
-        evaluation: the loss of the evaluation after this step, if there was one.
-    """
-
-    step: int
-    loss: float
-    norm: float | None
+    step: int  # from 1
+    loss: float  # mean over all valid targets of the step
+    norm: float | None  # of the gradient of the full model, before clipping; None without clipping
     lr: float
-    tokens_per_second: float
-    bubble: float
-    sent_bytes: tuple[int, ...]
-    peak_bytes: tuple[int, ...]
-    stepped: bool = True
-    evaluation: float | None = None
+    tokens_per_second: float  # over all ranks
+    bubble: float  # idle share of the pipeline, all ranks and the actions' time alone
+    sent_bytes: tuple[int, ...]  # by rank
+    peak_bytes: tuple[int, ...]  # by rank, the most memory of its process so far (on a GPU: of its tensors)
+    stepped: bool = True  # False if the norm was not finite and no weight was updated
+    evaluation: float | None = None  # the loss of the evaluation after this step, if there was one
 
     def numbers(self) -> dict[str, float]:
         """Return the row for files: numbers by name, the largest of each rank's."""
@@ -79,12 +66,7 @@ _NAMES = [field.name for field in fields(Metrics)]
 
 
 def table(rows: Sequence[Metrics]) -> str:
-    """Return rows as a table.
-
-    >>> print(table([Metrics(1, 5.5, 2.0, 1e-3, 1000.0, 0.25, (2048,), (10**8,))]))
-    step    loss  norm     lr  tokens/s  bubble  sent (max)  peak (max)  evaluation
-       1  5.5000     2  0.001     1,000     25%    2.048 kB      100 MB
-    """
+    """Return rows as a table."""
     found = [row.cells() for row in rows]
     lines = [list(found[0]), *(list(cells.values()) for cells in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -189,12 +171,7 @@ def exchange(reading: Reading) -> list[Reading]:
 
 
 def bubble_fraction(readings: list[Reading]) -> float:
-    """Return the idle share of all ranks between the first and the last action of a step.
-
-    >>> first, second = (Reading(0, 1, start, start + 3, 3, 0, 0, 0) for start in (0, 1))
-    >>> bubble_fraction([first, second])
-    0.25
-    """
+    """Return the idle share of all ranks between the first and the last action of a step."""
     span = max(reading.end for reading in readings) - min(reading.start for reading in readings)
     return 1 - sum(reading.busy for reading in readings) / (len(readings) * span) if span else 0.0
 

@@ -84,7 +84,6 @@ def reference(
 
 
 def _count_loads(model: nn.Module) -> dict[PlainRouter, Tensor]:
-    """Count the tokens that each router sends to each expert, in its forward."""
     loads: dict[PlainRouter, Tensor] = {}
 
     def count(router: PlainRouter, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -98,7 +97,6 @@ def _count_loads(model: nn.Module) -> dict[PlainRouter, Tensor]:
 
 
 def _move_biases(loads: dict[PlainRouter, Tensor], speed: float) -> None:
-    """Raise the bias of experts with less than the mean load, and lower the others."""
     for router, load in loads.items():
         if router.selection_bias is not None:
             router.selection_bias += speed * torch.sign(load.double().mean() - load).to(router.selection_bias.dtype)

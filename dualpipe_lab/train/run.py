@@ -194,7 +194,6 @@ def train_rank(rank: int, world_size: int, job: Job) -> Result:
 
 
 def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metrics]:
-    """Step until the last step, or until a rank is asked to stop."""
     rows: list[Metrics] = []
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)

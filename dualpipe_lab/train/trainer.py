@@ -3,12 +3,18 @@
 Chapter: book/whole/training.  In: a config, a plan, options.  Out: metrics, checkpoints, evaluations, text.
   loss of a step     mean over all valid targets of the step; a rank computes its summand, gradients are summed
   without pp         the microbatches run through the same runtime, on a pipeline of one rank
-Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
+  random numbers     equal where activations are copies, different where they are not: ranks of tp that drop other units
+                     of one copy get gradients of two models; data ranks that drop the same units make fewer masks than
+                     there are sequences.  They follow from seed, step and coordinates, so a resumed run draws the same
+Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`, `model_parallel_cuda_manual_seed` (seed +
+100 pp_rank; data ranks draw the same unless `--data-parallel-random-init`); torch `OffsetBasedRNGTracker`.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +39,10 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
+from dualpipe_lab.topology import RankCoordinates
 from dualpipe_lab.train.metrics import Meter, Metrics, Reading, bubble_fraction, exchange
 from dualpipe_lab.train.options import Config, Options
 from dualpipe_lab.train.sampler import Batch, Sampler
-from dualpipe_lab.train.seeds import seed_ranks
 
 _OPTIMIZERS: tuple[Callable[..., Ddp | Zero1 | Zero2 | Zero3], ...] = (Ddp, Zero1, Zero2, Zero3)  # by the stage of ZeRO
 
@@ -177,7 +183,6 @@ class Trainer:
         self.num_steps = checkpoint.load(path, self.optimizer).step
 
     def _update_biases(self, speed: float) -> None:
-        """Move the selection biases of the routers by the loads of all microbatches and data ranks."""
         axes = [axis for axis in ("dp", "ep", "cp") if axis in self.mesh.topology.names]
         groups = self.mesh.group(*axes), self.mesh.group("pp")
         update_biases(self.model.stages, speed, groups[0], self.plan.program, groups[1])
@@ -215,3 +220,25 @@ def _units(model: RankModel, overlap: bool) -> list[nn.Module]:
         is_one = len(held) > len(set(held)) or overlap or hasattr(stage, "multi_token")
         units += [stage] if is_one else parts
     return units
+
+
+def seed_ranks(seed: int, here: RankCoordinates, step: int = 0) -> None:
+    """Seed Python's and torch's generators: ranks of a tp group draw the same numbers, all others draw different ones.
+
+    Args:
+        seed: of the run.
+        here: this rank's coordinates, such as a `Mesh`.
+        step: of the training; the numbers of a step do not depend on the steps before.
+    """
+    chosen = seed_of(seed, {axis: number for axis, number in here.coordinates.items() if axis != "tp"}, step)
+    random.seed(chosen)
+    torch.manual_seed(chosen)
+
+
+def seed_of(seed: int, coordinates: Mapping[str, int], step: int = 0) -> int:
+    """Return a seed of 64 bits for a rank; an axis of size 1 may be left out.
+
+    Sums such as seed + 100 pp_rank + tp_rank give one seed to two ranks, or to ranks of two runs; this does not.
+    """
+    places = sorted((axis, number) for axis, number in coordinates.items() if number)
+    return int.from_bytes(blake2b(repr((seed, step, places)).encode(), digest_size=8).digest(), "little")

@@ -1,5 +1,5 @@
 # Timelines
-from .comparison import compare as compare
+from .embed import compare as compare
 from .live.play import play as play
 from .live.play import Play as Play
 from .explorer import Explorer as Explorer
@@ -26,7 +26,7 @@ from .mosaic import Mosaic as Mosaic
 from .diagram import Arrow as Arrow
 from .diagram import Box as Box
 from .diagram import Diagram as Diagram
-from .block import transformer_block as transformer_block
+from .diagram import transformer_block as transformer_block
 
 # Numbers
 from .chart import Chart as Chart

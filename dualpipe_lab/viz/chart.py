@@ -100,7 +100,6 @@ class Chart(Drawing):
         return inline_svg(figure, f"{self.title}: {self.y} over {self.x}", str(self))
 
     def _set_axes(self, axes: "Axes") -> None:
-        """Set ranges and ticks."""
         from matplotlib.ticker import MaxNLocator
 
         if self.even:

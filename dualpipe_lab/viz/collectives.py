@@ -75,7 +75,6 @@ class Holdings:
         return svg(width, height, title, parts, str(self), scales=False)
 
     def _columns(self, cell: float) -> tuple[list[float], float]:
-        """Return the left edge of each state's column and the right edge of the last."""
         lefts, x = [], float(_LABEL)
         for heading, rows in self.states:
             lefts.append(x)

@@ -20,8 +20,7 @@ from dualpipe_lab.pp.ranking import Score, ranked, score
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline.units import number
-from dualpipe_lab.viz.embed import element
-from dualpipe_lab.viz.spec import track_spec
+from dualpipe_lab.viz.embed import element, track_spec
 
 RANKS = (2, 4, 8)
 MICROBATCHES = tuple(range(1, 33))
@@ -110,7 +109,6 @@ class Explorer:
         return f"<table><caption>{caption}</caption>{cells('th', _HEAD)}{body}</table>"
 
     def _title(self, name: str, one: Variant) -> str:
-        """Return the name of a schedule's programs, or its registry name if it has no program."""
         for p, m in [(p, m) for p in self.ranks for m in self.microbatches]:
             if not isinstance(self.programs[name][f"{p} {m}"], str):
                 return one.title(one.build(p, m))

@@ -76,7 +76,6 @@ class GridDrawing(Drawing):
         return svg(width, height, self.title, [*parts, *self._groups(cells)], str(self), role="group")
 
     def _groups(self, cells: dict[int, str]) -> Iterator[str]:
-        """Yield the cells of each group as one element."""
         yield f"<style>{_LIT}</style>"
         for group in self.topology.groups(self.axis):
             words = escape(f"{self.axis} group: {', '.join(map(str, group))}")
@@ -114,7 +113,6 @@ class GridDrawing(Drawing):
         return f"{self._rows[0]} {row}" if self._rows[0] else ""
 
     def _panels(self) -> list[tuple[str, int]]:
-        """Return the label and the first rank of each panel."""
         outer = self.topology.axes[:-2]
         size = self._rows[1] * self._columns[1]
         places = product(*(range(extent) for _, extent in outer))

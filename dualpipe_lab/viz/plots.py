@@ -32,10 +32,10 @@ _BUCKET = 0.03  # inches, of a stretch that is summed up
 _DPI = 150
 
 
-def plot_timelines(*timelines: Timeline, width: float = 7.0, messages: bool = False) -> "Figure":
+def plot_timelines(*timelines: Timeline, width: float = 7.0) -> "Figure":
     """Draw timelines above each other on one time axis, as a matplotlib figure `width` inches wide.
 
-    `messages`: draw the messages as arrows.  Save the figure with `figure.savefig("timeline.pdf")`.
+    Save the figure with `figure.savefig("timeline.pdf")`.
     Raises ValueError for timelines in different units.
     """
     with extra("notebook", "a figure"):
@@ -51,8 +51,6 @@ def plot_timelines(*timelines: Timeline, width: float = 7.0, messages: bool = Fa
     makespan = max(float(timeline.makespan) for timeline in timelines)
     for axes, timeline in zip(grid[:, 0], timelines, strict=True):
         draw_timeline(axes, timeline, inches_per_time=(width - 0.9) / (makespan or 1.0))
-        if messages:
-            _draw_messages(axes, timeline)
     grid[-1, 0].set_xlim(0, makespan or 1.0)
     divisor, unit = scale_of(timelines[0].unit, max(timeline.makespan for timeline in timelines))
     grid[-1, 0].set_xlabel(f"time ({unit})", fontsize=8)
@@ -129,13 +127,9 @@ def _add_stretches(timeline: Timeline, rank: int, bars: Bars, inches_per_time: f
     """Add the shares of stretches of time as bars, stacked from below."""
     count = max(int(float(timeline.makespan) * inches_per_time / _BUCKET), 1)
     step, unit = float(timeline.makespan) / count, _CELL / LEVELS
-    for start, end, tops in runs(buckets(timeline.spans_by_rank[rank], timeline.makespan, count)):
-        reached = 0
-        for kind, top in tops.items():
-            if top > reached:
-                place = kind, rank + _CELL / 2 - top * unit, (top - reached) * unit
-                bars[place].append((start * step, (end - start) * step))
-                reached = top
+    for kind, start, end, low, high in runs(buckets(timeline.spans_by_rank[rank], timeline.makespan, count)):
+        place = kind, rank + _CELL / 2 - high * unit, (high - low) * unit
+        bars[place].append((start * step, (end - start) * step))
 
 
 def _add_legend(figure: "Figure", timelines: tuple[Timeline, ...]) -> None:
@@ -151,11 +145,3 @@ def _add_legend(figure: "Figure", timelines: tuple[Timeline, ...]) -> None:
         handles.append(Patch(alpha=0, label="lower case: the rank's second stage"))
     if handles:
         figure.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=7, frameon=False, handlelength=1)
-
-
-def _draw_messages(axes: "Axes", timeline: Timeline) -> None:
-    for message in timeline.messages:
-        side = _CELL / 2 if message.dst > message.src else -_CELL / 2
-        sent, arrived = (float(message.sent), message.src + side), (float(message.arrived), message.dst - side)
-        arrow = {"arrowstyle": "->", "lw": 0.5, "color": "#586573", "shrinkA": 0, "shrinkB": 0}
-        axes.annotate("", arrived, sent, arrowprops=arrow, zorder=5)

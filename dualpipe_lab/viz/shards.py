@@ -152,7 +152,6 @@ class Shards:
         return svg(width, height, title, parts, str(self), scales=False)
 
     def _places(self) -> list[tuple[float, float]]:
-        """Return the left and right edge of each tensor's column, in px."""
         places: list[tuple[float, float]] = []
         x = float(_LEFT)
         for index, tensor in enumerate(self.tensors):

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.timeline import Message, Timeline
 from dualpipe_lab.timeline.spans import Time
-from dualpipe_lab.viz.embed import element, image, page
-from dualpipe_lab.viz.spec import Spec
+from dualpipe_lab.viz.embed import Spec, element, image, page
 
 Cell: TypeAlias = str | tuple[str, int | None]
 Held: TypeAlias = Sequence[Sequence[Cell]]  # by rank: the cells it holds

@@ -19,8 +19,7 @@ from dualpipe_lab.plan import (
     message_seconds,
     model_of,
 )
-from dualpipe_lab.plan.estimate import PARTS, _bubble
-from dualpipe_lab.plan.flops import causal_pairs, model_flops
+from dualpipe_lab.plan.estimate import PARTS, _bubble, causal_pairs, model_flops
 from dualpipe_lab.plan.hardware import Range, compute_seconds, exchange_seconds
 
 LLAMA = LlamaConfig(vocabulary_size=1024, hidden_size=256, ffn_size=512, num_layers=8, num_heads=8, num_kv_heads=4)

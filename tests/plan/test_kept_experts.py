@@ -118,7 +118,7 @@ def assert_kept(plan, configs):
                 table = tables.layer(number)
                 assert (rows is not None) == isinstance(table, ExpertTable)
                 table = table if rows is None else ExpertTable(config, plan, 1, length, here.get("tp", 0), rows=rows)
-                assert table.layer_bytes == measured, f"layer {number} of rank {rank}, {plan}, {list(table.layer())}"
+                assert table.layer_bytes == measured, f"layer {number} of rank {rank}, {plan}, {table.layer()}"
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
@@ -146,7 +146,7 @@ def test_an_estimate_of_balanced_routing_is_what_autograd_keeps(plan):
     """Where every token goes to all experts, the routing is balanced."""
     config = replace(MLA, num_experts_per_token=4, num_groups=1, num_groups_per_token=1)
     found, table = planner.memory(config, plan, LENGTH, plan.data_size), Tables.of(config, plan, 1, LENGTH).dense
-    ends = sum(one.num_bytes for one in (*table.first(), *table.last()) if one.name != "logits")
+    ends = sum(size for name, size in (table.first() | table.last()).items() if name != "logits")
     for each in lab.launch(lambda rank, size: layers_of(plan, config), plan.world_size):
         assert found.of(0).activations == ends + sum(measured for measured, _ in each)
 
@@ -183,7 +183,7 @@ def test_a_second_token_keeps_what_autograd_keeps(plan):
 
     for _, rows, measured in lab.launch(fn, plan.world_size):
         tables = Tables.of(MLA, plan, 1, LENGTH)
-        extra = {tensor.name: tensor.num_bytes for tensor in tables.dense.second(has_table=False)}
+        extra = tables.dense.second(has_table=False)
         layer = ExpertTable(MLA, plan, 1, LENGTH, rows=rows).layer_bytes
         hidden = tables.dense.boundary_bytes  # of the first token's last norm, which the estimate counts there
         assert measured - hidden == layer + sum(extra.values()) - extra["logits"]

@@ -16,7 +16,7 @@ HEAVY = ("torch", "numpy", "matplotlib", "transformers", "IPython", "pydantic")
 LATER = (
     "multiprocessing", "socket", "pathlib", "json", "html", "fractions", "decimal", "dualpipe_lab.timeline",
     "dualpipe_lab.pp.schedules", "dualpipe_lab.models.stage_rules", "dualpipe_lab.plan.traffic",
-    "dualpipe_lab.plan.legal", "dualpipe_lab.plan.estimate", "dualpipe_lab.plan.fits", "dualpipe_lab.plan.kept",
+    "dualpipe_lab.plan.rules", "dualpipe_lab.plan.estimate", "dualpipe_lab.plan.fits", "dualpipe_lab.plan.kept",
     "dualpipe_lab.plan.model_of",
     "dualpipe_lab.launch.record", "dualpipe_lab.viz",
 )  # fmt: skip
@@ -43,8 +43,17 @@ def test_a_heavy_import_is_seen():
     assert "dualpipe_lab.timeline" in loaded_by("import dualpipe_lab.timeline")
 
 
-def test_what_is_lazy_is_loaded_by_its_call():
-    calls = "from dualpipe_lab.plan import Plan\nPlan(pp=2, num_microbatches=2).program"
+def test_what_is_lazy_is_loaded_by_its_call_and_no_call_needs_torch():
+    """Programs, published models, memory and seconds are pure data."""
+    calls = """
+from dualpipe_lab.plan import Plan, estimate, known_models, memory, model_of, num_parameters
+Plan(pp=2, num_microbatches=2).program
+for name in known_models():
+    num_parameters(model_of(name))
+plan = Plan(dp=8, zero=1, precision="bfloat16")
+plan.check(model_of("deepseek-v3"), 4096)
+memory(model_of("llama3-8b"), plan, 8192, 8).largest, estimate(model_of("llama3-8b"), plan, 8192, 8).point
+"""
     loaded = loaded_by(calls)
     assert "dualpipe_lab.pp.schedules" in loaded
-    assert not {"torch", "numpy"} & set(loaded)
+    assert not {"torch", "numpy", "transformers"} & set(loaded)

@@ -8,7 +8,7 @@ from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import TensorParallel
-from dualpipe_lab.train.seeds import seed_of, seed_ranks
+from dualpipe_lab.train.trainer import seed_of, seed_ranks
 
 GRIDS = [Topology([("pp", 2), ("dp", 2), ("tp", 2)]), Topology([("dp", 2), ("ep", 2), ("cp", 2)])]
 

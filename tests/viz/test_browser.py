@@ -10,8 +10,7 @@ from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.viz import compare
 from dualpipe_lab.viz.bundle import source
-from dualpipe_lab.viz.embed import timeline_html
-from dualpipe_lab.viz.spec import track_spec
+from dualpipe_lab.viz.embed import timeline_html, track_spec
 
 pytestmark = pytest.mark.browser
 DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from dualpipe_lab import Cost, Timeline, schedules, simulate
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.viz import bundle
-from dualpipe_lab.viz.comparison import compare
-from dualpipe_lab.viz.embed import has_elements, image, inline_script, timeline_html, without_scripts
-from dualpipe_lab.viz.spec import timeline_spec
+from dualpipe_lab.viz.embed import (
+    compare,
+    has_elements,
+    image,
+    inline_script,
+    timeline_html,
+    timeline_spec,
+    without_scripts,
+)
 
 STATIC = Path(bundle.__file__).parent / "static"
 TOP_LEVEL = re.compile(r"^(?:export )?(?:async )?(?:const|let|function\*?|class) (\w+)", re.MULTILINE)

@@ -6,7 +6,7 @@ import pytest
 from timeline_grid import numbers, same, timelines
 
 from dualpipe_lab import Timeline
-from dualpipe_lab.viz.spec import track_spec
+from dualpipe_lab.viz.embed import track_spec
 
 
 @pytest.fixture(scope="module")

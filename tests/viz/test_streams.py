@@ -12,7 +12,7 @@ from dualpipe_lab.ep import overlap
 from dualpipe_lab.timeline import Message, Span, streams
 from dualpipe_lab.timeline.colours import Colouring, colour_named
 from dualpipe_lab.viz import compare
-from dualpipe_lab.viz.spec import timeline_spec, track_spec
+from dualpipe_lab.viz.embed import timeline_spec, track_spec
 
 WAYS = ("kind", "direction", "stage", "microbatch")
 DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])

@@ -38,24 +38,20 @@ _PARTNER = {SEND_F: (RECV_F, 1), RECV_F: (SEND_F, -1), SEND_B: (RECV_B, -1), REC
 
 
 class WaitEdge(NamedTuple):
-    """One edge of a cycle: `rank` stands before `action`, which needs `needed`, a later action of rank `other`.
-
-    `position` is the position of `action` in the list of its rank, `other_position` that of `needed`.
-    """
+    """One edge of a cycle: `rank` stands before `action`, which needs `needed`, a later action of rank `other`."""
 
     rank: int
-    position: int
+    position: int  # of `action` in the list of its rank
     action: Action
     other: int
-    other_position: int
+    other_position: int  # of `needed`
     needed: Action
     text: str
 
 
 class UntimedRun:
-    """A run without a clock of a program whose work is complete.
+    """A run without a clock of a program whose work is complete; `order`: entries (rank, the end of what it can run).
 
-    `order` lists entries (rank, end): the rank can now run up to position `end`.
     With `blocking`, a send and its receive each wait until both ranks have reached them.
     """
 
@@ -96,10 +92,8 @@ class UntimedRun:
             return None
         other, other_position = divmod(number, self.stride)
         parts = actions_of(self.ranks[other][other_position])
-        for part in parts:
-            if (part.kind == F) == self._needs_forward(action):
-                return other, other_position, part
-        return other, other_position, parts[0]
+        made = next((part for part in parts if (part.kind == F) == self._needs_forward(action)), parts[0])
+        return other, other_position, made
 
     def _needs_forward(self, action: Action) -> bool:
         return action.kind == F or (action.kind != W and action.stage == self.last_stage)
@@ -246,7 +240,7 @@ def find_fix(program: Program, run: UntimedRun) -> tuple[Move, bool] | None:
     """
     cycle = run.cycle()
     best, most = None, _num_run(run)
-    for move in sorted(_candidates(program, run, cycle), key=lambda move: abs(move.target - move.position)):
+    for move in sorted(_candidates(program, cycle), key=lambda move: abs(move.target - move.position)):
         for placed in _placements(program, run, move):
             after = _run_again(placed.apply(program), run.blocking)
             if after is not None and after.is_complete:
@@ -274,7 +268,7 @@ def _effect(is_enough: bool) -> str:
     return "then it runs to its end" if is_enough else "that is the first of several moves"
 
 
-def _candidates(program: Program, run: UntimedRun, cycle: list[WaitEdge]) -> Iterator[Move]:
+def _candidates(program: Program, cycle: list[WaitEdge]) -> Iterator[Move]:
     """Yield moves of needed actions to the front and of waiting actions to the back; pairs in full or by halves."""
     for wait, following in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         rank, head, behind = wait.other, following.position, wait.other_position
@@ -291,9 +285,8 @@ def _candidates(program: Program, run: UntimedRun, cycle: list[WaitEdge]) -> Ite
 def _placements(program: Program, run: UntimedRun, move: Move) -> Iterator[Move]:
     """Yield the move itself, if it goes back, and the move to the latest position that the action may have."""
     end = move._replace(target=len(move.rest(program)))
-    problems = ProblemList()
     moved = end.apply(program)
-    without = UntimedRun(moved, index_actions(moved, problems), run.blocking)
+    without = UntimedRun(moved, index_actions(moved, ProblemList()), run.blocking)
     latest = min(without.position(move.rank), end.target)
     if move.position < move.target < latest:
         yield move

@@ -1,7 +1,8 @@
-"""Pipelines in live cells: schedules by name at any size and cost, and programs that the reader writes.
+"""What live cells show: schedules by name at any size and cost; programs and orders whose rows the reader writes.
 
-Chapter: book/pp/gpipe.  In: names, sizes, costs; or rows of actions.  Out: `Outcome`s: a timeline, its numbers beside
-the closed forms, and the validator's verdict.
+Chapter: book/pp/gpipe, book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.
+In: names, sizes, costs; or rows of actions, or of operations of a MoE layer.  Out: `Outcome`s: a timeline, its numbers
+beside the closed forms or beside those of the order as given, and the validator's verdict.
   makespan, bubble fraction, peak live activations   simulated; the closed form of the schedule stands beside them
 """
 
@@ -10,6 +11,8 @@ from fractions import Fraction
 from inspect import signature
 from typing import Any, NamedTuple
 
+from dualpipe_lab.ep.overlap import simulator as streams
+from dualpipe_lab.ep.overlap.order import InvalidOrder, Order, ticks_of
 from dualpipe_lab.pp import closed_forms, schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
@@ -26,6 +29,8 @@ COSTS = {"F": (1, 4), "I": (1, 4), "W": (1, 4), "latency": (0, 4)}
 STARTS = {"num_ranks": 4, "num_microbatches": 8, "F": 1, "I": 1, "W": 1, "B": 2, "num_virtual_stages": 2}
 ACCEPTED = "The validator accepts the program: every gradient is computed once, and no rank waits forever."
 COST_NAMES = tuple(signature(Cost).parameters)
+TICKS = {"t_op": (1, 2, 6), "tau": (0, 2, 9)}  # of an operation, of an all-to-all
+ORDER_ACCEPTED = "The order is accepted: every operation runs once, and no stream waits forever."
 
 
 class Outcome(NamedTuple):
@@ -48,9 +53,6 @@ def schedule_outcome(
 
     `rest`: costs, and options of the builder; an option that the schedule does not have is left out.
     `per_rank`: costs are those of a rank's share of the model, so that schedules with several stages per rank compare.
-
-    >>> schedule_outcome("1f1b", 4, 8).numbers["makespan"]
-    ('33 ticks', '33 ticks')
     """
     one = variant(schedule)
     one = one.with_options({name: value for name, value in rest.items() if name not in COST_NAMES and one.has(name)})
@@ -58,8 +60,7 @@ def schedule_outcome(
     program = one.build(num_ranks, num_microbatches)
     cost = stage_cost(program, cost) if per_rank else cost
     timeline = simulate(validate(program), cost)
-    forms = Forms(one, num_ranks, num_microbatches, cost)
-    makespan, peak = forms.makespan(), forms.peak()
+    makespan, peak, remark = _closed_forms(one, num_ranks, num_microbatches, cost)
     work = sum(timeline.busy_time(rank) for rank in range(num_ranks))
     derived = (
         ticks_text(makespan),
@@ -68,7 +69,7 @@ def schedule_outcome(
     )
     simulated = numbers_of(timeline)
     numbers = dict(zip(simulated, zip(simulated.values(), derived, strict=True), strict=True))
-    return Outcome(timeline, numbers, ACCEPTED, remark=forms.remark)
+    return Outcome(timeline, numbers, ACCEPTED, remark=remark)
 
 
 def numbers_of(timeline: Timeline) -> dict[str, str]:
@@ -118,11 +119,7 @@ def program_outcome(given: Program) -> Callable[..., Outcome]:
 
 
 def order_text(program: Program) -> str:
-    """Return the rows of a program as the reader edits them.
-
-    >>> print(order_text(Program.parse("one rank", ["0F0 0B0"])))
-    rank 0: 0F0 0B0
-    """
+    """Return the rows of a program as the reader edits them."""
     return "\n".join(f"rank {rank}: {row}" for rank, row in enumerate(program.rows()))
 
 
@@ -135,42 +132,57 @@ def sentence(error: Exception) -> str:
     return words if isinstance(error, ValueError) else f"{type(error).__name__}: {words}"
 
 
-class Forms:
-    """The closed forms of one schedule at one size; `remark` says why there is none."""
+def rows_of(order: Order) -> dict[str, str]:
+    """Return the two rows of an order as the reader edits them."""
+    return {"compute": " ".join(map(str, order.compute)), "comm": " ".join(map(str, order.comm))}
 
-    def __init__(self, one: Variant, num_ranks: int, num_microbatches: int, cost: Cost) -> None:
-        builder = schedules.builder(one.name)
-        self._name = builder.__name__
-        options = {name: signature(builder).parameters[name].default for name in one.takes} | one.options
-        self._arguments = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "cost": cost, **options}
-        self.remark = ""
 
-    def makespan(self) -> Time | None:
-        """Return the makespan; None without a form, or outside of its conditions."""
-        form = getattr(closed_forms, f"{self._name}_makespan", None)
-        if form is None:
-            self.remark = "There is no closed form of the makespan."
-            return None
+def order_outcome(given: Order) -> Callable[..., Outcome]:
+    """Return the function of a live cell in which the reader edits the rows of an order."""
+
+    def outcome(compute: str, comm: str, t_op: int, tau: int) -> Outcome:
+        order = Order.parse(given.name, compute, comm, given.forward, given.backward)
+        _check_same_work(order, given)
+        ticks = ticks_of(t_op, tau)
+        found, before = streams.simulate(order, ticks), streams.simulate(given, ticks)
+        numbers = {
+            "makespan": (ticks_text(found.makespan), ticks_text(before.makespan)),
+            "compute stream waits": (ticks_text(found.idle), ticks_text(before.idle)),
+            "the longer of the two sums": ticks_text(streams.lower_bound(order, ticks)),
+        }
+        return Outcome(found.timeline(order.name), numbers, ORDER_ACCEPTED, beside="as given")
+
+    return outcome
+
+
+def _check_same_work(order: Order, given: Order) -> None:
+    if missing := given.pieces - order.pieces:
+        raise InvalidOrder(f"{min(missing)} is missing: every operation of the order runs once; write it into its row")
+    if strange := order.pieces - given.pieces:
+        raise InvalidOrder(f"{min(strange)} does not belong to this order, which has as many layers as before; drop it")
+
+
+def _closed_forms(
+    one: Variant, num_ranks: int, num_microbatches: int, cost: Cost
+) -> tuple[Time | None, int | None, str]:
+    """Return makespan and most activations of a rank, None without a form, and why there is no makespan."""
+    builder = schedules.builder(one.name)
+    name, defaults = builder.__name__, signature(builder).parameters
+    given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "cost": cost, "split": "zero_bubble" in name}
+    given |= {option: defaults[option].default for option in one.takes} | one.options
+
+    def call(form: Callable[..., Any], **more: int) -> Any:
+        return form(**{key: value for key, value in (given | more).items() if key in signature(form).parameters})
+
+    makespan, peak, remark = None, None, "There is no closed form of the makespan."
+    if form := getattr(closed_forms, f"{name}_makespan", None):
         try:
-            makespan: Time = self._call(form)
-            return makespan
+            makespan, remark = call(form), ""
         except ValueError as refusal:
-            self.remark = f"No closed form here: {str(refusal).partition(';')[0]}."
-            return None
-
-    def peak(self) -> int | None:
-        """Return the most activations that a rank holds; None without a form."""
-        name = "paired" if self._name.startswith("paired") else self._name
-        form = getattr(closed_forms, f"{name}_peak_activations", None)
-        if form is None:
-            return None
-        has_rank = "rank" in signature(form).parameters
-        ranks = range(self._arguments["num_ranks"] if has_rank else 1)
-        return max(int(self._call(form, rank=rank)) for rank in ranks)
-
-    def _call(self, form: Callable[..., Any], **more: Any) -> Any:
-        given = {**self._arguments, "split": "zero_bubble" in self._name, **more}
-        return form(**{name: given[name] for name in signature(form).parameters if name in given})
+            remark = f"No closed form here: {str(refusal).partition(';')[0]}."
+    if form := getattr(closed_forms, f"{'paired' if name.startswith('paired') else name}_peak_activations", None):
+        peak = max(int(call(form, rank=rank)) for rank in range(num_ranks))
+    return makespan, peak, remark
 
 
 def _peak(timeline: Timeline) -> str:

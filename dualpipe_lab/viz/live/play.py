@@ -4,7 +4,8 @@ Chapter: book/pp/gpipe.  In: schedules, a program, or a function of what the rea
 The HTML holds the drawing at its start and plays without a kernel: in published pages, exports and notebooks that were
 saved and opened again.  A running notebook puts the ipywidgets into it (`live.widget`); the saved output holds none, so
 that JupyterLab has no widget to miss.
-Elsewhere: `ipywidgets.interact`, whose output a published page does not show.
+Elsewhere: `ipywidgets.interact`, whose output a published page does not show; its abbreviations are these, but that
+three numbers are a range around its start.
 """
 
 import os
@@ -12,18 +13,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeAlias
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.viz.comparison import Comparison
-from dualpipe_lab.viz.embed import element, timeline_html
-from dualpipe_lab.viz.live import orders, pipeline
-from dualpipe_lab.viz.live.controls import Control, split_controls, words_of
-from dualpipe_lab.viz.spec import Spec, timeline_spec
+from dualpipe_lab.viz.embed import Comparison, Spec, element, timeline_spec
+from dualpipe_lab.viz.live import pipeline
 from dualpipe_lab.viz.steplog import Steps
 
 if TYPE_CHECKING:
@@ -33,6 +32,91 @@ Played: TypeAlias = str | Sequence[str] | Program | Order | Callable[..., Any]
 
 STATIC = "DUALPIPE_LAB_STATIC"  # set where pages are built: no widget is made
 _HOW = "Run this cell in a notebook to get its controls: {}."
+
+
+class Slider(NamedTuple):
+    """Whole numbers from `low` to `high`."""
+
+    name: str
+    low: int
+    high: int
+    start: int
+
+
+class Choice(NamedTuple):
+    """One of several values, by the words that the reader sees."""
+
+    name: str
+    options: dict[str, Any]
+    start: Any
+
+
+class Toggle(NamedTuple):
+    """Yes or no."""
+
+    name: str
+    start: bool
+
+
+class Text(NamedTuple):
+    """A text, such as an order of operations."""
+
+    name: str
+    start: str
+
+
+Control: TypeAlias = Slider | Choice | Toggle | Text
+
+
+def split_controls(given: Mapping[str, Any], starts: Mapping[str, Any]) -> tuple[list[Control], dict[str, Any]]:
+    """Return the controls that the short forms describe, and the values that stay fixed.
+
+    (low, high) and (low, start, high): a slider.  A list, or a dictionary from words to values: a choice that starts
+    with its first entry.  True or False: a box.  A text: a text.  Any other value is fixed.
+    `starts`: where the slider of a pair starts, by name (default: at its lower end).
+    Raises ValueError for an empty choice and for a range that is not in order.
+    """
+    controls, fixed = [], {}
+    for name, value in given.items():
+        control = _control(name, value, starts)
+        if control is None:
+            fixed[name] = value
+        else:
+            controls.append(control)
+    return controls, fixed
+
+
+def _control(name: str, value: Any, starts: Mapping[str, Any]) -> Control | None:
+    if isinstance(value, bool):
+        return Toggle(name, value)
+    if isinstance(value, str):
+        return Text(name, value)
+    if isinstance(value, list | dict):
+        options = value if isinstance(value, dict) else {str(option): option for option in value}
+        if not options:
+            raise ValueError(f"{name}: a choice needs at least one entry, got {value!r}")
+        return Choice(name, dict(options), next(iter(options.values())))
+    return _slider(name, value, starts) if isinstance(value, tuple) else None
+
+
+def _slider(name: str, value: tuple[Any, ...], starts: Mapping[str, Any]) -> Slider:
+    numbers = value
+    if len(value) == 2 and all(isinstance(number, int) for number in value):
+        low, high = value
+        numbers = (low, min(max(starts.get(name, low), low), high), high)
+    if len(numbers) != 3 or not all(isinstance(number, int) for number in numbers) or list(numbers) != sorted(numbers):
+        raise ValueError(f"{name}: a slider is (low, high) or (low, start, high) in whole numbers, got {value!r}")
+    low, start, high = numbers
+    return Slider(name, low, high, start)
+
+
+def words_of(value: Any) -> str:
+    """Return a number as a reader wants it: 0.2727 and 1/3 keep four digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) or not isinstance(value, Real):
+        return str(value)
+    return f"{float(value):.4g}"
 
 
 class Play:
@@ -83,14 +167,17 @@ class Play:
     @property
     def drawing(self) -> Spec:
         """The drawing as JSON values: a tag with its specification, or HTML."""
-        shown = self.outcome.drawing
-        if isinstance(shown, Timeline):
-            return {"tag": "dp-timeline", "spec": timeline_spec([shown])}
+        shown = self._shown
         if isinstance(shown, Comparison):
             return {"tag": "dp-timeline", "spec": timeline_spec(shown.timelines, shown.options)}
         if isinstance(shown, Steps):
             return {"tag": "dp-steps", "spec": shown.to_spec()}
         return {"html": "" if shown is None else shown._repr_html_()}
+
+    @property
+    def _shown(self) -> Any:
+        shown = self.outcome.drawing
+        return Comparison((shown,), {}) if isinstance(shown, Timeline) else shown
 
     def to_html(self, script: bool = True, key: str = "") -> str:
         """Return the element around drawing and numbers, as they are without scripts.
@@ -99,7 +186,9 @@ class Play:
         """
         names = ", ".join(control.name for control in self.controls)
         spec = {**self.state, "key": key, "how": self.note or _HOW.format(names)}
-        body = f'<div slot="drawing">{_drawn(self.outcome.drawing)}</div>{self._table()}'
+        shown = self._shown  # its script comes with the element around it
+        drawn = shown.to_html(script=False) if isinstance(shown, Comparison | Steps) else self.drawing["html"]
+        body = f'<div slot="drawing">{drawn}</div>{self._table()}'
         return element("dp-live", spec, body, script)
 
     @property
@@ -169,8 +258,8 @@ def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
         given = {"order": pipeline.order_text(what), **pipeline.COSTS, **controls}
         return Play(pipeline.program_outcome(what), *split_controls(given, pipeline.STARTS))
     if isinstance(what, Order):
-        given = {**orders.rows_of(what), **orders.TICKS, **controls}
-        return Play(orders.order_outcome(what), *split_controls(given, {}))
+        given = {**pipeline.rows_of(what), **pipeline.TICKS, **controls}
+        return Play(pipeline.order_outcome(what), *split_controls(given, {}))
     if callable(what):
         return Play(what, *split_controls(controls, {}))
     names = [what] if isinstance(what, str) else list(what)
@@ -180,16 +269,6 @@ def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
     found, fixed = split_controls({**chosen, **pipeline.SIZES, **pipeline.COSTS, **controls}, pipeline.STARTS)
     fixed |= {"per_rank": per_rank} if chosen else {"schedule": names[0], "per_rank": per_rank}
     return Play(pipeline.schedule_outcome, found, fixed)
-
-
-def _drawn(drawing: Any) -> str:
-    """Return a drawing as HTML without its script, which the element around it brings."""
-    if isinstance(drawing, Timeline):
-        return timeline_html(drawing, script=False)
-    if isinstance(drawing, Comparison | Steps):
-        return drawing.to_html(script=False)
-    html: str = "" if drawing is None else drawing._repr_html_()
-    return html
 
 
 def _has_kernel() -> bool:

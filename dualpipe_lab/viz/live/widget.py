@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from dualpipe_lab._optional import extra
 from dualpipe_lab.viz.bundle import live_module
-from dualpipe_lab.viz.live.controls import Choice, Control, Slider, Toggle
+from dualpipe_lab.viz.live.play import Choice, Control, Slider, Toggle
 
 with extra("notebook", "a live cell with controls"):
     import anywidget
@@ -65,7 +65,6 @@ class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no
 
 
 def _input(control: Control) -> Any:
-    """Return the ipywidget of a control."""
     style = {"description_width": "min(11em, 45%)"}
     about: dict[str, Any] = {"description": control.name, "style": style, "layout": {"width": "auto"}}
     if isinstance(control, Slider):
