@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -37,6 +37,7 @@ from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.simulator import simulate
 
 POINT = 0.4  # the utilisation that published runs of dense models reach on H100
+Unit: TypeAlias = tuple[float, Mapping[str, float]]  # FLOPs of a rank, seconds of calls by axis
 PARTS = ("arithmetic", "bubble", "tp", "cp", "ep", "pp", "dp")
 
 
@@ -116,13 +117,6 @@ def estimate(
     return Estimate(plan, hardware, (low, high), seconds, parts, flops, global_batch * sequence_length)
 
 
-class _Unit(NamedTuple):
-    """One microbatch in a layer or an end, forward and backward: FLOPs of a rank, seconds of calls by axis."""
-
-    flops: float
-    calls: Mapping[str, float]
-
-
 class Step:
     """The parts of one step of a legal plan."""
 
@@ -147,8 +141,9 @@ class Step:
         for stage in self.plan.stages(pp_rank):
             flops, calls = 0.0, defaultdict[str, float](float)
             for name, count in self._contents(stage).items():
-                flops += count * self.units[name].flops
-                for axis, seconds in self.units[name].calls.items():
+                unit_flops, unit_calls = self.units[name]
+                flops += count * unit_flops
+                for axis, seconds in unit_calls.items():
                     calls[axis] += count * seconds
             times = self._times(stage)
             arithmetic = compute_seconds(flops, self.hardware, utilisation)
@@ -210,9 +205,9 @@ class Step:
 
 
 @lru_cache(maxsize=1024)
-def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Hardware) -> dict[str, _Unit]:
+def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Hardware) -> dict[str, Unit]:
     """Return FLOPs and seconds of calls of one rank and microbatch, for each kind of layer and end."""
-    found = {}
+    found: dict[str, Unit] = {}
     for name, flops in pass_flops(model, plan, shape).items():
         calls = TimedCalls(plan, 0, hardware)
         traffic = StageTraffic(plan, model, calls, *shape)
@@ -233,7 +228,7 @@ def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Har
             rows = traffic.num_tokens * sizes.num_experts_per_token * sizes.hidden_size * traffic.element
             calls.times = 6.0 if plan.recompute and not plan.overlap else 4.0  # dispatch and combine in each pass
             calls.all_to_all(traffic.ep, [rows], [rows])
-        found[name] = _Unit(flops, calls.seconds)
+        found[name] = flops, calls.seconds
     return found
 
 
@@ -261,11 +256,7 @@ def _ticks(schedule: str, pp: int, num_microbatches: int, chunks: int | None) ->
 
 
 def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:
-    """Return the FLOPs of forward and backward of one sequence, without anything that is computed again.
-
-    `causal`: count the pairs that a causal mask shows; else all S^2, as some frameworks do.  `multi_token`: with the
-    part that predicts a second token.
-    """
+    """Return the FLOPs of a sequence, forward and backward; without `causal` of all S^2 pairs, as some count them."""
     sizes, costs = sizes_of(model), model.layer_costs
     head, hidden = sizes.vocabulary_size * sizes.hidden_size, sizes.hidden_size
     extra = costs[-1] + 2 * hidden * hidden + head if multi_token else 0
@@ -289,10 +280,7 @@ def _score_flops(model: ModelConfig) -> int:
 
 
 def pass_flops(model: ModelConfig, plan: Plan, shape: tuple[int, int]) -> dict[str, float]:
-    """Return FLOPs of one rank for a microbatch, forward and backward, in each kind of layer and end.
-
-    Every rank of tp computes all rows of the experts of its place along ep.
-    """
+    """Return FLOPs of a rank for a microbatch by kind of layer and end; ranks of tp compute all rows of experts."""
     sizes, (num_rows, length), passes = sizes_of(model), shape, 4 if plan.recompute else 3
     tokens, hidden = 2 * num_rows * length / plan.cp, sizes.hidden_size
     scores = num_rows * causal_pairs(length, plan.cp, plan.layout) * _score_flops(model) / plan.tp

@@ -44,11 +44,7 @@ Kept: TypeAlias = dict[str, int]  # bytes of tensors by name, of one microbatch 
 
 
 class LayerTable:
-    """What one rank keeps of each dense layer and of the model's ends, for one microbatch.
-
-    `num_rows`: sequences of a microbatch.  `length`: tokens of each on this rank of cp.  `tp_rank`: where shards are
-    uneven.
-    """
+    """What one rank keeps of each dense layer and of the ends, for `num_rows` sequences of `length` tokens there."""
 
     def __init__(self, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0) -> None:
         self.plan, self.length, self.tp_rank, self.sizes = plan, length, tp_rank, sizes_of(model)

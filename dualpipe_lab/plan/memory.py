@@ -85,11 +85,7 @@ class Memory:
     places: dict[tuple[int, int, int], RankMemory]
 
     def of(self, rank: int) -> RankMemory:
-        """Return the memory of a rank.
-
-        Raises:
-            ValueError: no such rank.
-        """
+        """Return the memory of a rank; ValueError if there is no such rank."""
         if not 0 <= rank < self.plan.world_size:
             raise ValueError(f"the plan has ranks 0 to {self.plan.world_size - 1}, got {rank}")
         here = self.plan.topology.coordinates(rank)
@@ -278,10 +274,8 @@ def _flat_buffers(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) 
 def kept_counts(plan: Plan, pp_rank: int) -> tuple[KeptAt, ...]:
     """Return the moments of a rank of pp at which its memory can be largest, in their order.
 
-    At an action a rank keeps the activations of every F that has not met its B, or its W where the backward is split,
-    and takes what the action itself works with, which depends on its stage and kind.  So of all actions of one stage
-    and kind only those matter at which no other keeps at least as much of every stage.
-    Without pp one microbatch follows the other, and all peaks are those of the first.
+    What an action works with depends on its stage and kind.  So of all actions of one stage and kind only those matter
+    at which no other keeps at least as much of every stage.  Without pp all peaks are those of the first microbatch.
     """
     if plan.pp == 1:
         return (Action(0, F, 0), ((0, 1),)), (Action(0, B, 0), ((0, 1),))

@@ -155,11 +155,7 @@ class Plan:
 
     @property
     def topology(self) -> "Topology":
-        """The grid; axes with one rank are left out, but for `dp` where no axis has more.
-
-        Raises:
-            ValueError: `ranks_per_node` does not divide the ranks, or `ep` the ranks of dp and cp.
-        """
+        """The grid, without axes of one rank (`dp` stays if no axis has more); ValueError if sizes do not divide."""
         axes = tuple((axis, size) for axis, size in self.sizes.items() if size > 1) or (("dp", 1),)
         if self.ep == 1 or not self.experts_in_data:
             return _grid(axes, None, (), self.ranks_per_node)
@@ -174,11 +170,7 @@ class Plan:
 
     @property
     def program(self) -> "Program | None":
-        """The program of the pipeline; None without pp.
-
-        Raises:
-            ValueError: the schedule cannot have these sizes.
-        """
+        """The program of the pipeline, None without pp; ValueError if the schedule cannot have these sizes."""
         return None if self.pp == 1 else self._pipeline.program
 
     @property
@@ -244,11 +236,8 @@ class Plan:
     ) -> "Plan | None":
         """Return the plan that fits a model with the fewest and smallest changes; None if there is none.
 
-        Args:
-            config: as for `check`.
-            sequence_length: as for `check`.
-            num_ranks: of the plan that is returned (default: as many as this one has).
-            global_batch: sequences of a step, which must divide among data ranks and microbatches (default: any).
+        `num_ranks`: of the plan that is returned (default: as many as this one has).  `global_batch`: sequences of a
+        step, which must divide among data ranks and microbatches (default: any).  The others are those of `check`.
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> print(Plan(pp=4, schedule="dualpipe", num_microbatches=6).nearest(LlamaConfig(num_layers=4)))
@@ -270,13 +259,8 @@ class Plan:
     ) -> Iterator["Plan"]:
         """Yield every plan of so many ranks that fits a model, in a fixed order.
 
-        Args:
-            config: as for `check`.
-            num_ranks: pp * dp * cp * tp, times ep where it is an axis.
-            sequence_length: as for `check`.
-            zeros: the stages of ZeRO to list.
-            schedule_names: for pp above 1 (default: every synchronous schedule).
-            settings: the other fields of all plans.
+        `zeros`: the stages of ZeRO to list.  `schedule_names`: for pp above 1 (default: every synchronous schedule).
+        `settings`: the other fields of all plans.  `config` and `sequence_length` are those of `check`.
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> for plan in Plan.all(LlamaConfig(), 2, zeros=[0], schedule_names=["gpipe"]):
@@ -302,10 +286,7 @@ class Plan:
         return layers_of(self, config)
 
     def sums(self, config: "ModelConfig") -> "SumsTable":
-        """Return who sums what with whom, for every kind of parameter of a model.
-
-        Raises:
-            ValueError: as `check`.
+        """Return who sums what with whom, for every kind of parameter of a model; ValueError as `check`.
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> table = Plan(dp=2, tp=2, zero=1).sums(LlamaConfig())
@@ -352,21 +333,13 @@ class Plan:
         return traffic_of(self, config, num_rows, sequence_length, routing, clips)
 
     def describe(self) -> dict[str, Any]:
-        """Return the fields as JSON values.
-
-        >>> Plan.from_description(Plan(dp=2).describe()) == Plan(dp=2)
-        True
-        """
+        """Return the fields as JSON values."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "Plan":
-        """Return the plan that `describe` has described; a field that is missing has its default.
-
-        Raises:
-            ValueError: an unknown field, or a value that has no meaning.
-        """
+        """Return the plan that `describe` has described, with defaults; ValueError for an unknown field or value."""
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(description) - set(known))
         if unknown:

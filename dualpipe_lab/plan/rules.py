@@ -148,11 +148,7 @@ def layers_of(plan: Plan, config: ModelConfig) -> tuple[range, ...]:
 
 
 def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
-    """Return the tokens of a sequence that each rank of cp holds.
-
-    Raises:
-        ValueError: a sequence without tokens, or one that the layout does not shard.
-    """
+    """Return the tokens of a sequence on each rank of cp; ValueError for none, or if the layout does not fit."""
     if sequence_length < 1:
         raise ValueError(f"a sequence has a token at least, got a length of {sequence_length}")
     if plan.cp == 1:

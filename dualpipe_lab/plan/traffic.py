@@ -60,11 +60,7 @@ class StepTraffic:
 
 
 def check_traffic(plan: Plan, batch_size: int) -> int:
-    """Return the sequences of a microbatch.
-
-    Raises:
-        ValueError: sequences that do not divide.
-    """
+    """Return the sequences of a microbatch; ValueError for sequences that do not divide."""
     parts = plan.data_size * plan.num_microbatches
     if batch_size < 1 or batch_size % parts:
         raise ValueError(

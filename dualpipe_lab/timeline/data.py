@@ -166,10 +166,7 @@ def _peak(spans: Sequence[Span], counted: tuple[str, bool, str]) -> int:
 
 
 def _changes(spans: Sequence[Span], counted: tuple[str, bool, str]) -> tuple[int, Changes]:
-    """Return the changes of a count, and how many were open at time 0: those that end without a beginning.
-
-    A stretch of a longer run has such ends.
-    """
+    """Return the changes of a count, and how many were open at time 0: a stretch of a longer run has such ends."""
     opens, at_start, closes = counted
     changes: list[tuple[Time, int, tuple[int, int]]] = []
     for span in spans:

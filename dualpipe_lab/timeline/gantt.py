@@ -142,10 +142,7 @@ _PURE = 0.9  # of the work: a letter stands for (almost) one kind
 
 
 def buckets(spans: Iterable[Span], makespan: Time, count: int | Fraction) -> list[Shares]:
-    """Divide 0..makespan into `count` equal stretches; return the share of every kind of work in each.
-
-    A pair counts half as forward and half as backward.  Waiting counts as idle.
-    """
+    """Return the shares of kinds of work in `count` equal stretches; a pair counts half and half, waiting as idle."""
     num_buckets = int(count)
     shares: list[Shares] = [{} for _ in range(num_buckets)]
     per_time = float(num_buckets / Fraction(makespan))  # a picture: floating point is exact enough

@@ -104,9 +104,8 @@ def _frame(timeline: TimelineData, width: int, num_lines: dict[str, int]) -> Geo
 
 
 def _label_width(span: Span) -> float:
-    return max((len(text_of(span, action, None)) for action in span.actions), default=len(span.label) or 1) * LETTER + (
-        8 if span.extra_label else 4
-    )
+    letters = max((len(text_of(span, action, None)) for action in span.actions), default=len(span.label) or 1)
+    return letters * LETTER + (8 if span.extra_label else 4)
 
 
 def _description(timeline: TimelineData) -> str:
@@ -128,11 +127,8 @@ def _scaffold(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
     bottom = px(frame.top(timeline.num_ranks))
     span = Fraction(timeline.makespan) / divisor
     step = axis_step(span, most=max(int(frame.plot / 60), 1)) if span else Fraction(1)
-    marks = (
-        [(number(k * step), LEFT + frame.plot * float(k * step / span)) for k in range(int(span / step) + 1)]
-        if span
-        else []
-    )
+    numbers = range(int(span / step) + 1 if span else 0)
+    marks = [(number(k * step), LEFT + frame.plot * float(k * step / span)) for k in numbers]
     yield '<g font-size="11" text-anchor="middle" opacity=".75">'
     yield "".join(f'<text x="{px(x)}" y="36">{text}</text>' for text, x in marks)
     yield f'</g><path d="{"".join(f"M{px(x)} 39V{bottom}" for _, x in marks)}" stroke="currentColor" opacity=".2"/>'

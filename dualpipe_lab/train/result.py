@@ -61,11 +61,7 @@ class Result:
         return [row.norm for row in self.metrics]
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the full weights by name, from memory or from the last checkpoint.
-
-        Raises:
-            ValueError: the training kept neither.
-        """
+        """Return the full weights by name, from memory or the last checkpoint; ValueError if neither was kept."""
         if self.state is not None:
             return self.state
         if self.checkpoint is None:

@@ -223,13 +223,7 @@ def _units(model: RankModel, overlap: bool) -> list[nn.Module]:
 
 
 def seed_ranks(seed: int, here: RankCoordinates, step: int = 0) -> None:
-    """Seed Python's and torch's generators: ranks of a tp group draw the same numbers, all others draw different ones.
-
-    Args:
-        seed: of the run.
-        here: this rank's coordinates, such as a `Mesh`.
-        step: of the training; the numbers of a step do not depend on the steps before.
-    """
+    """Seed Python's and torch's generators for a step: ranks of a tp group draw the same numbers, others do not."""
     chosen = seed_of(seed, {axis: number for axis, number in here.coordinates.items() if axis != "tp"}, step)
     random.seed(chosen)
     torch.manual_seed(chosen)

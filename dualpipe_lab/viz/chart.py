@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 
-_DASHES: tuple[Any, ...] = (
-    "solid",
-    *((0, dashes) for dashes in ((3.5, 1.5), (1, 1.5), (4.5, 1.5, 1, 1.5), (2, 1), (6, 2))),
-)
+_DASHED = (3.5, 1.5), (1, 1.5), (4.5, 1.5, 1, 1.5), (2, 1), (6, 2)
+_DASHES: tuple[Any, ...] = ("solid", *((0, dashes) for dashes in _DASHED))
 _WIDTH, _HEIGHT, _ROW = 460, 230, 18  # px; rows of the legend follow below the height
 _PLOT = (62, 44, 446, 194)  # left, top, right, bottom of the axes
 _LETTER = 6.6  # px, mean width of a letter at font size 12

@@ -99,15 +99,10 @@ def _ring(rows: list[_Row], steps: range, offset: int = 0) -> list[_Step]:
         rows = [list(row) for row in rows]
         for (_, dst, numbers), cut in zip(moves, cuts, strict=True):
             mine = rows[dst][cut]
-            rows[dst][cut] = (
-                [_Number(a.value + b.value, None) for a, b in zip(mine, numbers, strict=True)] if adds else numbers
-            )
+            sums = [_Number(a.value + b.value, None) for a, b in zip(mine, numbers, strict=True)]
+            rows[dst][cut] = sums if adds else numbers
         found.append(_Step("one chunk to the right, " + ("added" if adds else "kept"), moves, rows))
     return found
-
-
-def _all_reduce(rows: list[_Row], root: int) -> list[_Step]:
-    return _ring(rows, range(2 * (len(rows) - 1)))
 
 
 def _reduce_scatter(rows: list[_Row], root: int) -> list[_Step]:
@@ -168,7 +163,7 @@ def _gather(rows: list[_Row], root: int, title: str = "every rank's block to the
 
 
 _STEPS: dict[str, Callable[[list[_Row], int], list[_Step]]] = {
-    "all_reduce": _all_reduce,
+    "all_reduce": lambda rows, root: _ring(rows, range(2 * (len(rows) - 1))),
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,

@@ -65,11 +65,8 @@ class Holdings:
         parts = [
             f'<text x="4" y="16"><tspan font-weight="600">{escape(self.name)}</tspan> ',
             f'<tspan opacity=".75">{escape(self.note)}</tspan></text>',
-            *(
-                f'<text x="4" y="{_middle(rank) + 4}" opacity=".75">rank {rank}</text>'
-                for rank in range(self.num_ranks)
-            ),
         ]
+        parts += [f'<text x="4" y="{_middle(r) + 4}" opacity=".75">rank {r}</text>' for r in range(self.num_ranks)]
         for index, left in enumerate(lefts):
             parts += self._column(index, left, cell)
         return svg(width, height, title, parts, str(self), scales=False)

@@ -137,14 +137,9 @@ class Shards:
         width = max(places[-1][1], _LETTER * 1.1 * len(self.name)) + 6
         height = _TOP + _ROW * self.num_ranks + (_FOOT if self.transitions else 4)
         title = f"{self.name}: which part of each tensor lives where"
-        parts = [
-            f'<text x="4" y="16" font-weight="600">{escape(self.name)}</text>',
-            *(
-                f'<text x="4" y="{_middle(rank) + 4}" opacity=".75">rank {rank}</text>'
-                for rank in range(self.num_ranks)
-            ),
-            *self._labels(_TOP + _ROW * self.num_ranks),
-        ]
+        parts = [f'<text x="4" y="16" font-weight="600">{escape(self.name)}</text>']
+        parts += [f'<text x="4" y="{_middle(r) + 4}" opacity=".75">rank {r}</text>' for r in range(self.num_ranks)]
+        parts += self._labels(_TOP + _ROW * self.num_ranks)
         for tensor, (left, right) in zip(self.tensors, places, strict=True):
             parts += self._tensor(tensor, left, right)
         for transition, (one, other) in zip(self.transitions, pairwise(places), strict=True):

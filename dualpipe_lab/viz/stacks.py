@@ -20,6 +20,7 @@ Pieces: TypeAlias = Sequence[tuple[str, float]]  # label and size
 _WIDTH, _TOP, _ROW, _AXIS = 460, 44, 26, 6  # px
 _LEFT, _RIGHT = 52, 404  # px, ends of the longest row; long names move the first
 _LETTER = 7.0  # px, mean width of a letter at font size 11
+_CENTRED: Any = {"ha": "center", "va": "center_baseline", "fontsize": 11, "parse_math": False}  # labels
 _INKS = ("#ffffff", "#000001")  # of the labels on the two blues; matplotlib leaves pure black out
 _STYLE = (  # what is below the pointer, or has the focus
     ".dp-piece{cursor:pointer;outline:none}.dp-piece~path{pointer-events:none}"
@@ -118,14 +119,8 @@ class Stacks(Drawing):
                 (bar,) = axes.barh(row, width, 20 / _ROW, left=left, color=BARS[number % 2], lw=0, clip_on=False)
                 bar.set_gid(gid)
                 if len(label) * _LETTER <= width / pixel:
-                    style: Any = {
-                        "ha": "center",
-                        "va": "center_baseline",
-                        "fontsize": 11,
-                        "parse_math": False,
-                        "gid": gid,
-                    }
-                    axes.text(left + width / 2, row, label, color=_INKS[number % 2], **style)
+                    place = left + width / 2, row
+                    axes.text(*place, label, color=_INKS[number % 2], gid=gid, **_CENTRED)
                 left += size
         return {gid: f"{self.what} {label}: {', '.join(holders[label])}" for label, gid in gids.items()}
 

@@ -26,10 +26,7 @@ _ROW, _LETTER, _LABEL, _TOP = 22, 6.6, 56, 46  # px
 
 
 class MessageStep(NamedTuple):
-    """Messages (source rank, destination rank, cell) that travel together, and what every rank holds afterwards.
-
-    If `holds` is None, every message adds its cell to those of its destination.
-    """
+    """Messages (source, destination, cell) that travel together; `holds`: what ranks hold then, None: all that came."""
 
     title: str
     messages: Sequence[tuple[int, int, Cell]]

@@ -110,10 +110,7 @@ class Studio:
 
     @cached_property
     def programs(self) -> dict[str, tuple[Variant, Program]]:
-        """Each schedule of the registry, and its program of the smallest size that it has.
-
-        Left out are an asynchronous one, which computes another gradient, and one that has none of the sizes.
-        """
+        """Each synchronous schedule of the registry that has one of the sizes, and its program of the smallest one."""
         found = {}
         for name in schedules.names(synchronous=True):
             if program := self._smallest(one := variant(name)):

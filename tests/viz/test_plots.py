@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from timeline_grid import ORACLES
 
-from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
+from dualpipe_lab import Program, Timeline, schedules, simulate
 from dualpipe_lab.viz import plot_timelines, timeline_png
 
 pytest.importorskip("matplotlib")
@@ -32,10 +32,10 @@ def test_as_many_bars_as_actions_each_in_its_place():
     assert sorted((round((box.y0 + box.y1) / 2), box.x0, box.x1) for box in boxes) == sorted(parts)
 
 
-def test_messages_become_arrows_and_the_figure_saves(tmp_path):
-    timeline = simulate(schedules.build("1f1b", num_ranks=3, num_microbatches=4), Cost(latency=1))
-    figure = plot_timelines(timeline, timeline, messages=True)
-    assert [len(axes.texts) >= len(timeline.messages) for axes in figure.axes] == [True, True]
+def test_a_figure_of_two_timelines_saves(tmp_path):
+    timeline = simulate(schedules.build("1f1b", num_ranks=3, num_microbatches=4))
+    figure = plot_timelines(timeline, timeline)
+    assert len(figure.axes) == 2
     figure.savefig(tmp_path / "timeline.pdf")
     assert (tmp_path / "timeline.pdf").stat().st_size > 5000
 

@@ -9,8 +9,9 @@ from timeline_grid import ORACLES, numbers, same
 
 from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
 from dualpipe_lab.ep import overlap
-from dualpipe_lab.timeline import Message, Span, streams
+from dualpipe_lab.timeline import Message, Span
 from dualpipe_lab.timeline.colours import Colouring, colour_named
+from dualpipe_lab.timeline.svg import stream_lines
 from dualpipe_lab.viz import compare
 from dualpipe_lab.viz.embed import timeline_spec, track_spec
 
@@ -52,7 +53,7 @@ def both(node):
 
 def test_the_page_lays_out_the_same_lines_as_python(both):
     for timeline, page in both:
-        ranks = streams.lanes(timeline, with_messages=True)
+        ranks = stream_lines(timeline, with_messages=True)
         expected = [
             [name, [[[[bar.start, bar.end] for bar in line] for line in rank[name]] for rank in ranks]]
             for name in ranks[0]
@@ -75,7 +76,7 @@ def test_no_bar_covers_another(both):
 
 def test_both_pictures_have_the_same_colours(both):
     for timeline, page in both:
-        ranks = streams.lanes(timeline, with_messages=True)
+        ranks = stream_lines(timeline, with_messages=True)
         bars = [bar for name in ranks[0] for rank in ranks for line in rank[name] for bar in line]
         work = [span for rank in range(timeline.num_ranks) for span in timeline.stream(rank)]
         for by, (parts, lanes) in zip(WAYS, page["colours"], strict=True):

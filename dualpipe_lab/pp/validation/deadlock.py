@@ -234,10 +234,7 @@ def explain_deadlock(program: Program, run: UntimedRun) -> str:
 
 
 def find_fix(program: Program, run: UntimedRun) -> tuple[Move, bool] | None:
-    """Return a move and whether the program runs to its end after it; None if a lowered program needs several.
-
-    `run` is a run of the program that got stuck.
-    """
+    """Return a move for a run that got stuck, and whether it then ends; None if a lowered program needs several."""
     cycle = run.cycle()
     best, most = None, _num_run(run)
     for move in sorted(_candidates(program, cycle), key=lambda move: abs(move.target - move.position)):

@@ -34,10 +34,7 @@ ORDER_ACCEPTED = "The order is accepted: every operation runs once, and no strea
 
 
 class Outcome(NamedTuple):
-    """What a live cell shows: a drawing, numbers by name, one sentence, and remarks on the numbers.
-
-    A number may be a pair: the value and what `beside` names.
-    """
+    """What a live cell shows; a number may be a pair: the value and what `beside` names."""
 
     drawing: Any
     numbers: Mapping[str, Any] = {}
@@ -82,10 +79,7 @@ def numbers_of(timeline: Timeline) -> dict[str, str]:
 
 
 def outcome_of(result: Any) -> Outcome:
-    """Return what a reader's function returned as an `Outcome`.
-
-    A program, or a pair of a program and its costs, is validated and simulated.  A timeline brings its numbers.
-    """
+    """Return what a reader's function returned; programs (and costs) are validated, timelines bring their numbers."""
     if isinstance(result, Outcome):
         return result
     parts = result if isinstance(result, tuple) else (result,)

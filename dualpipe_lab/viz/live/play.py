@@ -180,10 +180,7 @@ class Play:
         return Comparison((shown,), {}) if isinstance(shown, Timeline) else shown
 
     def to_html(self, script: bool = True, key: str = "") -> str:
-        """Return the element around drawing and numbers, as they are without scripts.
-
-        `key`: names the widget that moves the element while a kernel runs.
-        """
+        """Return the element around drawing and numbers; `key` names the widget that moves it while a kernel runs."""
         names = ", ".join(control.name for control in self.controls)
         spec = {**self.state, "key": key, "how": self.note or _HOW.format(names)}
         shown = self._shown  # its script comes with the element around it

@@ -25,11 +25,7 @@ DELAY = 0.1  # seconds without a change until the numbers follow
 
 
 class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types here
-    """The controls of a live cell, and the state that its element shows.
-
-    Attributes:
-        key: the element's name.  state: what it shows.  controls: a box of ipywidgets.
-    """
+    """The controls of a live cell (a box of ipywidgets), the name of its element, and the state that it shows."""
 
     _esm = live_module()
     key = traitlets.Unicode().tag(sync=True)

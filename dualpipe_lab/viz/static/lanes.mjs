@@ -1,7 +1,7 @@
 // The streams of a rank below its work: spans of other streams, and messages as bars of the stream "communication".
 //
 // A bar has an id: that of its span, or, for a message, its number behind all spans.  Bars that overlap stand in several
-// lines, each in the first that is free; the same as dualpipe_lab/timeline/streams.py.
+// lines, each in the first that is free; the same as dualpipe_lab/timeline/svg.py.
 
 const COMMUNICATION = "communication";
 const MOST_LINES = 4; // more that overlap share the last ones
