@@ -58,14 +58,6 @@ def test_dualpipe_cut_in_half_is_dualpipev(p, m):
     assert half == [list(steps) for steps in schedules.dualpipev(p, m).ranks]
 
 
-@pytest.mark.parametrize("name", ["easy_dualpipe", "dualpipe"])
-def test_half_the_microbatches_travel_the_other_way(name):
-    for program in legal(name):
-        last, half = program.num_ranks - 1, program.num_microbatches // 2
-        for (stage, microbatch), rank in program.placement.items():
-            assert rank == (stage if microbatch < half else last - stage)
-
-
 @settings(deadline=None)
 @given(half=st.integers(1, 8), more=st.integers(0, 16))
 def test_any_size_is_valid_and_holds_no_more_than_stated(half, more):

@@ -88,13 +88,6 @@ def test_an_order_that_moves_have_changed_does_not_keep_the_schedule_s_name():
     assert found.program.name == f"Searched, stages as in {found.fixed[1].name}" != found.fixed[1].name
 
 
-def test_a_lowered_program_is_searched_like_its_plain_form():
-    from dualpipe_lab.pp.lowering import lower
-
-    program = schedules.build("1f1b", 3, 4)
-    assert optimise(lower(program), num_moves=5).program == optimise(program, num_moves=5).program
-
-
 REFUSED = [
     (lambda: search(4, 8, names=["dualpip"]), "there is no schedule named 'dualpip'"),
     (lambda: search(3, 8, names=["dualpipe"]), "dualpipe needs an even number of ranks"),

@@ -16,7 +16,7 @@ from dualpipe_lab.pp.repeat import repeat, simulate_steps, step_time
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
 
-SIZES = [(1, 2), (2, 2), (2, 4), (3, 6), (4, 8), (4, 11), (8, 16)]
+SIZES = [(1, 2), (2, 4), (3, 6), (4, 11)]
 
 
 @settings(deadline=None)
@@ -77,7 +77,7 @@ def test_a_step_without_a_barrier_takes_the_longest_window(subtests):
     for name in schedules.names():
         with subtests.test(name=name):
             for program in legal(name, SIZES):
-                for cost in (Cost(), Cost(F=2, I=3, W=1), Cost(F=5, I=4, W=6, latency=3), Cost(F=3, B=4, transfer=2)):
+                for cost in (Cost(F=2, I=3, W=1), Cost(F=5, I=4, W=6, latency=3), Cost(F=3, B=4, transfer=2)):
                     timeline = simulate(program, cost)
                     windows = [end - start for start, end in map(timeline.window, range(program.num_ranks))]
                     assert step_time(program, cost) == max(windows)

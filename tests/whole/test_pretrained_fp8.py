@@ -94,7 +94,6 @@ def test_one_process_computes_what_transformers_computes_of_the_dequantised_weig
 
 CUTS = {  # axes, layout
     "tp x ep": ({"tp": 2, "ep": 2}, None),
-    "pp x cp": ({"pp": 2, "cp": 2}, "zigzag"),
     "tp 4": ({"tp": 4}, None),
 }
 
