@@ -12,8 +12,9 @@ import pytest
 import stand_in
 from built_pages import HTML
 
-hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a failure
-hypothesis.settings.load_profile("course")
+# a busy machine is not a failure
+hypothesis.settings.register_profile("every", deadline=None, max_examples=200)
+hypothesis.settings.register_profile("course", deadline=None, max_examples=50)
 
 
 def pytest_addoption(parser):
@@ -32,6 +33,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on_gloo(reason): not for NCCL, and not run through its stand-in")
+    config.addinivalue_line("markers", "every: a case that runs with --every alone")
+    hypothesis.settings.load_profile("every" if config.getoption("--every") else "course")
     if config.getoption("--costs"):
         config.pluginmanager.register(costs.Costs(config))
     if config.getoption("--stand-in"):

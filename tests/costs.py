@@ -40,7 +40,8 @@ def drawn(items, times=1):
     seconds = _measured()
     cases = defaultdict(list)
     for item in items:
-        cases[name_of(item.nodeid)].append(item)
+        if item.get_closest_marker("every") is None:
+            cases[name_of(item.nodeid)].append(item)
     left = set()
     for name, group in cases.items():
         allowance = IN_BROWSER if _is_in_browser(group[0]) else ALLOWANCE

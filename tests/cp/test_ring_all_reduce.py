@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cp_runs import draw
-from runs import launch
+from runs import RANKS, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -33,7 +33,7 @@ def counted(call):
     return tuple(after - was for after, was in zip(reading(), before, strict=True))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_sums_are_those_of_the_collective_and_bytes_those_of_the_closed_form(num_ranks):
     def fn(rank, world_size):
         found = []

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 from cp_runs import ORACLE, assert_close, draw, floats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from runs import launch
+from runs import RANKS, launch
 
 from dualpipe_lab.cp.online_softmax import MaxSum, online_average, online_softmax
 from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax
@@ -61,7 +61,6 @@ scores = st.lists(st.one_of(st.just(-INF), st.floats(-2000, 2000)), min_size=1, 
 
 
 @given(scores, st.integers(1, 13))
-@settings(max_examples=60)
 def test_blocks_of_any_size_give_the_same(values, block_size):
     x = torch.tensor(values, dtype=torch.float64)
     v = draw(len(values), 3)
@@ -71,7 +70,6 @@ def test_blocks_of_any_size_give_the_same(values, block_size):
 
 
 @given(st.lists(scores, min_size=1, max_size=5), st.randoms(use_true_random=False))
-@settings(max_examples=60)
 def test_pairs_merge_in_any_order_and_grouping(blocks, random):
     whole = torch.tensor(list(itertools.chain(*blocks)), dtype=torch.float64)
     pairs = [MaxSum.of(torch.tensor(block, dtype=torch.float64)) for block in blocks]
@@ -99,7 +97,7 @@ def test_the_trace_of_the_oracle_and_blocks_of_nothing():
         online_softmax(ROWS, 0)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_ring_softmax_equals_one_process_with_the_bytes_of_the_formula(num_ranks):
     """Columns are dealt out unevenly: 6 = 6, 1 + 5, 1 + 2 + 3, 1 + 2 + 0 + 3."""
     widths = [[6], [1, 5], [1, 2, 3], [1, 2, 0, 3]][num_ranks - 1]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import SIZES, legal
 from torch.distributed.pipelining.schedules import ScheduleDualPipeV
@@ -58,7 +58,6 @@ def test_dualpipe_cut_in_half_is_dualpipev(p, m):
     assert half == [list(steps) for steps in schedules.dualpipev(p, m).ranks]
 
 
-@settings(deadline=None)
 @given(half=st.integers(1, 8), more=st.integers(0, 16))
 def test_any_size_is_valid_and_holds_no_more_than_stated(half, more):
     p, m = 2 * half, 2 * (2 * half + more)

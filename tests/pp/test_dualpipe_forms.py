@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import legal, num_crossings
 
@@ -22,7 +22,6 @@ def costs_with_pairs(draw):
     return Cost(F=f, I=i, W=w, overlap=max(f, i + w) + share * min(f, i + w))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 8), st.integers(0, 16), costs_with_pairs())
 def test_dualpipe_s_forms_are_exact_for_any_costs(half, more, cost):
     p, m = 2 * half, 2 * (2 * half + more)
@@ -36,7 +35,6 @@ def test_dualpipe_s_forms_are_exact_for_any_costs(half, more, cost):
         assert cut.peak_activations(rank) == closed_forms.dualpipev_peak_activations(half)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 8), st.integers(0, 9), TICKS, TICKS, st.fractions(0, 1, max_denominator=20))
 def test_the_published_form_is_the_middle_s_idle_time_where_f_is_i_and_w_is_not_longer(half, more, w, longer, gain):
     cost = Cost(F=w + longer, I=w + longer, W=w, overlap=w + (w + longer) * (1 + gain))
@@ -71,7 +69,6 @@ def test_messages():
         assert 2 * num_crossings(program) == closed_forms.dualpipev_num_messages(p, m)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 32), TICKS, TICKS)
 def test_easy_dualpipe_s_forms_are_exact_for_any_costs(half, pairs, f, b):
     p, m = 2 * half, 2 * pairs

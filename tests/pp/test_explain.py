@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slow_reference import makers, random_cost, random_program, solve
 
@@ -20,7 +20,6 @@ SENTENCE = re.compile(
 )
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_wait_is_told_with_its_true_cause(rng):
     program = random_program(rng)

@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import SIZES, num_crossings
 from torch_orders import looped_rows
@@ -28,7 +28,6 @@ def peak_of(build, p, m, v, rank):
     return closed_forms.interleaved_peak_activations(p, m, rank, v)
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), v=st.integers(1, 5), f=EXACT, b=EXACT)
 def test_any_size_and_exact_costs(p, m, v, f, b):
     cost = Cost(F=f, B=b)
@@ -68,7 +67,6 @@ def test_breadth_first_is_torch_s_with_the_backwards_in_order_and_as_quick(v, la
         assert [here.live_activations(rank) for rank in range(p)] == [there.live_activations(rank) for rank in range(p)]
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 8), m=st.integers(1, 48), v=st.integers(1, 4), extra=st.integers(0, 50), f=EXACT, b=EXACT)
 def test_larger_rounds_take_as_long_and_hold_more(p, m, v, extra, f, b):
     program, cost = interleaved(p, m, v, round_size=p + extra), Cost(F=f, B=b)

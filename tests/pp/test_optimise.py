@@ -31,7 +31,6 @@ costs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.sampled_from([*programs((1, 2), (2, 4), (3, 6), (4, 8), (4, 3), (2, 7))]), costs)
 def test_no_schedule_beats_the_bound_of_its_own_memory(program, cost):
     timeline = simulate(program, cost)
@@ -40,7 +39,7 @@ def test_no_schedule_beats_the_bound_of_its_own_memory(program, cost):
     assert lower_bound(program, cost).ticks <= lower_bound(program, cost, peaks).ticks
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.integers(1, 4),
     st.integers(1, 6),

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import SIZES, num_crossings
 
@@ -39,7 +39,6 @@ def pairs_of(program):
     return [sum(isinstance(step, Overlap) for step in steps) for steps in program.ranks]
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 12), m=st.integers(1, 48), v=st.integers(1, 5), f=EXACT, i=EXACT, w=EXACT, share=EXACT)
 def test_any_size_and_exact_costs(p, m, v, f, i, w, share):
     pair = max(f, i + w) + min(f, i + w) * Fraction(share) / 40  # from all hidden to longer than one after the other

@@ -1,7 +1,7 @@
 """PipeDream: the time of a run, versions by counting against closed forms and recorded ones, and what they lead to."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import SIZES
 
@@ -45,7 +45,6 @@ def test_two_versions_are_enough_for_batches_of_at_least_p_minus_1(p):
         assert max(versions_kept(program, late, p - 2)) == 3
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), every=st.sampled_from([1, 1, 1, 2, 3, 8]))
 def test_no_version_is_used_before_it_exists_or_after_the_next_rule_would(p, m, every):
     program = schedules.pipedream(p, m)

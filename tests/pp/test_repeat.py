@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import legal
 from slow_judge import is_right
@@ -19,7 +19,6 @@ from dualpipe_lab.pp.validation.validator import validate
 SIZES = [(1, 2), (2, 4), (3, 6), (4, 11)]
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_without_a_barrier_the_steps_are_one_program(rng, num_steps):
     program = random_program(rng)
@@ -38,7 +37,6 @@ def test_without_a_barrier_the_steps_are_one_program(rng, num_steps):
     )
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_with_a_barrier_the_steps_are_copies(rng, num_steps):
     program = random_program(rng)
@@ -61,7 +59,6 @@ def test_with_a_barrier_the_steps_are_copies(rng, num_steps):
         assert message.sent == end + k * one.makespan <= message.arrived <= (k + 1) * one.makespan
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_time_of_a_step_lies_between_work_and_makespan_and_is_the_long_run_s(rng):
     program = random_program(rng)

@@ -1,7 +1,7 @@
 """How many ranks may share a stage: the routes that microbatches take, against what the program states."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import legal
 from slow_reference import random_program
@@ -49,7 +49,6 @@ def test_a_microbatch_that_changes_its_direction_is_a_third_route():
     assert problem.startswith("stage 2 works on microbatch 2 on rank 0, on microbatch 0 on rank 2; num_directions=2")
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_program_is_accepted_exactly_with_as_many_directions_as_it_has_routes(rng):
     program = random_program(rng)

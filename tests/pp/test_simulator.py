@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slow_reference import random_cost, random_program, solve
 
@@ -28,7 +28,6 @@ def oracle(kind):
     return next(Program.parse(name, rows) for name, rows in ORACLES.items() if name.startswith(kind + " "))
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_time_equals_the_slow_reference(rng):
     program = random_program(rng)
@@ -60,7 +59,6 @@ def test_closed_forms_are_exact_on_a_grid(subtests):
                 assert [timeline.peak_activations(rank) for rank in range(p)] == held
 
 
-@settings(deadline=None)
 @given(
     m=st.integers(1, 9), stages=st.lists(st.tuples(EXACT, EXACT), min_size=1, max_size=6), latency=EXACT, transfer=EXACT
 )

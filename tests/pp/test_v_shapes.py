@@ -33,7 +33,7 @@ def peak(timeline):
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), ticks=st.sampled_from([1, Fraction(7, 3)]))
 def test_any_size_is_valid_within_its_peak_and_needs_it(build, p, m, ticks):
     makespan, peak_activations = BUILDERS[build]
@@ -78,7 +78,6 @@ def test_no_order_on_this_v_is_shorter_than_zbv():
         assert simulate(zbv(p, m)).bubble_time(0) == bound
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 12), extra=st.integers(0, 30), times=st.lists(EXACT, min_size=3, max_size=3))
 def test_zbv_with_unequal_work(p, extra, times):
     f, w, i = sorted(times)
@@ -89,7 +88,6 @@ def test_zbv_with_unequal_work(p, extra, times):
         assert local_bubble(timeline) == (p - 1) * max(cost.I - cost.F, 2 * (cost.I - cost.W))
 
 
-@settings(deadline=None)
 @given(p=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 10, 11]), m=st.integers(1, 30), times=st.tuples(EXACT, EXACT, EXACT))
 def test_v_min_with_unequal_work(p, m, times):
     w, f, i = sorted(times)

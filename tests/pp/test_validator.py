@@ -1,7 +1,7 @@
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import legal, num_crossings
 from slow_reference import random_program
@@ -41,7 +41,6 @@ def test_gradients_are_summed_in_the_order_of_the_microbatches(subtests):
                     assert program.num_directions == 2 or all(row == sorted(row) for row in by_stage)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_random_programs_are_valid_and_lowering_is_safe_for_blocking_messages(rng):
     program = random_program(rng)

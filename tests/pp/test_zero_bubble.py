@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import SIZES
 from torch_orders import looped_rows
@@ -48,7 +48,6 @@ def test_the_published_forms_are_special_cases(cost):
             assert (h1 == published) == (weight_grad <= min(forward, input_grad) or p == 1)
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), room=st.integers(0, 40), f=EXACT, i=EXACT, w=EXACT)
 def test_any_size_room_and_exact_costs(p, m, room, f, i, w):
     cost, in_flight = Cost(F=f, I=i, W=w), p + room
@@ -69,7 +68,6 @@ def test_any_size_room_and_exact_costs(p, m, room, f, i, w):
         )
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), v=st.integers(1, 4), f=EXACT, i=EXACT, w=EXACT)
 def test_the_looped_form_for_any_size_and_exact_costs(p, m, v, f, i, w):
     cost, program = Cost(F=f, I=i, W=w), zero_bubble_h1(p, m, v)

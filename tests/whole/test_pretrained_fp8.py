@@ -144,7 +144,7 @@ def test_every_cut_reads_its_slices_alone_and_has_the_gradients_of_transformers(
         assert experts in ({0, 1, 2, 3}, {4, 5, 6, 7})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_slice_equals_the_slice_of_the_full_weight(tmp_path_factory, data):
     shape = data.draw(st.tuples(st.integers(1, 20), st.integers(1, 20)), "shape")
