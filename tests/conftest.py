@@ -58,6 +58,18 @@ def pytest_collection_modifyitems(config, items):
     costs.sort(items)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Share out files, those that wait as one piece: then one worker waits, and the others have the processors."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "waiting" if costs.waits(nodeid) else super()._split_scope(nodeid)
+
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.fixture(scope="session")
 def amount(pytestconfig):
     """How often a test repeats itself: `amount(20, 8)` is 20 with --every, else 8."""

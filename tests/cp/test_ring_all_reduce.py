@@ -134,26 +134,6 @@ def test_a_strided_tensor_is_refused_by_name():
         launch(fn, 2)
 
 
-def test_a_drawing_of_the_trace_shows_the_numbers_that_travelled():
-    def fn(rank, world_size):
-        x = torch.full((3,), 10**rank)
-        ring_all_reduce(x)
-        return x.tolist()
-
-    def receive(held, label, value, number):
-        held[label] = held[label] + value if number < 3 else value
-
-    run = launch(fn, 3)
-    start = [{f"chunk {chunk}": 10**rank for chunk in range(3)} for rank in range(3)]
-    picture = Steps.of_run(run.timeline, "ring all-reduce", start, receive, ["reduce-scatter 1", "reduce-scatter 2"])
-    lines = str(picture).splitlines()
-    assert lines[1] == "1. reduce-scatter 1: 0->1 1, 1->2 10, 2->0 100"
-    assert lines[2] == "2. reduce-scatter 2: 0->1 101, 1->2 11, 2->0 110"
-    assert lines[3] == "3. sent after round 2 arrived: 0->1 111, 1->2 111, 2->0 111"
-    assert lines[-3:] == [f"rank {rank}: 111 111 111" for rank in range(3)]
-    assert list(run) == [[111] * 3] * 3
-
-
 def test_time_is_2_n_minus_2_latencies_and_the_optimal_bytes():
     def fn(rank, world_size):
         ring_all_reduce(torch.zeros(4000, dtype=torch.float64))

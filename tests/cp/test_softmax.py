@@ -14,7 +14,6 @@ from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax
 from dualpipe_lab.cp.softmax import Softmax, softmax, softmax_backward
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record import traffic
-from dualpipe_lab.viz import Steps
 
 INF = float("inf")
 ROWS = torch.tensor(  # a usual row, ties, huge, tiny, hidden parts, nothing to see
@@ -127,20 +126,3 @@ def test_ring_softmax_equals_one_process_with_the_bytes_of_the_formula(num_ranks
         assert_close(torch.cat(dx, -1), softmax_backward(EXPECTED, dy))
         assert list(sent) == forward
         assert list(sent_back) == reduced
-
-
-def test_the_trace_of_the_ring_shows_pairs_that_travelled():
-    def fn(rank, world_size):
-        ring_softmax(torch.full((2, 2), float(rank)))
-
-    def receive(held, label, pair, number):
-        known = held["known"].merge(pair)
-        held.clear()
-        held.update({"known": known, label: pair})
-
-    pairs = [MaxSum(torch.tensor(float(rank)), torch.tensor(2.0)) for rank in range(3)]
-    start = [{"known": pair, f"pair {rank}": pair} for rank, pair in enumerate(pairs)]
-    lines = str(Steps.of_run(launch(fn, 3).timeline, "ring", start, receive, ["turn 1", "turn 2"])).splitlines()
-    assert lines[1] == "1. turn 1: 0->1 0,2, 1->2 1,2, 2->0 2,2"
-    assert lines[2] == "2. turn 2: 0->1 2,2, 1->2 0,2, 2->0 1,2"
-    assert lines[3] == "rank 0: 2,3.006 1,2"

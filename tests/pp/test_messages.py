@@ -153,44 +153,6 @@ def test_outputs_may_be_views_of_anything():
     assert all(bitwise(ours, grads_of(stage)) for ours, stage in zip(out, stages, strict=True))
 
 
-class Pair(nn.Module):
-    """Hands on two floating point tensors, an integer one between them, and changes their shapes."""
-
-    def __init__(self, last=False):
-        super().__init__()
-        self.linear, self.last = nn.Linear(WIDTH, WIDTH), last
-
-    def forward(self, x, tokens=None, kept=None):
-        tokens = torch.arange(len(x)) if tokens is None else tokens
-        kept = x[:1].float() if kept is None else kept * 2
-        y = self.linear(x).tanh() + kept.sum() * tokens.unsqueeze(1)
-        return y if self.last else (y, tokens, kept)
-
-
-@pytest.mark.parametrize("name", ["zero_bubble_h1", "dualpipe"])
-def test_tuples_cross_boundaries(name):
-    program = build(name, 4, 8)
-    torch.manual_seed(0)
-    stages = [Pair(last=stage == 3).double() for stage in range(4)]
-    inputs, targets = make_batch(8)
-
-    def fn(rank, world_size):
-        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-        PipelineRuntime(program, mine, nn.functional.mse_loss, sum_mirrors=True).step(inputs, targets)
-        return {stage: grads_of(module) for stage, module in mine.items()}
-
-    out = lab.launch(fn, 4)
-    for x, target in zip(inputs, targets, strict=True):
-        values = (x,)
-        for stage in stages[:3]:
-            values = stage(*values)
-        (nn.functional.mse_loss(stages[3](*values), target) / 8).backward()
-    for grads in out:
-        for stage, ours in grads.items():
-            for a, b in zip(ours, grads_of(stages[stage]), strict=True):
-                assert (a - b).abs().max() <= 1e-12 * max(1, b.abs().max())
-
-
 def test_two_pipelines_in_one_process():
     """Every rank belongs to a pipeline along its row and to one along its column."""
     program, stages = build("1f1b", 2, 3), make_stages(2)

@@ -186,11 +186,11 @@ def test_only_the_logits_and_two_numbers_per_token_are_kept():
 
 def test_wrong_targets_and_logits_are_refused():
     cases = [
-        (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([0, 7]), 7), "targets run from 0 to 6, got 7"),
-        (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([-1, 1]), 7), "got -1; only -100 is ignored"),
-        (lambda: cross_entropy(torch.zeros(2, 7), torch.tensor([0, 1]), 7), r"need logits of shape \(2, 4\)"),
-        (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0.0]), 7), "targets are whole numbers"),
-        (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0]), 7, reduction="avg"), "mean, sum or none"),
+        (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([0, 8]), 8), "targets run from 0 to 7, got 8"),
+        (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([-1, 1]), 8), "got -1; only -100 is ignored"),
+        (lambda: cross_entropy(torch.zeros(2, 7), torch.tensor([0, 1]), 8), r"need logits of shape \(2, 4\)"),
+        (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0.0]), 8), "targets are whole numbers"),
+        (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0]), 8, reduction="avg"), "mean, sum or none"),
     ]
     assert_refused(2, cases)
 

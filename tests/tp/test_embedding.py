@@ -4,12 +4,11 @@ import pytest
 import torch
 from runs import RANKS, assert_refused, counted, draw, launch, leaf
 from torch import nn
-from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, distances, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes, oracle, tensor
 
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
+from dualpipe_lab.tp.shard import full_state_dict
 
 
 def whole_table(vocabulary, width, padding=None):
@@ -59,27 +58,6 @@ def test_the_oracle_s_tables_and_parts():
             assert out == block["expected"]["out"]
             assert grad == block["expected"]["dtable"]
             assert span == block["spans"][str(world_size)][rank]
-
-
-@pytest.mark.parametrize("world_size", RANKS)
-def test_a_tied_head_adds_to_the_same_rows(world_size):
-    """The head's loss over a cut vocabulary of 37, with the embedding's table as its weight."""
-
-    def fn(rank, world_size):
-        found = {}
-        for name, tp in modes().items():
-            weight = draw(1, 37, 6)
-            ids, targets = (torch.arange(TOKENS) * step % 37 for step in (5, 11))
-            theirs = leaf(weight)
-            functional.cross_entropy(theirs[ids].sin() @ theirs.t(), targets).backward()
-            table = VocabParallelEmbedding(37, 6, tp, dtype=torch.float64)
-            head = LMHead(6, 37, tp, tied=table)
-            load_full_state_dict(table, {"weight": weight})
-            head.loss(table(ids).sin(), targets).backward()
-            found[name] = distances(full_state_dict(head, tp.group, "grad"), {"weight": theirs.grad})
-        return found
-
-    assert_a1(launch(fn, world_size))
 
 
 def test_bytes_of_the_lookup_and_of_the_head():

@@ -7,7 +7,6 @@ from torch import nn
 from tp_runs import TOKENS, assert_a1, distance, distances, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
-from dualpipe_lab import comm
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict, shards_of
 
@@ -124,38 +123,6 @@ def test_a_pair_of_layers_sends_one_sum_each_way():
                 "sequence": {"all_gather_single": (3, 3 * part), "reduce_scatter_single": (2, 2 * part)},
                 "sequence, kept": {"all_gather_single": (2, 2 * part), "reduce_scatter_single": (2, 2 * part)},
             }
-
-
-class Events(torch.utils._python_dispatch.TorchDispatchMode):
-    """Matrix products in the order in which they are computed, between the messages."""
-
-    def __init__(self, log):
-        super().__init__()
-        self.log = log
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "mm" in func.__name__:
-            self.log.append("product")
-        return func(*args, **(kwargs or {}))
-
-
-def test_the_sum_of_dx_is_under_way_while_dw_is_computed():
-    def fn(rank, world_size, mode):
-        log, tp = [], modes()[mode]
-        wait = comm.Work.wait_unless
-        comm.Work.wait_unless = lambda work, later: (None if later else log.append("arrived"), wait(work, later))[1]
-        layer = ColumnParallelLinear(4, 6, tp=tp)
-        x = leaf(torch.ones(4, 4))
-        y = layer(x)
-        with Events(log):
-            log.clear()
-            y.backward(torch.ones_like(y))
-        return log
-
-    assert launch(fn, 2, "plain")[0] == ["product", "product", "arrived"]  # dx, dW; then its sum is awaited
-    assert launch(fn, 2, "in turn")[0] == ["product", "arrived", "product"]
-    # the gather of x is awaited after dx is computed, and the sum of dx after dW
-    assert launch(fn, 2, "sequence")[0] == ["product", "arrived", "product", "arrived"]
 
 
 def test_the_bias_of_a_row_parallel_layer_is_added_once():
