@@ -2,7 +2,7 @@
 
 import re
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slow_reference import how_far, random_program, runs_to_its_end
 
@@ -76,6 +76,7 @@ def test_what_one_move_broke_one_move_mends(rng):
     assert runs_to_its_end(validate(mended))
 
 
+@settings(max_examples=25)
 @given(st.randoms(use_true_random=False))
 def test_following_the_advice_again_and_again_ends_every_deadlock(rng):
     program, text = broken(rng, random_program, rng.randint(2, 6))
@@ -91,6 +92,7 @@ def test_following_the_advice_again_and_again_ends_every_deadlock(rng):
     assert runs_to_its_end(validate(program))
 
 
+@settings(max_examples=25)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_the_advice_for_programs_with_messages_is_right_too(rng, blocking):
     program, text = broken(rng, lambda rng: lower(random_program(rng)), rng.randint(1, 2), blocking=blocking)

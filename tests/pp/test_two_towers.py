@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, normalize
 from dualpipe_lab.models.clip import ClipConfig, clip_layers, clip_stages
 from dualpipe_lab.models.contrastive import contrastive_loss
 
-NAMES = ("1f1b", "interleaved", "dualpipe", "zbv")
+NAMES = ("1f1b", "dualpipe", "zbv")
 
 
 def assert_equals_one_process(out, names):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from published import LLAMA3, change, cut, loaded, reference
+from published import LLAMA3, change, cut, loaded, written
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, train
@@ -26,12 +26,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A folder of several files by kind, written by transformers."""
-    found = {}
-    for kind, options in KINDS.items():
-        found[kind] = tmp_path_factory.mktemp("published") / "model"
-        reference(**options).save_pretrained(found[kind], max_shard_size="15KB")
-    return found
+    return written(KINDS, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

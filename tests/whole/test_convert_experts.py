@@ -7,7 +7,7 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from published import DEEPSEEK, QWEN3_MOE, loaded, reference
+from published import DEEPSEEK, QWEN3_MOE, loaded, written
 from test_convert import left, same_folders
 
 import dualpipe_lab as lab
@@ -33,12 +33,7 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A folder of several files by kind, written by transformers."""
-    found = {}
-    for kind, options in KINDS.items():
-        found[kind] = tmp_path_factory.mktemp("published") / "model"
-        reference(**options).save_pretrained(found[kind], max_shard_size="15KB")
-    return found
+    return written(KINDS, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from dualpipe_course.whole import defects
 from dualpipe_course.whole.defects import DEFECTS
-from dualpipe_course.whole.training_log import SYMPTOMS, symptoms
+from dualpipe_course.whole.training_log import symptoms
 
 SOUND = list(dict.fromkeys(defect.sound for defect in DEFECTS))
 RUNS = [*SOUND, *(defect.run for defect in DEFECTS)]
@@ -39,10 +39,3 @@ class TestMuseum:
     def test_a_defect_shows_exactly_its_symptoms(self, logs, defect):
         assert defect.shows
         assert symptoms(logs[defect.sound], logs[defect.run]) == defect.shows
-
-
-def test_twelve_defects_with_a_source_and_a_sentence_each():
-    assert len({defect.run for defect in DEFECTS}) == 12
-    assert all(source.startswith("https://github.com/") for defect in DEFECTS for source in defect.sources)
-    assert all(defect.run.__doc__ and defect.sources for defect in DEFECTS)
-    assert set().union(*(defect.shows for defect in DEFECTS)) == set(SYMPTOMS)

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from published import DEEPSEEK, QWEN3_MOE, reference
+from published import DEEPSEEK, QWEN3_MOE, written
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, schedules, train
@@ -46,11 +46,7 @@ def cases():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    found = {}
-    for kind, options in KINDS.items():
-        found[kind] = tmp_path_factory.mktemp("published") / "model"
-        reference(**options).save_pretrained(found[kind], max_shard_size="20KB")
-    return found
+    return written(KINDS, tmp_path_factory, "20KB")
 
 
 def reads_on_ranks(rank, world_size, folders, chosen):
