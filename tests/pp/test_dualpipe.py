@@ -1,12 +1,9 @@
 """Easy-DualPipe, DualPipe and DualPipeV: the published orders, validity, peaks, idle time and refusals."""
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import SIZES, legal
+from schedule_grid import ORACLES, SIZES, legal
 from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 
 from dualpipe_lab.pp import schedules
@@ -14,8 +11,6 @@ from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Action, Overlap, Program
 from dualpipe_lab.pp.schedules.dualpipe import eight_steps
 from dualpipe_lab.pp.validation.validator import validate
-
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 
 
 @pytest.mark.parametrize(("name", "p", "m"), [("dualpipe", 8, 20), ("dualpipev", 4, 10)])

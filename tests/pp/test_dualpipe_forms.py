@@ -5,19 +5,17 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import legal, num_crossings
+from schedule_grid import EXACT, legal, num_crossings
 
 from dualpipe_lab.pp import closed_forms, schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.simulator import simulate
 
-TICKS = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
-
 
 @st.composite
 def costs_with_pairs(draw):
     """Any F, I, W, and a pair from its longer half up to more than both halves."""
-    f, i, w = draw(TICKS), draw(TICKS), draw(TICKS)
+    f, i, w = draw(EXACT), draw(EXACT), draw(EXACT)
     share = draw(st.fractions(0, Fraction(3, 2), max_denominator=20))
     return Cost(F=f, I=i, W=w, overlap=max(f, i + w) + share * min(f, i + w))
 
@@ -35,7 +33,7 @@ def test_dualpipe_s_forms_are_exact_for_any_costs(half, more, cost):
         assert cut.peak_activations(rank) == closed_forms.dualpipev_peak_activations(half)
 
 
-@given(st.integers(1, 8), st.integers(0, 9), TICKS, TICKS, st.fractions(0, 1, max_denominator=20))
+@given(st.integers(1, 8), st.integers(0, 9), EXACT, EXACT, st.fractions(0, 1, max_denominator=20))
 def test_the_published_form_is_the_middle_s_idle_time_where_f_is_i_and_w_is_not_longer(half, more, w, longer, gain):
     cost = Cost(F=w + longer, I=w + longer, W=w, overlap=w + (w + longer) * (1 + gain))
     p, m = 2 * half, 2 * (2 * half + more)
@@ -69,7 +67,7 @@ def test_messages():
         assert 2 * num_crossings(program) == closed_forms.dualpipev_num_messages(p, m)
 
 
-@given(st.integers(1, 8), st.integers(1, 32), TICKS, TICKS)
+@given(st.integers(1, 8), st.integers(1, 32), EXACT, EXACT)
 def test_easy_dualpipe_s_forms_are_exact_for_any_costs(half, pairs, f, b):
     p, m = 2 * half, 2 * pairs
     if m > p > 2 and f != b:

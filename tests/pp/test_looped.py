@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import SIZES, num_crossings
+from schedule_grid import EXACT, SIZES, num_crossings
 from torch_orders import looped_rows
 
 from dualpipe_lab.pp import closed_forms
@@ -18,7 +18,6 @@ from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
 
 VIRTUAL = (1, 2, 3)
-EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 FORMS = {interleaved: closed_forms.interleaved_makespan, looped_bfs: closed_forms.looped_bfs_makespan}
 
 

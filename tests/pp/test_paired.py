@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import SIZES, num_crossings
+from schedule_grid import EXACT, SIZES, num_crossings
 
 from dualpipe_lab.pp import closed_forms, schedules
 from dualpipe_lab.pp.cost import Cost
@@ -15,7 +15,6 @@ from dualpipe_lab.pp.schedules.looped import round_sizes
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
 
-EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 FORMS = {
     paired_interleaved: closed_forms.paired_interleaved_makespan,
     paired_zero_bubble_h1: closed_forms.paired_zero_bubble_h1_makespan,

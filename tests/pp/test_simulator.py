@@ -1,15 +1,14 @@
 import gc
-import json
 import subprocess
 import sys
 import time
 from fractions import Fraction
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_grid import EXACT, ORACLES
 from slow_reference import random_cost, random_program, solve
 
 from dualpipe_lab.pp import closed_forms, schedules
@@ -19,8 +18,6 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
-EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 GRID = [(p, m) for p in (1, 2, 3, 8) for m in (1, 2, 3, 8, 13)]
 
 

@@ -1,13 +1,11 @@
 """ZBV, V-Half and V-Min: against the closed forms, torch's order, the published table and each other."""
 
-import json
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_grid import SIZES
+from schedule_grid import EXACT, ORACLES, SIZES
 from torch_orders import zbv_rows
 
 from dualpipe_lab.pp import closed_forms
@@ -19,13 +17,11 @@ from dualpipe_lab.pp.schedules import v_half, v_min, zbv
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 BUILDERS = {
     zbv: (closed_forms.zbv_makespan, closed_forms.zbv_peak_activations),
     v_half: (closed_forms.v_half_makespan, closed_forms.v_half_peak_activations),
     v_min: (closed_forms.v_min_makespan, closed_forms.v_min_peak_activations),
 }
-EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 
 
 def peak(timeline):

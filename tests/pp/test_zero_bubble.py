@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import SIZES
+from schedule_grid import EXACT, SIZES
 from torch_orders import looped_rows
 
 from dualpipe_lab.pp import closed_forms
@@ -12,8 +12,6 @@ from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.schedules import one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
-
-EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 
 
 def local_bubbles(timeline):
