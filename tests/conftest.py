@@ -12,8 +12,9 @@ import pytest
 import stand_in
 from built_pages import HTML
 
-hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a failure
-hypothesis.settings.load_profile("course")
+# a busy machine is not a failure
+hypothesis.settings.register_profile("every", deadline=None, max_examples=200)
+hypothesis.settings.register_profile("course", deadline=None, max_examples=50)
 
 
 def pytest_addoption(parser):
@@ -32,6 +33,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on_gloo(reason): not for NCCL, and not run through its stand-in")
+    config.addinivalue_line("markers", "every: a case that runs with --every alone")
+    hypothesis.settings.load_profile("every" if config.getoption("--every") else "course")
     if config.getoption("--costs"):
         config.pluginmanager.register(costs.Costs(config))
     if config.getoption("--stand-in"):
@@ -53,6 +56,18 @@ def pytest_collection_modifyitems(config, items):
             config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
             items[:] = drawn
     costs.sort(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Share out files, those that wait as one piece: then one worker waits, and the others have the processors."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "waiting" if costs.waits(nodeid) else super()._split_scope(nodeid)
+
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

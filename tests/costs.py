@@ -27,6 +27,12 @@ MEASURED, BUDGETS = HERE / "measured.csv", HERE / "budgets.csv"
 ALLOWANCE, IN_BROWSER = 3.0, 12.0  # seconds of one test's cases
 CHEAP = 0.02  # a case below is not written down: all of them run
 OVER = 1.2  # times its budget: then a directory fails the run
+WAITING = (  # files whose tests wait most of the time: for signals, time limits, kernels and torchrun
+    "drills/test_grading_drills.py", "drills/test_launch_drills.py", "launch/test_clocks.py",
+    "launch/test_cluster_join.py", "launch/test_deadlocks.py", "launch/test_emulated_hosts.py",
+    "launch/test_failures.py", "launch/test_kernel.py", "launch/test_stand_in.py", "launch/test_torchrun.py",
+    "test_kernels.py", "train/test_elastic.py",
+)  # fmt: skip
 LOOP = 0.095  # processor seconds of the fixed loop on the machine whose seconds are written down
 
 
@@ -40,7 +46,8 @@ def drawn(items, times=1):
     seconds = _measured()
     cases = defaultdict(list)
     for item in items:
-        cases[name_of(item.nodeid)].append(item)
+        if item.get_closest_marker("every") is None:
+            cases[name_of(item.nodeid)].append(item)
     left = set()
     for name, group in cases.items():
         allowance = IN_BROWSER if _is_in_browser(group[0]) else ALLOWANCE
@@ -54,12 +61,17 @@ def _is_in_browser(item):
 
 
 def sort(items):
-    """Put long files first: one that starts last leaves other workers idle."""
+    """Put files that wait first, which one worker takes, then long ones: a late start would leave the others idle."""
     seconds = _measured()
     files = Counter()
     for item in items:
         files[item.path] += seconds.get(name_of(item.nodeid), CHEAP)
-    items.sort(key=lambda item: -files[item.path])
+    items.sort(key=lambda item: (not waits(item.nodeid), -files[item.path]))
+
+
+def waits(nodeid):
+    """Tell whether a test is in a file that mostly waits."""
+    return name_of(nodeid).partition("::")[0] in WAITING
 
 
 def is_dear(item):

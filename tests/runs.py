@@ -3,6 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 import torch
 
 import dualpipe_lab as lab
@@ -10,6 +11,7 @@ from dualpipe_lab.comm import call
 from dualpipe_lab.launch.context import rank_context
 
 ORACLES = Path(__file__).parent / "oracles"
+RANKS = [1, 3, *(pytest.param(number, marks=pytest.mark.every) for number in (2, 4))]  # of a group of ranks
 A1 = 1e-12  # relative to the largest number of a tensor: what float64 leaves when a sum has another order
 
 
@@ -29,6 +31,17 @@ def leaf(x):
 
 def launch(fn, world_size, *args, **options):
     return lab.launch(fn, world_size, *args, output="collect", **options)
+
+
+def assert_refused(world_size, cases):
+    """Every attempt of (attempt, message) is refused on every rank; one launch for all of them."""
+
+    def fn(rank, world_size):
+        for attempt, message in cases:
+            with pytest.raises((TypeError, ValueError), match=message):
+                attempt()
+
+    launch(fn, world_size)
 
 
 def counted(action):

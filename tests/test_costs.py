@@ -1,5 +1,7 @@
 """How many cases of a test run by default, in which order, and what is printed of what they cost."""
 
+from types import SimpleNamespace
+
 import costs
 import pytest
 
@@ -10,67 +12,62 @@ sys.path.insert(0, {costs.__file__.rpartition("/")[0]!r})
 import costs
 costs.MEASURED, costs.BUDGETS = pathlib.Path("measured.csv"), pathlib.Path("budgets.csv")
 def pytest_addoption(parser):
-    parser.addoption("--every", action="store_true")
     parser.addoption("--costs")
-    parser.addoption("--allowance", type=float, default=1)
 def pytest_configure(config):
-    if config.getoption("--costs"):
-        config.pluginmanager.register(costs.Costs(config))
-def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--every"):
-        items[:] = costs.drawn(items, config.getoption("--allowance"))
-    costs.sort(items)
+    config.pluginmanager.register(costs.Costs(config))
 """
-CHEAP = """
-import pytest
-@pytest.mark.parametrize("number", range(10))
-def test_unknown(number): print("unknown", number)
-"""
-DEAR = """
-import pytest
-@pytest.mark.parametrize("number", range(10))
-def test_dear(number): print("dear", number)
-@pytest.mark.parametrize("number", range(10))
-def test_dearest(number): print("dearest", number)
+LAUNCH = """
 def test_launch():
     import dualpipe_lab
     dualpipe_lab.launch(max, 2)
 """
 
 
-@pytest.fixture
-def suite(pytester, monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # seconds of each run
+class Item:
+    """As much of a collected test as is asked for."""
+
+    def __init__(self, name, number, *markers):
+        self.nodeid, self.path, self.markers = f"tests/{name}[{number}]", name.partition("::")[0], markers
+
+    def get_closest_marker(self, name):
+        return name if name in self.markers else None
+
+
+def test_cases_run_until_the_allowance_is_spent_and_long_files_first(monkeypatch):
+    monkeypatch.setattr(costs, "_measured", lambda: {"test_b.py::test_dear": 1.0, "test_b.py::test_dearest": 9.0})
+    names = ("test_a.py::test_unknown", "test_b.py::test_dear", "test_b.py::test_dearest")
+    items = [Item(name, number) for name in names for number in range(10)] + [Item(names[1], 10, "every")]
+
+    def number_of_each(times=1):
+        found = costs.drawn(items, times)
+        assert found == costs.drawn(items, times) == [one for one in items if one in found]
+        return [sum(costs.name_of(one.nodeid) == name for one in found) for name in names]
+
+    assert number_of_each() == [10, 3, 1]
+    assert number_of_each(4) == [10, 10, 1]
+    items.append(Item("launch/test_kernel.py::test_a_cell", 0))  # which waits
+    costs.sort(items)
+    assert [one.path for one in items] == ["launch/test_kernel.py"] + ["test_b.py"] * 21 + ["test_a.py"] * 10
+
+
+def test_what_a_directory_costs_is_written_and_over_its_budget_fails_the_run(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # seconds
     pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_a=CHEAP, test_b=DEAR)
-    pytester.path.joinpath("measured.csv").write_text(
-        "test,seconds\ntest_b.py::test_dear,1.0\ntest_b.py::test_dearest,9\n"
-    )
-    return lambda *options: pytester.runpytest_subprocess("-s", "-q", *options)
-
-
-def said(result):
-    return [line.strip(".") for line in result.outlines if line.strip(".").startswith(("unknown", "dear"))]
-
-
-def test_cases_run_until_the_allowance_is_spent_and_long_files_first(suite):
-    first = said(suite())
-    assert [line.split()[0] for line in first] == ["dear"] * 3 + ["dearest"] + ["unknown"] * 10
-    assert said(suite()) == first
-    suite("--every").assert_outcomes(passed=31)
-    assert [line.split()[0] for line in said(suite("--allowance=4"))] == ["dear"] * 10 + ["dearest"] + ["unknown"] * 10
-
-
-def test_a_directory_over_its_budget_fails_the_run(suite, pytester):
-    suite("--costs=write").assert_outcomes(passed=15)
+    pytester.makepyfile(LAUNCH)
+    pytester.runpytest_subprocess("-q", "--costs=write").assert_outcomes(passed=1)
     header, row = pytester.path.joinpath("budgets.csv").read_text().splitlines()
     directory, _, launches, ranks = row.split(",")
     assert (directory, launches, ranks) == (".", "1", "2")
-    assert suite("--costs=check").ret == 0
-    pytester.path.joinpath("budgets.csv").write_text(f"{header}\n.,0,0,0\n")
-    over = suite("--costs=check")
-    assert over.ret == 1
-    over.stdout.fnmatch_lines(["over budget by more than a fifth: .; see tests/costs.py"])
+    monkeypatch.setattr(costs, "BUDGETS", pytester.path / "budgets.csv")
+    checking = object.__new__(costs.Costs)
+    checking.wish, checking.cases, checking.speed = "check", {"test_a.py::test_launch": [(0.1, 1, 2)]}, 1.0
+    session = SimpleNamespace(config=SimpleNamespace(), exitstatus=0)
+    checking.pytest_sessionfinish(session)
+    assert session.exitstatus == 0
+    costs.BUDGETS.write_text(f"{header}\n.,0,0,0\n")
+    checking.pytest_sessionfinish(session)
+    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
+    assert checking.lines[-1] == "over budget by more than a fifth: .; see tests/costs.py"
 
 
 def test_some_of_a_list_or_table_keep_their_order():

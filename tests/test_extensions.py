@@ -78,96 +78,73 @@ def test_a_page_gets_another_kernel_if_its_first_does_not_start_and_no_second_ch
     assert tried == ["dead", None, "alive"]
 
 
-GLOSSARY_CONF = """import sys
+CONF = """import sys
 sys.path.insert(0, {ext!r})
-extensions, html_theme, project = ["myst_parser", "dp_glossary"], "basic", "p"
+extensions, html_theme, project = ["myst_parser", "dp_glossary", "dp_share", "dp_moved"], "basic", "The course"
+html_baseurl, moved_pages = {base!r}, {moved!r}
 """
+PAGES = {
+    "index.md": "# Index\n\nA rank.\n\n```{toctree}\nglossary\nbook/dp/page\n```\n",
+    "glossary.md": "# Words\n\n```{glossary}\nrank\n  A process.\n\nlocal rank\n  On a node.\n```\n",
+    "book/dp/page.md": '# A "b" & c\n\nCode `rank`, [a rank](../../index.md), a drank, then *two Ranks* and a rank; '
+    f"a local rank.\n{'Word & ' * 60}\n\nMore.\n",
+}
+MOVED = {"old/deep/page": "book/dp/page#part", "book/before": "book/dp/page"}
 
 
-def test_the_first_use_of_a_term_links_to_the_glossary(tmp_path):
-    source, out = tmp_path / "source", tmp_path / "out"
-    (source / "book" / "dp").mkdir(parents=True)
-    (source / "conf.py").write_text(GLOSSARY_CONF.format(ext=str(ROOT / "_ext")))
-    (source / "index.md").write_text("# Index\n\nA rank.\n\n```{toctree}\nglossary\nbook/dp/page\n```\n")
-    (source / "glossary.md").write_text(
-        "# Words\n\n```{glossary}\nrank\n  A process.\n\nlocal rank\n  On a node.\n```\n"
-    )
-    text = "# Ranks\n\nCode `rank`, [a rank](../../index.md), a drank, then *two Ranks* and a rank; a local rank.\n"
-    (source / "book" / "dp" / "page.md").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", str(source), str(out)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    links = r'<a class="dp-term reference internal" href="([^"]*)">([^<]*)</a>'
-    page = (out / "book" / "dp" / "page.html").read_text()
-    assert re.findall(links, page) == [
-        ("../../glossary.html#term-rank", "Ranks"),
-        ("../../glossary.html#term-local-rank", "local rank"),
-    ]
-    assert re.findall(links, (out / "index.html").read_text()) == []
-
-
-SHARE_CONF = """import sys
-sys.path.insert(0, {ext!r})
-extensions, html_theme, project, html_baseurl = ["myst_parser", "dp_share"], "basic", "The course", {base!r}
-"""
-
-
-@pytest.mark.parametrize("base", ["", "https://example.org/course/"])
-def test_a_published_page_has_an_address_a_card_and_a_place_in_the_sitemap(tmp_path, base):
-    source, out = tmp_path / "source", tmp_path / "out"
-    (source / "book").mkdir(parents=True)
-    (source / "conf.py").write_text(SHARE_CONF.format(ext=str(ROOT / "_ext"), base=base))
-    (source / "index.md").write_text("# Index\n\n```{toctree}\nbook/page\n```\n")
-    (source / "book" / "page.md").write_text(f'# A "b" & c\n\n{"Word & " * 60}\n\nMore.\n')
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", str(source), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    tags = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)" />', (out / "book" / "page.html").read_text()))
-    if not base:
-        assert not tags
-        assert not (out / "sitemap.xml").exists()
-        return
-    assert tags["url"] == "https://example.org/course/book/page.html"
-    assert tags["image"] == "https://example.org/course/_static/card.png"
-    assert tags["title"] == "A “b” &amp; c"
-    assert re.fullmatch(r"(Word &amp; )+(Word|&amp;)? ?\.\.\.", tags["description"])
-    assert (out / "_static" / "card.png").read_bytes().startswith(b"\x89PNG")
-    site = (out / "sitemap.xml").read_text()
-    assert re.findall("<loc>(.*)</loc>", site) == [f"{base}book/page.html", f"{base}index.html"]
-
-
-MOVED_CONF = """import sys
-sys.path.insert(0, {ext!r})
-extensions, html_theme, project, moved_pages = ["myst_parser", "dp_moved"], "basic", "The course", {moved!r}
-"""
-
-
-def build_moved(tmp_path, moved):
-    source, out = tmp_path / "source", tmp_path / "out"
-    (source / "book").mkdir(parents=True)
-    (source / "conf.py").write_text(MOVED_CONF.format(ext=str(ROOT / "_ext"), moved=moved))
-    (source / "index.md").write_text("# Index\n\n```{toctree}\nbook/page\n```\n")
-    (source / "book" / "page.md").write_text("# A & B\n")
+def build(folder, base, moved):
+    """The book of these pages, and how its build ended."""
+    source, out = folder / "source", folder / "out"
+    for name, text in (PAGES | {"conf.py": CONF.format(ext=str(ROOT / "_ext"), base=base, moved=moved)}).items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", str(source), str(out)]
     return out, subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_moved_page_leads_to_its_new_address(tmp_path):
-    out, done = build_moved(tmp_path, {"old/deep/page": "book/page#part", "book/before": "book/page"})
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out, done = build(tmp_path_factory.mktemp("book"), "https://example.org/course/", MOVED)
     assert done.returncode == 0, done.stderr
-    pages = {"old/deep/page": "../../book/page.html#part", "book/before": "page.html"}
-    for page, address in pages.items():
-        text = (out / f"{page}.html").read_text()
+    return out
+
+
+def test_the_first_use_of_a_term_links_to_the_glossary(built):
+    links = r'<a class="dp-term reference internal" href="([^"]*)">([^<]*)</a>'
+    assert re.findall(links, (built / "book" / "dp" / "page.html").read_text()) == [
+        ("../../glossary.html#term-rank", "Ranks"),
+        ("../../glossary.html#term-local-rank", "local rank"),
+    ]
+    assert re.findall(links, (built / "index.html").read_text()) == []
+
+
+def test_a_published_page_has_an_address_a_card_and_a_place_in_the_sitemap(built):
+    page = (built / "book" / "dp" / "page.html").read_text()
+    tags = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)" />', page))
+    assert tags["url"] == "https://example.org/course/book/dp/page.html"
+    assert tags["image"] == "https://example.org/course/_static/card.png"
+    assert tags["title"] == "A “b” &amp; c"
+    assert re.fullmatch(r"Code rank, a rank, .* (Word &amp; )+(Word|&amp;)? ?\.\.\.", tags["description"])
+    assert (built / "_static" / "card.png").read_bytes().startswith(b"\x89PNG")
+    found = re.findall("<loc>https://example.org/course/(.*)</loc>", (built / "sitemap.xml").read_text())
+    assert found == ["book/dp/page.html", "glossary.html", "index.html"]
+
+
+def test_a_moved_page_leads_to_its_new_address(built):
+    for page, address in {"old/deep/page": "../../book/dp/page.html#part", "book/before": "dp/page.html"}.items():
+        text = (built / f"{page}.html").read_text()
         assert f'content="0; url={address}"' in text
-        assert f'<a href="{address}">A &amp; B</a>' in text
+        assert f'<a href="{address}">A “b” &amp; c</a>' in text
 
 
 @pytest.mark.parametrize(
     ("moved", "words"),
-    [({"old": "book/nowhere"}, "no page of the book"), ({"book/page": "index"}, "still a page of the book")],
+    [({"old": "book/nowhere"}, "no page of the book"), ({"book/dp/page": "index"}, "still a page of the book")],
 )
-def test_a_wrong_line_of_moved_pages_stops_the_build(tmp_path, moved, words):
-    _, done = build_moved(tmp_path, moved)
+def test_a_wrong_line_of_moved_pages_stops_the_build_and_without_an_address_no_page_is_shared(tmp_path, moved, words):
+    out, done = build(tmp_path, "", moved)
     assert done.returncode != 0
     assert words in done.stderr
+    assert not (out / "sitemap.xml").exists()
+    page = out / "book" / "dp" / "page.html"
+    assert not page.exists() or "og:" not in page.read_text()

@@ -26,7 +26,6 @@ DOORS = {
 OUTSIDE = [file for folder in ("book", "solutions", "exercises") for file in sorted((ROOT / folder).rglob("*.md"))]
 OUTSIDE += [*sorted((ROOT / "benchmarks").glob("*.py")), ROOT / "README.md"]
 IMPORT = re.compile(r"^[ \t]*(?:from (dualpipe_lab[\w.]*) import|import (dualpipe_lab[\w.]+))", re.MULTILINE)
-PARTS = ("dp", "tp", "cp", "pp", "ep", "models", "viz")
 
 
 def deeper_imports(text):
@@ -40,10 +39,6 @@ def test_pages_and_benchmarks_import_from_facades():
         found = deeper_imports(file.read_text())
         wrong |= {path: found} if found else {}
     assert wrong == {}
-
-
-def test_every_part_has_a_facade():
-    assert {"dualpipe_lab", *(f"dualpipe_lab.{part}" for part in PARTS)} <= set(FACADES)
 
 
 def test_every_name_of_a_stub_exists_once_and_has_a_sentence():
@@ -120,13 +115,6 @@ def test_an_unknown_name_is_told_with_the_known_ones():
         _ = dp.Zero4
     assert not hasattr(dp, "__wrapped__")
     assert "Zero2" in dir(dp)
-
-
-def test_help_is_a_table_of_contents_in_teaching_order():
-    text = importlib.import_module("dualpipe_lab.dp").__doc__
-    assert text.startswith("Data parallelism")
-    places = [re.search(rf"^  {name} +\w", text, re.MULTILINE).start() for name in ("Ddp", "Zero1", "Zero2", "Zero3")]
-    assert places == sorted(places)
 
 
 def test_a_facade_travels_by_name():

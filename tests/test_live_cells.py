@@ -22,8 +22,6 @@ LIVE = [
     "book/whole/training.md",
     "book/whole/deepseek.md",
 ]
-CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```", re.MULTILINE | re.DOTALL)
-CALL = re.compile(r"^(?:viz\.)?play\(", re.MULTILINE)
 # what a page shows in place of a widget, and what would have to be fetched to show one
 LOST = re.compile(
     r"vnd\.jupyter\.widget-(?:view|state)|Error displaying widget|Loading widget|html-manager|"
@@ -38,15 +36,6 @@ def outputs(notebook):
 def text_of(output):
     """An output as a front end stores it, without the script of the drawings."""
     return re.sub(r"<script data-dualpipe-lab>.*?</script>", "", json.dumps(output), flags=re.DOTALL)
-
-
-def test_a_chapter_has_one_live_cell(subtests):
-    for page in LIVE:
-        with subtests.test(page=page):
-            calls = [cell for cell in CELL.findall((ROOT / page).read_text()) if CALL.search(cell)]
-            assert len(calls) == 1
-            assert not re.search(r"ipywidgets|interact\(|jslink|\.widget\b", calls[0])
-            assert len(calls[0].strip().splitlines()) <= 12
 
 
 def test_no_saved_output_needs_a_widget_manager():

@@ -8,7 +8,7 @@ import torch
 from cp_runs import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import launch
+from runs import RANKS, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, critical_path, make_layout, visible_pairs
@@ -95,7 +95,7 @@ def test_what_a_layout_cannot_do_is_named(arguments, message):
         make_layout(*arguments)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 4])
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_unshard_undoes_shard_for_any_axis_and_length(num_ranks):
     def fn(rank, world_size):
         for name in LAYOUTS:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cp_runs import draw
-from runs import launch
+from runs import RANKS, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -33,7 +33,7 @@ def counted(call):
     return tuple(after - was for after, was in zip(reading(), before, strict=True))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_sums_are_those_of_the_collective_and_bytes_those_of_the_closed_form(num_ranks):
     def fn(rank, world_size):
         found = []
@@ -132,26 +132,6 @@ def test_a_strided_tensor_is_refused_by_name():
 
     with pytest.raises(lab.RankError, match=r"(?s)rank 1.*ring_all_reduce needs a contiguous tensor"):
         launch(fn, 2)
-
-
-def test_a_drawing_of_the_trace_shows_the_numbers_that_travelled():
-    def fn(rank, world_size):
-        x = torch.full((3,), 10**rank)
-        ring_all_reduce(x)
-        return x.tolist()
-
-    def receive(held, label, value, number):
-        held[label] = held[label] + value if number < 3 else value
-
-    run = launch(fn, 3)
-    start = [{f"chunk {chunk}": 10**rank for chunk in range(3)} for rank in range(3)]
-    picture = Steps.of_run(run.timeline, "ring all-reduce", start, receive, ["reduce-scatter 1", "reduce-scatter 2"])
-    lines = str(picture).splitlines()
-    assert lines[1] == "1. reduce-scatter 1: 0->1 1, 1->2 10, 2->0 100"
-    assert lines[2] == "2. reduce-scatter 2: 0->1 101, 1->2 11, 2->0 110"
-    assert lines[3] == "3. sent after round 2 arrived: 0->1 111, 1->2 111, 2->0 111"
-    assert lines[-3:] == [f"rank {rank}: 111 111 111" for rank in range(3)]
-    assert list(run) == [[111] * 3] * 3
 
 
 def test_time_is_2_n_minus_2_latencies_and_the_optimal_bytes():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from attention_runs import BATCH, FORMS, SIZE, cases, inputs, reference, run, whole
 from cp_runs import assert_close, attention_bounds
+from runs import RANKS
 
 from dualpipe_lab.cp.closed_forms import AttentionSizes, sent_bytes
 from dualpipe_lab.cp.layouts import make_layout
@@ -12,7 +13,7 @@ LENGTHS = {1: (1, 2, 6), 2: (1, 3, 4, 12), 3: (1, 2, 5, 7, 12), 4: (1, 2, 3, 5, 
 NAMES = ("out", "dq", "dk", "dv")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_output_gradients_and_bytes_equal_one_process_and_the_closed_form(num_ranks):
     chosen = cases(num_ranks, LENGTHS[num_ranks])
     results = iter(run(num_ranks, chosen))

@@ -33,29 +33,14 @@ def run_all(folder, drills):
 
 
 ENDS = {
-    "an exception on one rank": (
-        "if rank: raise ValueError('bad shape')\ncomm.barrier()",
-        "raised ValueError: bad",
-    ),
     "sys.exit": ("sys.exit(3)", "left with sys.exit(3)"),
     "os._exit without an error": ("os._exit(0)", "died without an exception (exit code 0)"),
-    "a crash": ("import ctypes; ctypes.string_at(0)", "died without an exception (SIGSEGV)"),
     "an abort": ("os.abort()", "died without an exception (SIGABRT)\n"),
-    "kill -9": ("os.kill(os.getpid(), 9)", "died without an exception (SIGKILL)"),
     "sizes that differ": (
         "comm.all_reduce(torch.ones(5 - 2 * rank))",
         "all_reduce of 3 elements of float32",
         "all_reduce of 5 elements of float32",
         "the same shape and dtype on every rank",
-    ),
-    "larger on the second rank": (
-        "comm.all_reduce(torch.ones(3 + rank))",
-        "of 4 elements of float32 as collective 0 of ranks [0, 1], where rank 0 called",
-    ),
-    "dtypes of other width": (
-        "comm.all_reduce(torch.ones(4, dtype=(torch.float32, torch.float64)[rank]))",
-        "all_reduce of 4 elements of float64",
-        "all_reduce of 4 elements of float32",
     ),
     "dtypes of one width": (
         "comm.all_reduce(torch.ones(4, dtype=(torch.float32, torch.int32)[rank]))",
@@ -134,7 +119,7 @@ def test_a_time_limit_says_where_each_rank_was_and_leaves_nothing(tmp_path):
     assert left == []
 
 
-def test_a_hundred_launches_and_twenty_failures_grow_nothing(drill):
+def test_many_launches_and_failures_grow_nothing(drill):
     body = """
         import psutil
         me = psutil.Process()
@@ -149,9 +134,9 @@ def test_a_hundred_launches_and_twenty_failures_grow_nothing(drill):
         for _ in range(5):
             lab.launch(fine, 2)
         before = state()
-        for _ in range(100):
+        for _ in range(30):
             assert lab.launch(fine, 2) == [2.0, 2.0]
-        for _ in range(20):
+        for _ in range(8):
             try:
                 lab.launch(bad, 2)
             except lab.RankError:
@@ -166,8 +151,8 @@ def test_a_hundred_launches_and_twenty_failures_grow_nothing(drill):
 FINE = "print(lab.launch(lambda rank, world_size: rank, 2))"
 
 
-@pytest.mark.parametrize("name", ["x" * 150 + "/" + "y" * 200, "a space, quote'\" and ü"], ids=["long", "odd"])
-def test_a_temporary_folder_of_any_name_is_no_obstacle(name, drill, tmp_path):
+def test_a_temporary_folder_of_any_name_is_no_obstacle(drill, tmp_path):
+    name = "x" * 150 + "/a space, quote'\" and ü " + "y" * 150
     (tmp_path / name).mkdir(parents=True)
     drill.environment["TMPDIR"] = str(tmp_path / name)
     assert drill.run(FINE)[:2] == (0, "[0, 1]\n")
@@ -188,7 +173,7 @@ SLEEPERS = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nobody_survives_the_caller(number, drill):
     with drill.start(SLEEPERS) as process:
         try:
@@ -219,29 +204,3 @@ def test_a_stopped_and_a_killed_fork_server_do_not_stop_the_next_launch(drill):
     """
     assert drill.run(body)[1] == "[0, 1]\n" * 3
     assert drill.left() == []
-
-
-def test_threads_may_launch_at_once(drill):
-    body = """
-        from concurrent.futures import ThreadPoolExecutor
-        def fn(rank, world_size, factor):
-            x = torch.ones(1) * factor
-            comm.all_reduce(x)
-            return float(x)
-        with ThreadPoolExecutor(4) as pool:
-            print(list(pool.map(lambda factor: lab.launch(fn, 2, factor), range(4))))
-    """
-    assert drill.run(body)[1] == "[[0.0, 0.0], [2.0, 2.0], [4.0, 4.0], [6.0, 6.0]]\n"
-    assert drill.left() == []
-
-
-def test_only_loopback_is_listened_on(drill):
-    body = """
-        def fn(rank, world_size):
-            import psutil
-            comm.barrier()
-            found = psutil.Process().net_connections("inet")
-            return sorted({c.laddr.ip for c in found})
-        print(lab.launch(fn, 2))
-    """
-    assert drill.run(body)[1] == "[['127.0.0.1'], ['127.0.0.1']]\n"

@@ -1,7 +1,7 @@
 """Slots of experts: places against a count by hand, what is dropped, gradients."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from runs import draw, leaf
 
@@ -24,7 +24,6 @@ def places_by_hand(indices, num_experts):
     return places
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     experts=st.integers(1, 6).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))),
     num_tokens=st.integers(0, 9),

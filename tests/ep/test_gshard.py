@@ -3,9 +3,8 @@
 import pytest
 import torch
 from ep_runs import distance
-from runs import A1, counted, draw, launch, leaf
+from runs import A1, assert_refused, counted, draw, launch, leaf
 
-import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.ep.gshard import (
     GShardMoE,
@@ -164,28 +163,22 @@ def test_the_global_balance_loss_is_that_of_all_tokens():
     assert sums == ((1, (EXPERTS + 1) * 8),) * 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_experts": 6}, "experts must divide among the ranks, got 6 experts on 4 ranks; use 1, 2, 3, 6"),
-        ({"capacity_factor": 0}, "a finite factor above 0, got 8 and 0"),
-        ({"num_experts_per_token": 9}, r"1\.\.8 of 8 experts, got 9"),
-    ],
-)
-def test_what_is_refused(arguments, message):
-    defaults = {"num_experts": EXPERTS, "num_tokens": TOKENS}
-    with pytest.raises(lab.RankError, match=message):
-        launch(lambda rank, world_size: GShardMoE(HIDDEN, FFN, **(defaults | arguments)) and None, 4)
+def test_what_is_refused():
+    def make(**options):
+        GShardMoE(HIDDEN, FFN, **{"num_experts": EXPERTS, "num_tokens": TOKENS} | options)
+
+    cases = [
+        (lambda: make(num_experts=7), "experts must divide among the ranks, got 7 experts on 2 ranks; use 1, 7"),
+        (lambda: make(capacity_factor=0), "a finite factor above 0, got 8 and 0"),
+        (lambda: make(num_experts_per_token=9), r"1\.\.8 of 8 experts, got 9"),
+        (lambda: GShardMoE(HIDDEN, FFN, 4, 8)(torch.zeros(9, HIDDEN)), "slots for 8 tokens per rank, got 9"),
+    ]
+    assert_refused(2, cases)
+    with pytest.raises(ValueError, match="6 slots do not divide among 4 ranks"):
+        exchange_bytes(6, 2, 8, 4)
 
 
 @pytest.mark.parametrize("factor", [0, -1.0, float("nan"), float("inf")])
 def test_a_capacity_factor_that_is_no_number_above_0_is_refused(factor):
     with pytest.raises(ValueError, match=f"a finite factor above 0, got 4 and {factor}"):
         capacity(4, 4, 1, factor)
-
-
-def test_more_tokens_than_slots_were_made_for_are_refused():
-    with pytest.raises(lab.RankError, match="slots for 8 tokens per rank, got 9"):
-        launch(lambda rank, world_size: GShardMoE(HIDDEN, FFN, 4, 8)(torch.zeros(9, HIDDEN)), 1)
-    with pytest.raises(ValueError, match="6 slots do not divide among 4 ranks"):
-        exchange_bytes(6, 2, 8, 4)

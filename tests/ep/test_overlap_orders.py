@@ -74,7 +74,6 @@ def test_a_simulation_obeys_streams_and_needs(order, ticks):
     assert sum(wait for _, wait in streams.waits()) == streams.idle
 
 
-@settings(max_examples=60)
 @given(LAYERS, LAYERS, st.booleans(), TICKS)
 def test_any_layers_make_a_legal_pair_whose_time_obeys_streams_and_needs(up, down, split, ticks):
     order = one_f_one_b_overlap(up, split=split, backward_layers=down)

@@ -19,7 +19,7 @@ def loss_by_autograd(logits, load, scoring):
     return logits.shape[1] * (load.double() / load.sum() * shares.mean(0)).sum()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     num_tokens=st.integers(1, 9),

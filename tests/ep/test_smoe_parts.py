@@ -3,10 +3,9 @@
 import pytest
 import torch
 from moe_cases import FFN, HIDDEN
-from runs import draw, launch
+from runs import assert_refused, draw, launch
 from torch import nn
 
-import dualpipe_lab as lab
 from dualpipe_lab.ep.expert_rules import check_divides
 from dualpipe_lab.ep.moe import ExpertParallel, Experts, expert_parameters, reduce_gradients
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights, experts_forward, grouped_product
@@ -28,33 +27,25 @@ def test_counts_that_do_not_fit_are_refused():
         experts_forward(draw(0, 4, 3), (1, 2), weights)
 
 
-def test_experts_that_do_not_divide_are_refused():
+def test_experts_choices_and_means_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="got 6 experts on 4 ranks; use 1, 2, 3, 6 ranks, or 8 experts"):
         check_divides(6, 4)
-    with pytest.raises(lab.RankError, match="got 3 experts on 2 ranks"):
-        launch(lambda rank, world_size: Experts(HIDDEN, FFN, 3), 2)
 
+    def plan(experts):
+        plan_routes(torch.tensor(experts), 4, ExpertParallel())
 
-@pytest.mark.parametrize(
-    ("experts", "message"),
-    [
-        ([[0, 0]], "different experts, got .0, 0. for token 0"),
-        ([[0, 4]], "numbered 0 to 3, got choices from 0 to 4"),
-        ([[-1, 2]], "from -1 to 2"),
-        ([0, 1], "shape .tokens, k."),
-    ],
-)
-def test_choices_that_no_router_makes_are_refused(experts, message):
-    with pytest.raises(lab.RankError, match=message):
-        launch(lambda rank, world_size: plan_routes(torch.tensor(experts), 4, ExpertParallel()), 1)
-
-
-def test_a_mean_of_no_tokens_is_refused():
-    def fn(rank, world_size):
-        reduce_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0)
-
-    with pytest.raises(lab.RankError, match="got 0 on all ranks together; skip the step"):
-        launch(fn, 1)
+    cases = [
+        (lambda: Experts(HIDDEN, FFN, 3), "got 3 experts on 2 ranks"),
+        (lambda: plan([[0, 0]]), "different experts, got .0, 0. for token 0"),
+        (lambda: plan([[0, 4]]), "numbered 0 to 3, got choices from 0 to 4"),
+        (lambda: plan([[-1, 2]]), "from -1 to 2"),
+        (lambda: plan([0, 1]), "shape .tokens, k."),
+        (
+            lambda: reduce_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0),
+            "got 0 on all ranks together; skip the step",
+        ),
+    ]
+    assert_refused(2, cases)
 
 
 def test_expert_parameters_are_those_of_all_layers():

@@ -41,17 +41,30 @@ def without(variables, *names):
     return {name: value for name, value in variables.items() if name not in names}
 
 
-def test_a_process_by_itself_has_no_cluster():
-    assert cluster({}) is None
-    assert cluster({"MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}) is None
-    assert cluster({"JOB_COMPLETION_INDEX": "2"}) is None  # a Job whose pods have nothing to do with each other
+BY_TORCHRUN = Environment(3, 4, 1, 2, 1, 2, "192.0.2.10", 29500, 2, "torchrun", agent_hosts_store=True)
+STARTED = {
+    "torchrun": (TORCHRUN, BY_TORCHRUN),
+    "torchrun inside of Slurm and of a job": (KUBERNETES | SLURM | TORCHRUN, BY_TORCHRUN),
+    "a pod": (KUBERNETES, Environment(1, 3, 0, 1, 1, 3, "job-0.ranks", 29500, starter="Kubernetes")),
+    "nobody": ({}, None),
+    "nobody, an address": ({"MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}, None),
+    "a job whose pods have nothing to do with each other": ({"JOB_COMPLETION_INDEX": "2"}, None),
+    "a batch script": (without(SLURM, "SLURM_STEP_ID"), None),  # has SLURM_PROCID=0, and would wait for ranks
+    "a single task": (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
+}
 
 
-def test_torchrun():
-    found = cluster(TORCHRUN)
-    assert found == Environment(3, 4, 1, 2, 1, 2, "192.0.2.10", 29500, 2, "torchrun", agent_hosts_store=True)
-    assert found.has_equal_nodes
-    assert str(found) == "rank 3 of 4 on node 1 of 2, started by torchrun"
+@pytest.mark.parametrize("name", STARTED)
+def test_who_started_this_process(name, monkeypatch):
+    variables, expected = STARTED[name]
+    assert cluster(variables) == expected
+    start(monkeypatch, variables)
+    assert lab.cluster() == expected
+
+
+def test_places_in_words():
+    assert BY_TORCHRUN.has_equal_nodes
+    assert str(BY_TORCHRUN) == "rank 3 of 4 on node 1 of 2, started by torchrun"
 
 
 def test_a_launcher_that_sets_four_variables_does_not_say_where_the_nodes_are():
@@ -71,11 +84,8 @@ def test_a_task_of_srun_has_the_sizes_of_its_step():
     assert cluster(SLURM | {"SLURM_STEP_ID": "2"}).master_port != found.master_port  # two steps at once
     assert cluster(SLURM | {"SLURM_JOB_ID": "4712"}).master_port != found.master_port
     assert 1024 < found.master_port < 32768
-
-
-def test_what_sbatch_exports_goes_before_what_slurm_says():
-    found = cluster(SLURM | {"MASTER_ADDR": "gpu008-ib", "MASTER_PORT": "12345"})
-    assert (found.master_addr, found.master_port) == ("gpu008-ib", 12345)
+    exported = cluster(SLURM | {"MASTER_ADDR": "gpu008-ib", "MASTER_PORT": "12345"})
+    assert (exported.master_addr, exported.master_port) == ("gpu008-ib", 12345)
 
 
 def test_the_older_names_of_slurm_are_read_where_a_step_has_none():
@@ -87,25 +97,11 @@ def test_the_older_names_of_slurm_are_read_where_a_step_has_none():
     assert plain.ranks_per_node == 2
 
 
-def test_a_batch_script_and_a_single_task_are_processes_by_themselves():
-    """The batch script has SLURM_PROCID=0 too; taken for a task it would wait for ranks that nobody starts."""
-    assert cluster(without(SLURM, "SLURM_STEP_ID")) is None
-    assert cluster(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-
-
-def test_torchrun_inside_of_slurm_and_of_a_job_counts_first():
-    assert cluster(KUBERNETES | SLURM | TORCHRUN) == cluster(TORCHRUN)
-
-
 def test_unequal_nodes_and_tasks_in_another_order_than_that_of_the_nodes_are_seen():
     assert not cluster(TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}).has_equal_nodes
     cyclic = cluster(SLURM | {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"})
     assert cyclic.ranks_per_node == 2
     assert not cyclic.has_equal_nodes
-
-
-def test_a_pod_of_an_indexed_job_is_a_node_with_one_rank():
-    assert cluster(KUBERNETES) == Environment(1, 3, 0, 1, 1, 3, "job-0.ranks", 29500, starter="Kubernetes")
 
 
 @pytest.mark.parametrize(
@@ -154,29 +150,18 @@ def start(monkeypatch, variables):
         monkeypatch.setenv(name, value)
 
 
-def test_a_half_set_environment_is_refused_by_launch_before_a_process_starts(monkeypatch):
-    start(monkeypatch, {"RANK": "0"})
-    with pytest.raises(ValueError, match="without WORLD_SIZE"):
-        launch(print, 2)
-
-
-def test_the_world_as_it_is_needs_a_starter():
-    with pytest.raises(ValueError, match=r"with world_size=None, where torchrun, .* and nobody has; give a number"):
-        launch(print, None)
-
-
-def test_a_world_of_slurm_with_another_size_is_refused(monkeypatch):
-    start(monkeypatch, SLURM)
-    with pytest.raises(
-        ValueError, match="Slurm started 4 ranks, but the script launches 2; pass world_size=4, or None"
-    ):
-        launch(print, 2)
-
-
-def test_the_facade_tells_where_this_process_is(monkeypatch):
-    assert lab.cluster() is None
-    start(monkeypatch, TORCHRUN)
-    assert lab.cluster() == cluster(TORCHRUN)
+@pytest.mark.parametrize(
+    ("variables", "world_size", "message"),
+    [
+        ({"RANK": "0"}, 2, "without WORLD_SIZE"),
+        ({}, None, r"with world_size=None, where torchrun, .* and nobody has; give a number"),
+        (SLURM, 2, "Slurm started 4 ranks, but the script launches 2; pass world_size=4, or None"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused_before_a_process_starts(monkeypatch, variables, world_size, message):
+    start(monkeypatch, variables)
+    with pytest.raises(ValueError, match=message):
+        launch(print, world_size)
 
 
 def test_a_plan_takes_the_nodes_of_the_world():

@@ -45,15 +45,6 @@ def processes(hosts):
     return found
 
 
-def test_ranks_know_their_hosts(hosts):
-    hosts.start(hosts.folder / "script.py", "leave")
-    run = hosts.end()
-    assert run.codes == [0, 0], run.outputs
-    assert f"PLACES {[(rank, 4, rank // 2, 2, 2) for rank in range(4)]} RESTART 0" in run.outputs[0]
-    assert run.outputs[1] == ""
-    assert 0 < run.seconds < 300
-
-
 def test_a_host_is_lost_and_the_other_goes_on(hosts):
     hosts.start(hosts.folder / "script.py", "stay", min_hosts=1, max_restarts=1, ranks_per_host=1)
     assert hosts.wait_for("PLACES").startswith("PLACES [(0, 2, 0, 2, 1), (1, 2, 1, 2, 1)]")

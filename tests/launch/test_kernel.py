@@ -41,7 +41,11 @@ def wait_for_end(numbers, seconds=60.0):  # usually at once
 
 
 def test_a_cell_runs_on_ranks_and_its_errors_name_the_cell_and_line(kernel):
-    assert kernel.run("import dualpipe_lab as lab") == ("", "", "")
+    assert kernel.run("import dualpipe_lab as lab, sys") == ("", "", "")
+    warm = (
+        "from multiprocessing import forkserver\n('torch' in sys.modules, forkserver._forkserver._forkserver_pid > 0)"
+    )
+    assert kernel.run(warm)[0] == "(False, True)"
     text, _, _ = kernel.run(
         "offset = 5\n"
         "def hello(rank, world_size):\n"
@@ -55,15 +59,7 @@ def test_a_cell_runs_on_ranks_and_its_errors_name_the_cell_and_line(kernel):
     )
     assert name == "RankError"
     assert "rank 1 of 2 raised ValueError: bad shape" in message
-    assert "at Cell In[3], line 3, in broken:  raise ValueError('bad shape')" in message
-
-
-def test_importing_the_library_warms_the_fork_server_without_importing_torch(kernel):
-    kernel.run("import dualpipe_lab as lab, sys")
-    text, _, _ = kernel.run(
-        "from multiprocessing import forkserver\n('torch' in sys.modules, forkserver._forkserver._forkserver_pid > 0)"
-    )
-    assert text == "(False, True)"
+    assert "at Cell In[4], line 3, in broken:  raise ValueError('bad shape')" in message
 
 
 IMPORTED = "lab.launch(lambda rank, world_size: __import__('sys').modules.get('torch._dynamo') is not None, 1)"
@@ -85,7 +81,9 @@ def test_a_first_launch_says_what_it_waits_for_where_somebody_reads_along(kernel
     assert text == "starting the server of ranks, once per kernel\n" * watched + "[0, 1]"
 
 
-def test_an_interrupt_stops_all_ranks_and_the_next_cell_works(kernel, tmp_path):
+def test_an_interrupt_stops_all_ranks_and_the_next_cell_works_and_a_killed_kernel_takes_its_ranks_along(
+    kernel, tmp_path
+):
     kernel.run(f"import dualpipe_lab as lab\npath = {str(tmp_path)!r}")
     request = kernel.start(SLEEPERS)
     numbers = pids(tmp_path)
@@ -96,6 +94,15 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_works(kernel, tmp_path):
     assert time.monotonic() - started < 30  # the ranks would sleep for a minute
     assert wait_for_end(numbers) == []
     assert kernel.run("lab.launch(lambda rank, world_size: rank, 2)")[0] == "[0, 1]"
+    for path in tmp_path.iterdir():
+        path.unlink()
+    kernel.start(SLEEPERS)
+    numbers, owner = pids(tmp_path), kernel.pid
+    (folder,) = Path(tempfile.gettempdir()).glob(f"{PREFIX}{owner}-*")
+    os.kill(owner, signal.SIGKILL)
+    assert wait_for_end(numbers) == []
+    psutil.Process(owner).wait() if psutil.pid_exists(owner) else None
+    assert folder in sweep()
 
 
 def test_an_interrupt_during_the_warm_up_does_no_harm(kernel):
@@ -110,23 +117,9 @@ def test_an_interrupt_during_the_warm_up_does_no_harm(kernel):
     assert text == "[0, 1]"
 
 
-def test_a_killed_kernel_takes_its_ranks_along_and_its_folder_is_swept(kernel, tmp_path):
+def test_a_rank_that_holds_the_interpreter_dies_with_the_kernel_too(kernel, tmp_path):
     kernel.run(f"import dualpipe_lab as lab\npath = {str(tmp_path)!r}")
-    kernel.start(SLEEPERS)
-    numbers = pids(tmp_path)
-    owner = kernel.pid
-    folders = list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{owner}-*"))
-    assert len(folders) == 1
-    os.kill(owner, signal.SIGKILL)
-    assert wait_for_end(numbers) == []
-    psutil.Process(owner).wait() if psutil.pid_exists(owner) else None
-    assert folders[0] in sweep()
-
-
-@pytest.mark.parametrize("holder", ["ctypes.PyDLL(None).sleep(60)"])
-def test_a_rank_that_holds_the_interpreter_dies_with_the_kernel_too(kernel, tmp_path, holder):
-    kernel.run(f"import dualpipe_lab as lab\npath = {str(tmp_path)!r}")
-    kernel.start(SLEEPERS.replace("time.sleep(60)", f"import ctypes; {holder}"))
+    kernel.start(SLEEPERS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)"))
     numbers = pids(tmp_path)
     os.kill(kernel.pid, signal.SIGKILL)
     assert wait_for_end(numbers) == []

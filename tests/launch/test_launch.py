@@ -72,26 +72,17 @@ def test_classes_enums_and_modules_made_in_a_cell_travel_and_return_as_themselve
     assert grad == 2
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(6.0).reshape(2, 3).t(),
-        torch.tensor(3, dtype=torch.bfloat16),
-        torch.empty(0, 4),
-        torch.tensor([True, False]),
-        torch.tensor([1 + 2j]),
-        torch.ones(2, dtype=torch.float64, requires_grad=True),
-        torch.nn.Parameter(torch.ones(2)),
-        torch.eye(3).to_sparse(),
-    ],
-    ids=str,
-)
-def test_tensors_return_bitwise(tensor):
-    back = lab.launch(lambda rank, world_size: tensor, 1)[0]
-    assert back.dtype == tensor.dtype
-    assert back.shape == tensor.shape
-    assert back.requires_grad == tensor.requires_grad
-    assert torch.equal(back.to_dense(), tensor.to_dense())
+TENSORS = [
+    torch.arange(6.0).reshape(2, 3).t(), torch.tensor(3, dtype=torch.bfloat16), torch.empty(0, 4),
+    torch.tensor([True, False]), torch.tensor([1 + 2j]), torch.ones(2, dtype=torch.float64, requires_grad=True),
+    torch.nn.Parameter(torch.ones(2)), torch.eye(3).to_sparse(),
+]  # fmt: skip
+
+
+def test_tensors_return_bitwise():
+    for tensor, back in zip(TENSORS, lab.launch(lambda rank, world_size: TENSORS, 1)[0], strict=True):
+        assert (back.dtype, back.shape, back.requires_grad) == (tensor.dtype, tensor.shape, tensor.requires_grad)
+        assert torch.equal(back.to_dense(), tensor.to_dense())
 
 
 def test_a_view_returns_without_the_storage_it_looks_into():

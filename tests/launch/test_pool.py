@@ -16,8 +16,7 @@ from dualpipe_lab.launch import server
 def spawning(monkeypatch):
     monkeypatch.setenv(server.OVERRIDE, "spawn")
     yield
-    monkeypatch.undo()
-    lab.reset()
+    server._discard_pool()
 
 
 def fn(rank, world_size):

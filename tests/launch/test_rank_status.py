@@ -39,7 +39,7 @@ def read():
 over = threading.Event()
 reader = threading.Thread(target=read)
 reader.start()
-end = time.monotonic() + 4
+end = time.monotonic() + 2
 while time.monotonic() < end and reader.is_alive():
     go_deeper(random.randrange(30))
 died_early = not reader.is_alive()

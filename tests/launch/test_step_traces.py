@@ -64,20 +64,6 @@ def test_the_steps_asked_for_are_in_the_files_and_nothing_else_is_kept(tmp_path)
     assert len(found.timeline().messages) == 6
 
 
-def test_a_recorded_step_is_what_the_launch_would_have_returned(tmp_path):
-    def fn(rank, world_size):
-        with lab.StepTraces(tmp_path) as traces:
-            for step in range(3):
-                with traces.step(step):
-                    passes_on(step)
-
-    last, read = launch(fn).timeline, lab.read_traces(tmp_path)
-    assert (
-        read.timeline([2]).messages
-        == last.between(min(s.start for r in last.spans_by_rank for s in r), 10**18).messages
-    )
-
-
 def test_a_killed_rank_leaves_its_steps_and_half_a_line_is_not_read(tmp_path):
     def fn(rank, world_size):
         with lab.StepTraces(tmp_path) as traces:

@@ -25,18 +25,16 @@ def one_f_one_b(rank, world_size, num_microbatches, forward_ms, backward_ms):
             comm.isend(x, target)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_virtual_time_repeats_to_the_bit_and_equals_the_closed_form(world_size):
+def test_virtual_time_repeats_to_the_bit_and_equals_the_closed_form():
     def times(link):
-        step = world_size, 2 * world_size, 5, 10
-        runs = [lab.launch(one_f_one_b, *step, clock="virtual", link=link).timeline for _ in range(3)]
-        assert runs[0].to_dict() == runs[1].to_dict() == runs[2].to_dict()
-        return runs
+        runs = [lab.launch(one_f_one_b, 3, 6, 5, 10, clock="virtual", link=link).timeline for _ in range(2)]
+        assert runs[0].to_dict() == runs[1].to_dict()
+        return runs[0]
 
     times(lab.Link(gbps=0.01, latency_ms=0.5))  # 5,000 bytes take 4 ms
-    runs = times(None)
-    assert runs[0].makespan == (2 * world_size + world_size - 1) * 15_000_000
-    assert runs[0].source == "virtual"
+    run = times(None)
+    assert run.makespan == (6 + 3 - 1) * 15_000_000
+    assert run.source == "virtual"
 
 
 def test_messages_on_one_link_queue_up():
@@ -56,44 +54,49 @@ def test_messages_on_one_link_queue_up():
     assert {message.num_bytes for message in timeline.messages} == {1_000_000}
 
 
-@pytest.mark.parametrize(
-    ("call", "steps", "volume"),
-    [
-        (lambda x: comm.all_reduce(x), 6, 1.5),
-        (lambda x: comm.all_gather_single(torch.empty(1_000_000), x), 3, 3),
-        (lambda x: comm.reduce_scatter_single(torch.empty(62_500), x), 3, 0.75),
-        (lambda x: comm.all_to_all_single(torch.empty_like(x), x), 1, 0.75),
-        (lambda x: comm.broadcast(x, 1), 2, 2),  # two rounds of a tree, each with the full tensor
-        (lambda x: comm.reduce(x, 1), 4, 1.5),  # the root receives three chunks, and three finished ones
-    ],
-)
-def test_a_collective_starts_with_its_last_rank_and_takes_its_model_time(call, steps, volume):
+COLLECTIVES = [  # steps, and volume in tensors
+    (lambda x: comm.all_reduce(x), 6, 1.5),
+    (lambda x: comm.all_gather_single(torch.empty(1_000_000), x), 3, 3),
+    (lambda x: comm.reduce_scatter_single(torch.empty(62_500), x), 3, 0.75),
+    (lambda x: comm.all_to_all_single(torch.empty_like(x), x), 1, 0.75),
+    (lambda x: comm.broadcast(x, 1), 2, 2),  # two rounds of a tree, each with the full tensor
+    (lambda x: comm.reduce(x, 1), 4, 1.5),  # the root receives three chunks, and three finished ones
+]
+
+
+def test_a_collective_starts_with_its_last_rank_and_takes_its_model_time():
     def fn(rank, world_size):
-        lab.compute(10 * rank)
-        call(MEGABYTE.clone())
+        found = []
+        for call, _, _ in COLLECTIVES:
+            start = lab.now()
+            lab.compute(10 * rank)
+            call(MEGABYTE.clone())
+            found.append(lab.now() - start)
+        return found
 
-    timeline = lab.launch(fn, 4, clock="virtual", link=lab.Link(gbps=1, latency_ms=1)).timeline
-    assert timeline.makespan == 30_000_000 + steps * 1_000_000 + round(volume * 8_000_000)
+    expected = [30_000_000 + steps * 1_000_000 + round(volume * 8_000_000) for _, steps, volume in COLLECTIVES]
+    out = lab.launch(fn, 4, clock="virtual", link=lab.Link(gbps=1, latency_ms=1))
+    assert list(map(max, zip(*out, strict=True))) == expected
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
-def test_a_collective_waits_for_its_last_rank_even_where_a_root_need_not(late):
+def test_a_collective_waits_for_its_last_rank_even_where_a_root_need_not():
     """Without that, model time would depend on which process happens to run first."""
 
     def fn(rank, world_size):
-        import time
+        found = []
+        for late in range(world_size):
+            if rank == late:
+                time.sleep(0.15)  # really late, and 40 ms late in model time
+                lab.compute(40)
+            x = torch.zeros(8)
+            comm.broadcast(x, 1)
+            comm.reduce(x, 1)
+            comm.scatter(x, [torch.zeros(8)] * world_size if rank == 1 else None, 1)
+            comm.gather(x, [torch.zeros(8) for _ in range(world_size)] if rank == 1 else None, 1)
+            found.append(lab.now())
+        return found
 
-        if rank == late:
-            time.sleep(0.15)  # really late, and 40 ms late in model time
-            lab.compute(40)
-        x = torch.zeros(8)
-        comm.broadcast(x, 1)
-        comm.reduce(x, 1)
-        comm.scatter(x, [torch.zeros(8)] * world_size if rank == 1 else None, 1)
-        comm.gather(x, [torch.zeros(8) for _ in range(world_size)] if rank == 1 else None, 1)
-        return lab.now()
-
-    assert lab.launch(fn, 3, clock="virtual") == [40_000_000] * 3
+    assert lab.launch(fn, 3, clock="virtual") == [[40_000_000, 80_000_000, 120_000_000]] * 3
 
 
 def test_a_root_that_waits_for_a_rank_that_never_comes_is_explained():
@@ -118,7 +121,7 @@ def test_collectives_of_one_group_follow_one_another():
     assert timeline.makespan == 3 * 8_000_000
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (2, 0, 1), (1, 2, 0)])
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
 def test_a_collective_has_its_place_on_the_link_from_its_call_in_whatever_order_it_is_waited_for(order):
     def fn(rank, world_size):
         works = []
@@ -244,7 +247,7 @@ def test_an_emulated_transfer_is_no_deadlock():
             comm.send(MEGABYTE, 1)
         return "arrived"
 
-    assert lab.launch(fn, 2, link=lab.Link(gbps=0.0016, latency_ms=0)) == ["arrived"] * 2  # 5 s in flight
+    assert lab.launch(fn, 2, link=lab.Link(gbps=0.002, latency_ms=0)) == ["arrived"] * 2  # 4 s in flight
 
 
 def test_work_sleeps_under_the_wall_clock_so_that_eight_ranks_share_two_cores():

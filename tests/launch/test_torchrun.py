@@ -30,10 +30,16 @@ def fn(rank, world_size, factor):
     lab.comm.all_reduce(x)
     return rank * factor, x[0].item()
 
+def place(rank, world_size):
+    x = torch.full((4,), float(rank)).to(lab.device())
+    lab.comm.all_reduce(x)
+    return str(lab.device()), x[0].item()
+
 out = lab.launch(fn, int(sys.argv[1]), 10)
 again = lab.launch(fn, int(sys.argv[1]), 1)
+places = [list(lab.launch(place, None, backend=name)) for name in sys.argv[2:]]
 counted = out.ledger.count("all_reduce"), out.ledger.sent("all_reduce", 0)
-sys.stdout.write(f"RESULT {list(out)} {counted} {again[1][0]}\\n")  # one write: the ranks share the terminal
+sys.stdout.write(f"RESULT {list(out)} {counted} {again[1][0]} {places}\\n")  # one write: the ranks share the terminal
 """
 
 
@@ -50,9 +56,12 @@ def torchrun(tmp_path, *arguments, script=SCRIPT, options=(), **variables):
     )
 
 
-def test_values_and_ledger_are_gathered_on_every_rank(tmp_path):
-    done = torchrun(tmp_path, "2")
-    assert done.stdout.count("RESULT [(0, 1.0), (10, 1.0)] (2, 16) 1") == 2, done.stderr
+def test_values_and_ledger_are_gathered_on_every_rank_and_another_back_end_joins_again(tmp_path):
+    """NCCL is its stand-in; the device is that of the local rank, and the first back end returns."""
+    path = os.pathsep.join(map(str, [Path(__file__).parents[1], *sys.path]))
+    done = torchrun(tmp_path, "2", "gloo", "nccl", "gloo", DUALPIPE_LAB_ACCELERATOR="stand_in", PYTHONPATH=path)
+    cpu, cuda = [("cpu", 1.0)] * 2, [("cuda:0", 1.0), ("cuda:1", 1.0)]
+    assert done.stdout.count(f"RESULT [(0, 1.0), (10, 1.0)] (2, 16) 1 {[cpu, cuda, cpu]}") == 2, done.stderr
     assert done.stdout.count("GROUPS LEFT False") == 2  # a thread of GLOO that is left then may abort the process
 
 
@@ -109,29 +118,6 @@ def test_threads_and_check_are_honoured_and_the_others_are_told_once(tmp_path):
         assert done.stdout.count("WIRE [0.5, 0.5]") == 2, done.stdout
     assert "Detected mismatch between collectives" in done.stderr
     assert done.returncode != 0
-
-
-BACK_ENDS = """
-import sys
-import torch
-import dualpipe_lab as lab
-
-def fn(rank, world_size):
-    x = torch.full((4,), float(rank)).to(lab.device())
-    lab.comm.all_reduce(x)
-    return str(lab.device()), x[0].item()
-
-found = [list(lab.launch(fn, None, backend=name)) for name in ("gloo", "nccl", "gloo")]
-sys.stdout.write(f"RESULT {found}\\n")
-"""
-
-
-def test_a_launch_with_another_back_end_joins_again(tmp_path):
-    """On the stand-in for NCCL; the device is that of the local rank, and the first back end returns."""
-    path = os.pathsep.join(map(str, [Path(__file__).parents[1], *sys.path]))
-    done = torchrun(tmp_path, script=BACK_ENDS, DUALPIPE_LAB_ACCELERATOR="stand_in", PYTHONPATH=path)
-    cpu, cuda = [("cpu", 1.0)] * 2, [("cuda:0", 1.0), ("cuda:1", 1.0)]
-    assert done.stdout.count(f"RESULT {[cpu, cuda, cpu]}") == 2, done.stderr
 
 
 # ---- restarts, and time limits

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the wire is rea
 NUMEL = 12 * 2**16  # of float32, 3 MiB: GLOO's headers are less than 0.1% of it, and 2, 3 and 4 ranks divide it
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_what_leaves_the_sockets_is_what_was_derived(num_ranks):
     ledger = lab.launch(every_collective, num_ranks, NUMEL, wire=True, timeout=120).ledger
     for rank, own in enumerate(ledger.ranks):

@@ -1,6 +1,14 @@
-"""The grid on which every schedule of the registry is tested: p in 1, 2, 3, 4, 8 and m from 1 to 4p, where legal."""
+"""What tests of schedules share: recorded programs, ticks, and sizes: p in 1, 2, 3, 4, 8 and m from 1 to 4p."""
+
+import json
+
+from hypothesis import strategies as st
+from runs import ORACLES as FOLDER
 
 from dualpipe_lab.pp import schedules
+
+ORACLES = json.loads((FOLDER / "programs.json").read_text())
+EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in range(1, 4 * p + 1)]
 

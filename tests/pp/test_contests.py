@@ -1,16 +1,14 @@
 """The table of contests and the staircase: what two directions, the split backward and the overlap bring."""
 
-import importlib.util
 from fractions import Fraction
 from pathlib import Path
+
+from scripts import load
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.schedules.variants import variant
 
-PLACE = Path(__file__).parents[2] / "benchmarks" / "contests.py"
-SPEC = importlib.util.spec_from_file_location("contests", PLACE)
-contests = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(contests)
+contests = load(Path(__file__).parents[2] / "benchmarks" / "contests.py")
 
 
 def test_the_staircase():

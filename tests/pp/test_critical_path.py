@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slow_reference import random_cost, random_program, solve
 
@@ -11,7 +11,6 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.simulator import simulate
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_whatever_grows_on_the_critical_path_delays_the_end_by_as_much(rng):
     program = random_program(rng)
@@ -37,7 +36,6 @@ def test_whatever_grows_on_the_critical_path_delays_the_end_by_as_much(rng):
         assert simulate(program, slower).makespan >= timeline.makespan + delta * times
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_what_is_off_the_critical_path_alone_cannot_shorten_the_run(rng):
     program = random_program(rng)
@@ -49,7 +47,6 @@ def test_what_is_off_the_critical_path_alone_cannot_shorten_the_run(rng):
     assert simulate(program, free).makespan == timeline.makespan
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_held_activations_and_due_weight_gradients_equal_the_slow_reference(rng):
     program = random_program(rng)

@@ -1,14 +1,11 @@
 """A deadlock names the action to move: following the advice, read from its text, ends the deadlock."""
 
-import random
 import re
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from schedule_grid import legal
 from slow_reference import how_far, random_program, runs_to_its_end
 
-from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower, strip
 from dualpipe_lab.pp.program import Overlap, Program, actions_of, parse_action
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
@@ -71,7 +68,6 @@ def broken(rng, make, moves, **options):
     return assume(False)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_what_one_move_broke_one_move_mends(rng):
     program, text = broken(rng, random_program, 1)
@@ -80,7 +76,7 @@ def test_what_one_move_broke_one_move_mends(rng):
     assert runs_to_its_end(validate(mended))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=25)
 @given(st.randoms(use_true_random=False))
 def test_following_the_advice_again_and_again_ends_every_deadlock(rng):
     program, text = broken(rng, random_program, rng.randint(2, 6))
@@ -96,7 +92,7 @@ def test_following_the_advice_again_and_again_ends_every_deadlock(rng):
     assert runs_to_its_end(validate(program))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=25)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_the_advice_for_programs_with_messages_is_right_too(rng, blocking):
     program, text = broken(rng, lambda rng: lower(random_program(rng)), rng.randint(1, 2), blocking=blocking)
@@ -106,21 +102,6 @@ def test_the_advice_for_programs_with_messages_is_right_too(rng, blocking):
         if text is None:
             break
     validate(lower(program) if not program.is_lowered else program, blocking=blocking)
-
-
-def test_the_advice_mends_every_schedule(subtests):
-    for name in schedules.names():
-        with subtests.test(name=name):
-            rng = random.Random(name)
-            program = next(legal(name, [(4, 8), (4, 16)]))
-            texts = 0
-            while texts < 20:
-                stuck = shuffled(rng, program, 1)
-                if text := deadlock(stuck):
-                    texts += 1
-                    mended, promised = followed(stuck, text)
-                    assert promised
-                    validate(mended)
 
 
 def test_two_pairs_that_need_each_other_are_taken_apart():
@@ -138,11 +119,3 @@ def test_a_send_behind_what_needs_its_answer_is_a_deadlock_and_moves_to_the_fron
     assert "rank 1 stands before 1F0 (position 1), which needs 0SEND_F0 on rank 0 (position 3)" in text
     mended, _ = followed(Program.parse("late", rows), text)
     assert [str(a) for step in validate(mended).ranks[0] for a in actions_of(step)][1] in ("0SEND_F0", "0RECV_B0")
-
-
-def test_a_large_program_is_mended_too():
-    rng = random.Random(3)
-    program = shuffled(rng, schedules.build("1f1b", 32, 256), 1)
-    while (text := deadlock(program)) is None:
-        program = shuffled(rng, program, 1)
-    validate(followed(program, text)[0])

@@ -27,9 +27,7 @@ LOPSIDED = [
     Cost(F=1, I=3, W=1, overlap=Fraction(9, 2), latency=1),
     Cost(F=2, I=2, W=2, overlap=3),
     Cost(F=2, I=1, W=4, overlap=5, transfer=1),
-    Cost(F=2, I=3, W=3, B=4, overlap=4),
     Cost(F=1, I=2, W=0, overlap=2),
-    Cost(F=1, I=1, W=1, overlap=1),
     Cost(F=[1, 3], I=1, W=[2, 1], overlap=Fraction(7, 2)),
 ]
 

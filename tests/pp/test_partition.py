@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpipe_lab.pp import schedules
@@ -31,7 +31,6 @@ def loads_of(sizes, costs, embedding, head):
     return loads
 
 
-@settings(max_examples=400)
 @given(costs=LAYERS, stages=st.integers(1, 9), embedding=EXACT, head=EXACT)
 def test_no_split_is_better(costs, stages, embedding, head):
     stages = min(stages, len(costs))

@@ -1,10 +1,7 @@
 """PipeDream: the time of a run, versions by counting against closed forms and recorded ones, and what they lead to."""
 
-import json
-from pathlib import Path
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import SIZES
 
@@ -15,8 +12,6 @@ from dualpipe_lab.pp.repeat import repeat
 from dualpipe_lab.pp.schedules.pipedream import double_buffered, updates_before, versions_kept, vertical_sync
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
-
-ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "pipedream.json").read_text())
 
 
 def stashed_version(p, stage, minibatch):
@@ -36,19 +31,6 @@ def test_the_order_is_that_of_1f1b_and_the_pipeline_fills_once(subtests):
             assert simulate(schedules.pipedream(p, 3 * m), cost).makespan == (3 * m + p - 1) * 6
 
 
-def test_versions_by_counting_equal_the_closed_forms(subtests):
-    for p, m in SIZES:
-        with subtests.test(p=p, m=m):
-            program = schedules.pipedream(p, m)
-            stashed = updates_before(program)
-            assert stashed == [[stashed_version(p, s, j) for j in range(m)] for s in range(p)]
-            synced = vertical_sync(stashed)
-            assert synced == [[stashed_version(p, 0, j) for j in range(m)]] * p
-            if m >= 2 * p - 2:
-                assert versions_kept(program, stashed) == [p - s for s in range(p)]
-                assert versions_kept(program, synced) == [p] * p
-
-
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
 def test_two_versions_are_enough_for_batches_of_at_least_p_minus_1(p):
     for size in range(max(p - 1, 1), 2 * p + 2):
@@ -63,19 +45,17 @@ def test_two_versions_are_enough_for_batches_of_at_least_p_minus_1(p):
         assert max(versions_kept(program, late, p - 2)) == 3
 
 
-def test_recorded_versions():
-    program = schedules.pipedream(ORACLE["p"], len(ORACLE["x"]))
-    assert updates_before(program) == ORACLE["version_used"]
-    assert versions_kept(program, updates_before(program)) == ORACLE["versions_kept"]
-
-
-@settings(deadline=None)
-@given(p=st.integers(1, 16), m=st.integers(1, 64), every=st.integers(1, 8))
+@given(p=st.integers(1, 16), m=st.integers(1, 64), every=st.sampled_from([1, 1, 1, 2, 3, 8]))
 def test_no_version_is_used_before_it_exists_or_after_the_next_rule_would(p, m, every):
     program = schedules.pipedream(p, m)
     counted = updates_before(program, every)
     for s, row in enumerate(counted):
         assert row == [stashed_version(p, s, j) // every for j in range(m)]
+    if every == 1 and m >= 2 * p - 2:
+        synced = vertical_sync(counted)
+        assert synced == [[stashed_version(p, 0, j) for j in range(m)]] * p
+        assert versions_kept(program, counted) == [p - s for s in range(p)]
+        assert versions_kept(program, synced) == [p] * p
     for rule in (vertical_sync(counted), double_buffered(counted, every)):
         assert all(a <= b for own, there in zip(rule, counted, strict=True) for a, b in zip(own, there, strict=True))
         assert all(one == rule[0] for one in rule)

@@ -1,19 +1,17 @@
-import json
 import pickle
 import random
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_grid import ORACLES
 from slow_reference import random_program
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Action, Overlap, Program, parse_action
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 PROGRAMS = {name: rows for name, rows in ORACLES.items() if name != "legend"}
 
 

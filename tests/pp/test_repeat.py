@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_grid import legal
 from slow_judge import is_right
@@ -16,10 +16,9 @@ from dualpipe_lab.pp.repeat import repeat, simulate_steps, step_time
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
 
-SIZES = [(1, 2), (2, 2), (2, 4), (3, 6), (4, 8), (4, 11), (8, 16)]
+SIZES = [(1, 2), (2, 4), (3, 6), (4, 11)]
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_without_a_barrier_the_steps_are_one_program(rng, num_steps):
     program = random_program(rng)
@@ -38,7 +37,6 @@ def test_without_a_barrier_the_steps_are_one_program(rng, num_steps):
     )
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_with_a_barrier_the_steps_are_copies(rng, num_steps):
     program = random_program(rng)
@@ -61,7 +59,6 @@ def test_with_a_barrier_the_steps_are_copies(rng, num_steps):
         assert message.sent == end + k * one.makespan <= message.arrived <= (k + 1) * one.makespan
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_time_of_a_step_lies_between_work_and_makespan_and_is_the_long_run_s(rng):
     program = random_program(rng)
@@ -77,7 +74,7 @@ def test_a_step_without_a_barrier_takes_the_longest_window(subtests):
     for name in schedules.names():
         with subtests.test(name=name):
             for program in legal(name, SIZES):
-                for cost in (Cost(), Cost(F=2, I=3, W=1), Cost(F=5, I=4, W=6, latency=3), Cost(F=3, B=4, transfer=2)):
+                for cost in (Cost(F=2, I=3, W=1), Cost(F=5, I=4, W=6, latency=3), Cost(F=3, B=4, transfer=2)):
                     timeline = simulate(program, cost)
                     windows = [end - start for start, end in map(timeline.window, range(program.num_ranks))]
                     assert step_time(program, cost) == max(windows)

@@ -1,15 +1,14 @@
 import gc
-import json
 import subprocess
 import sys
 import time
 from fractions import Fraction
 from itertools import product
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from schedule_grid import EXACT, ORACLES
 from slow_reference import random_cost, random_program, solve
 
 from dualpipe_lab.pp import closed_forms, schedules
@@ -19,16 +18,13 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
-EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
-GRID = [(p, m) for p in (1, 2, 3, 4, 7, 8) for m in (1, 2, 3, 4, 5, 8, 13)]
+GRID = [(p, m) for p in (1, 2, 3, 8) for m in (1, 2, 3, 8, 13)]
 
 
 def oracle(kind):
     return next(Program.parse(name, rows) for name, rows in ORACLES.items() if name.startswith(kind + " "))
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_time_equals_the_slow_reference(rng):
     program = random_program(rng)
@@ -60,7 +56,6 @@ def test_closed_forms_are_exact_on_a_grid(subtests):
                 assert [timeline.peak_activations(rank) for rank in range(p)] == held
 
 
-@settings(deadline=None)
 @given(
     m=st.integers(1, 9), stages=st.lists(st.tuples(EXACT, EXACT), min_size=1, max_size=6), latency=EXACT, transfer=EXACT
 )
@@ -80,13 +75,6 @@ def test_dualpipe_row():
     assert timeline.makespan == 66  # work 60
     assert [timeline.bubble_time(rank) for rank in range(8)] == [6] * 8  # (P/2 - 1) (F&B + B - 3W), P = 8
     assert [timeline.peak_activations(rank) for rank in range(8)] == [9] * 8  # P + 1
-
-
-def test_latency_and_transfer_of_1f1b_and_dualpipe():
-    # Link cost 0.1 per message, in tenths.
-    cost = Cost(F=10, I=10, W=10, latency=1)
-    assert simulate(schedules.one_f_one_b(8, 16), cost).makespan == 730
-    assert simulate(schedules.one_f_one_b(8, 16), Cost(F=10, I=10, W=10)).makespan == 690
 
 
 def test_messages_on_a_link_queue_first_in_first_out():
@@ -154,7 +142,7 @@ def test_the_pure_floor_imports_quickly_and_without_torch():
     assert min(seconds) < 0.3  # 0.1 on a quiet machine
 
 
-@pytest.mark.parametrize("name", schedules.names())
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
 def test_time_grows_linearly_with_the_number_of_actions(name):
     def seconds(num_microbatches):
         before = time.process_time()

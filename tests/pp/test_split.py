@@ -99,19 +99,6 @@ def test_no_product_is_made_twice(subtests):
             assert w.products >= 1 or name in ("auxiliary", "convolution")  # shared with another output; one kernel
 
 
-def test_w_holds_one_product_per_linear_layer():
-    module, x = make("block")
-    *_, i, w = halves(module, x)
-    assert w.count["mm"] == 4
-    assert i.count["mm"] == 4
-
-
-def test_the_first_stage_is_split_too():
-    layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    *_, i, w = halves(layers, torch.randn(3, 4), first=True)
-    assert (i.count["mm"], w.count["mm"]) == (2, 3)  # nobody asks for the gradient of the data
-
-
 def test_i_frees_what_w_does_not_need():
     layers = [nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
     x = torch.randn(3, 4, requires_grad=True)
@@ -233,15 +220,3 @@ def test_autocast_splits_too():
             return backward(module, x)[1]
 
     assert all(torch.equal(a, b) for a, b in zip(run(halves), run(whole), strict=True))
-
-
-def test_recomputed_regions_may_nest():
-    inner = Again(recompute).double()
-    module = Again(lambda region, x: recompute(lambda x: inner(region(x)), x)).double()
-    module.inner = inner
-    x = torch.randn(3, WIDTH, dtype=torch.float64)
-    dx, grads, *_ = halves(module, x)
-    module.zero_grad()
-    expected_dx, expected, _ = whole(module, x)
-    assert torch.equal(dx, expected_dx)
-    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(grads, expected, strict=True))

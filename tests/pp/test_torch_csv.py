@@ -1,9 +1,8 @@
 import csv
-import json
 import re
-from pathlib import Path
 
 import pytest
+from schedule_grid import ORACLES
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from dualpipe_lab.pp import schedules
@@ -12,7 +11,6 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
 from dualpipe_lab.pp.validation.rules import InvalidProgram
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 PROGRAMS = [Program.parse(name, rows) for name, rows in ORACLES.items() if name != "legend"]
 EXPRESSIBLE = [schedules.gpipe(4, 8), schedules.one_f_one_b(4, 8), schedules.one_f_one_b(4, 2), *PROGRAMS[1:]]
 

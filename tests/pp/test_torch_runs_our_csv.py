@@ -1,11 +1,9 @@
 """Torch's runtime executes what we export: one step on GLOO ranks, gradients against a single process."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from rank_runs import bitwise, expected_grads, make_batch, make_stages
+from schedule_grid import ORACLES
 from torch import nn
 
 import dualpipe_lab as lab
@@ -13,7 +11,6 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.torch_csv import to_torch_csv
 
-ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 NUM_RANKS, NUM_MICROBATCHES = 2, 8  # a power of two: dividing by it rounds nothing
 
 

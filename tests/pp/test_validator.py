@@ -1,9 +1,9 @@
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import legal, num_crossings
+from schedule_grid import SIZES, legal, num_crossings
 from slow_reference import random_program
 
 from dualpipe_lab.pp import schedules
@@ -22,8 +22,8 @@ def problems_of(rows, **options):
 def test_schedules_are_valid_plain_and_lowered(subtests):
     for name in schedules.names():
         with subtests.test(name=name):
-            programs = list(legal(name))
-            assert len(programs) >= 10
+            programs = list(legal(name, SIZES[::3]))
+            assert len(programs) >= 3
             for program in programs:
                 lowered = validate(lower(validate(program)), blocking=True, in_order=True)
                 kinds = [action.kind for action in lowered]
@@ -41,7 +41,6 @@ def test_gradients_are_summed_in_the_order_of_the_microbatches(subtests):
                     assert program.num_directions == 2 or all(row == sorted(row) for row in by_stage)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_random_programs_are_valid_and_lowering_is_safe_for_blocking_messages(rng):
     program = random_program(rng)

@@ -51,7 +51,7 @@ def test_losses_of_both_copies_are_those_of_one_process():
 
     def fn(rank, world_size):
         mesh, results = lab.Mesh(lab.Topology([("pp", 2), ("dp", DP)])), {}
-        for name in ("dualpipe", "easy_dualpipe", "dualpipev", "zero_bubble_h1"):
+        for name in ("dualpipe", "dualpipev"):
             for kind in (Ddp, Zero1, Zero2):
                 program = schedules.build(name, 2, M)
                 mine = {action.stage: Balanced(action.stage) for action in program.actions(mesh.rank("pp"))}

@@ -1,95 +1,43 @@
 """ZB-H1, ZB-H2 and the family between them: against the closed forms, torch's order and the published table."""
 
-from fractions import Fraction
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import SIZES
+from schedule_grid import EXACT, SIZES
 from torch_orders import looped_rows
 
 from dualpipe_lab.pp import closed_forms
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
-from dualpipe_lab.pp.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
+from dualpipe_lab.pp.schedules import one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
-
-COSTS = [
-    Cost(),
-    Cost(F=5, I=6, W=4),  # the usual case: I > F > W
-    Cost(F=5, I=4, W=6),
-    Cost(F=2, I=5, W=3),
-    Cost(F=Fraction(7, 3), I=Fraction(2, 7), W=1),
-    Cost(F=2, I=2, W=0),
-]
-EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 
 
 def local_bubbles(timeline):
     return [timeline.local_bubble(rank) for rank in range(timeline.num_ranks)]
 
 
-def ticks_of(cost):
-    return [cost.per_stage(1)[kind][0] for kind in "FIW"]
-
-
-@pytest.mark.parametrize("cost", COSTS)
-def test_closed_forms_are_exact_on_a_grid(cost):
-    for p, m in SIZES:
-        h1, h2 = simulate(zero_bubble_h1(p, m), cost), simulate(zero_bubble_h2(p, m), cost)
-        assert h1.makespan == closed_forms.zero_bubble_h1_makespan(p, m, cost=cost)
-        assert h2.makespan == closed_forms.zero_bubble_h2_makespan(p, m, cost=cost)
-        for timeline in (h1, h2):
-            idle = timeline.makespan - m * sum(ticks_of(cost))
-            assert {timeline.bubble_time(rank) for rank in range(p)} == {idle}
-            assert len(timeline.messages) == closed_forms.num_messages(p, m)
-        if m >= p:
-            forward, input_grad, weight_grad = ticks_of(cost)
-            assert max(local_bubbles(h1)) == (p - 1) * max(input_grad, forward + input_grad - weight_grad)
-        if m >= 2 * p - 1:
-            assert max(local_bubbles(h2)) == closed_forms.zero_bubble_h2_local_bubble(p, m, cost)
-
-
-@pytest.mark.parametrize("cost", COSTS)
-def test_the_published_forms_are_special_cases(cost):
-    forward, input_grad, weight_grad = ticks_of(cost)
-    for p, m in SIZES:
-        if m >= 2 * p - 1:
-            work = m * (forward + input_grad + weight_grad)
-            h1 = closed_forms.zero_bubble_h1_makespan(p, m, cost=cost) - work
-            h2 = closed_forms.zero_bubble_h2_makespan(p, m, cost=cost) - work
-            assert h1 == (p - 1) * max(forward, input_grad, forward + input_grad - weight_grad)
-            assert h2 == (p - 1) * max(forward, input_grad - forward, forward + input_grad - 2 * weight_grad)
-            published = (p - 1) * (forward + input_grad - weight_grad)
-            assert (h1 == published) == (weight_grad <= min(forward, input_grad) or p == 1)
-
-
-def test_programs_are_valid_within_their_peaks_and_need_them():
-    for p, m in SIZES:
-        for program, peak in (
-            (zero_bubble_h1(p, m), closed_forms.zero_bubble_h1_peak_activations(p, m)),
-            (zero_bubble_h2(p, m), closed_forms.zero_bubble_h2_peak_activations(p, m)),
-        ):
-            timeline = simulate(program)
-            assert [timeline.peak_activations(rank) for rank in range(p)] == [peak] * p
-            validate(lower(validate(program, in_flight=peak)), blocking=True)
-            with pytest.raises(InvalidProgram, match=rf"rank {p - 1}, .* makes it hold {peak}"):
-                validate(program, in_flight=peak - 1)
-        assert closed_forms.zero_bubble_h1_peak_activations(p, m) == min(p, m)
-        assert closed_forms.zero_bubble_h2_peak_activations(p, m) == min(2 * p - 1, m)
-
-
-@settings(deadline=None)
-@given(p=st.integers(1, 16), m=st.integers(1, 64), room=st.integers(0, 40), f=EXACT, i=EXACT, w=EXACT)
+@given(p=st.integers(1, 10), m=st.integers(1, 32), room=st.integers(0, 20), f=EXACT, i=EXACT, w=EXACT)
 def test_any_size_room_and_exact_costs(p, m, room, f, i, w):
     cost, in_flight = Cost(F=f, I=i, W=w), p + room
-    program = zero_bubble_h2(p, m, in_flight)
-    assert simulate(program, cost).makespan == closed_forms.zero_bubble_h2_makespan(p, m, in_flight, cost)
-    validate(program, in_flight=closed_forms.zero_bubble_h2_peak_activations(p, m, in_flight))
+    program, bound = zero_bubble_h2(p, m, in_flight), closed_forms.zero_bubble_h2_peak_activations(p, m, in_flight)
+    timeline = simulate(program, cost)
+    assert timeline.makespan == closed_forms.zero_bubble_h2_makespan(p, m, in_flight, cost)
+    assert {timeline.bubble_time(rank) for rank in range(p)} == {timeline.makespan - m * (f + i + w)}
+    assert len(timeline.messages) == closed_forms.num_messages(p, m)
+    validate(lower(validate(program, in_flight=bound)), blocking=True)
+    if bound > 1:
+        with pytest.raises(InvalidProgram, match=rf"rank {p - 1}, .* makes it hold {bound}"):
+            validate(program, in_flight=bound - 1)
+    if m >= p:
+        local = max(local_bubbles(simulate(zero_bubble_h1(p, m), cost)))
+        assert local == (p - 1) * max(i, f + i - w)
+    if m >= 2 * p - 1:
+        local = max(local_bubbles(simulate(zero_bubble_h2(p, m), cost)))
+        assert local == closed_forms.zero_bubble_h2_local_bubble(p, m, cost)
 
 
-@settings(deadline=None)
 @given(p=st.integers(1, 16), m=st.integers(1, 64), v=st.integers(1, 4), f=EXACT, i=EXACT, w=EXACT)
 def test_the_looped_form_for_any_size_and_exact_costs(p, m, v, f, i, w):
     cost, program = Cost(F=f, I=i, W=w), zero_bubble_h1(p, m, v)
@@ -123,19 +71,6 @@ def test_the_published_table(p, idle_h1, local_h1, idle_h2, local_h2):
     assert (h2.bubble_time(0), max(local_bubbles(h2))) == (idle_h2, local_h2)
     assert (h1.peak_activations(0), h2.peak_activations(0)) == (p, 2 * p - 1)
     assert simulate(one_f_one_b(p, 3 * p)).bubble_time(0) == 3 * (p - 1)
-
-
-def test_the_step_is_as_long_with_h1_as_with_h2_where_f_is_the_longest():
-    assert simulate(zero_bubble_h1(4, 8)).makespan == simulate(zero_bubble_h2(4, 8)).makespan == 27
-    long_input_grad = Cost(F=5, I=6, W=4)
-    assert simulate(zero_bubble_h1(4, 8), long_input_grad).makespan == 8 * 15 + 3 * 7
-    assert simulate(zero_bubble_h2(4, 8), long_input_grad).makespan == 8 * 15 + 3 * 5
-
-
-def test_looped_h1_holds_what_the_loop_alone_would_hold():
-    assert simulate(zero_bubble_h1(8, 24, 2)).makespan == 2 * 24 * 3 + 7
-    assert simulate(interleaved(8, 24, 2)).makespan == 2 * 24 * 3 + 21
-    assert [simulate(zero_bubble_h1(8, 24, 2)).peak_activations(rank) for rank in range(8)] == [16] * 8
 
 
 def test_sizes_and_room_that_cannot_be_are_refused():

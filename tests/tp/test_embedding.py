@@ -2,22 +2,20 @@
 
 import pytest
 import torch
-from runs import counted, draw, launch, leaf
+from runs import RANKS, assert_refused, counted, draw, launch, leaf
 from torch import nn
-from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, distances, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes, oracle, tensor
 
-import dualpipe_lab as lab
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
+from dualpipe_lab.tp.shard import full_state_dict
 
 
 def whole_table(vocabulary, width, padding=None):
     return nn.Embedding.from_pretrained(draw(1, vocabulary, width), freeze=False, padding_idx=padding)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_the_bits_are_those_of_one_table(world_size):
     """Vocabularies of 37 and 7, and of 4, of which the last of 3 ranks has nothing; tokens repeat."""
 
@@ -62,27 +60,6 @@ def test_the_oracle_s_tables_and_parts():
             assert span == block["spans"][str(world_size)][rank]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_tied_head_adds_to_the_same_rows(world_size):
-    """The head's loss over a cut vocabulary of 37, with the embedding's table as its weight."""
-
-    def fn(rank, world_size):
-        found = {}
-        for name, tp in modes().items():
-            weight = draw(1, 37, 6)
-            ids, targets = (torch.arange(TOKENS) * step % 37 for step in (5, 11))
-            theirs = leaf(weight)
-            functional.cross_entropy(theirs[ids].sin() @ theirs.t(), targets).backward()
-            table = VocabParallelEmbedding(37, 6, tp, dtype=torch.float64)
-            head = LMHead(6, 37, tp, tied=table)
-            load_full_state_dict(table, {"weight": weight})
-            head.loss(table(ids).sin(), targets).backward()
-            found[name] = distances(full_state_dict(head, tp.group, "grad"), {"weight": theirs.grad})
-        return found
-
-    assert_a1(launch(fn, world_size))
-
-
 def test_bytes_of_the_lookup_and_of_the_head():
     def fn(rank, world_size):
         found = {}
@@ -104,15 +81,11 @@ def test_bytes_of_the_lookup_and_of_the_head():
         assert head == {"all_gather_single": (2, 2 * part), "reduce_scatter_single": (1, part)}
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
+def test_tokens_outside_of_the_vocabulary_are_refused():
+    cases = [
         (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([3, 7])), "ids run from 0 to 6, got 7"),
         (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([-1])), "ids run from 0 to 6, got -1"),
         (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([3.0])), "whole numbers, got torch.float32; use ids.long"),
         (lambda: VocabParallelEmbedding(7, 2, padding_id=7), "padding_id is a token from 0 to 6, got 7"),
-    ],
-)
-def test_tokens_outside_of_the_vocabulary_are_refused(build, message):
-    with pytest.raises(lab.RankError, match=message):
-        launch(lambda rank, world_size: build(), 2)
+    ]
+    assert_refused(2, cases)

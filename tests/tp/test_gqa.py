@@ -46,12 +46,12 @@ def plain(x, whole, dy, positions):
     return {"y": y.detach(), "dx": x.grad} | {name: value.grad for name, value in weights.items()}
 
 
-HEADS = {1: [(4, 2), (3, 1)], 2: [(4, 2), (4, 4), (2, 1)], 3: [(6, 3), (3, 1)], 4: [(8, 4), (8, 2), (4, 1), (4, 4)]}
+HEADS = {1: [(4, 2), (3, 1)], 3: [(6, 3), (3, 1)], 4: [(8, 2)]}
 
 
 @pytest.mark.parametrize("world_size", HEADS)
 def test_it_equals_plain_torch(world_size):
-    """Also with more ranks than key heads: 4 ranks share 2 key heads, or 1."""
+    """Also with more ranks than key heads: 4 ranks share 2 key heads, 3 ranks one."""
     x, dy = draw(20, BATCH, TOKENS, HIDDEN), draw(21, BATCH, TOKENS, HIDDEN)
 
     def fn(rank, world_size):

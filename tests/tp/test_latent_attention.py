@@ -86,7 +86,7 @@ def reference(x, whole, dy, positions, sizes):
 
 
 @pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.every)])
 def test_it_equals_the_module_of_transformers(world_size, kind):
     sizes, whole = SIZES[kind], state(SIZES[kind])
     x, dy = draw(20, BATCH, TOKENS, HIDDEN), draw(21, BATCH, TOKENS, HIDDEN)
@@ -108,7 +108,7 @@ def test_it_equals_the_module_of_transformers(world_size, kind):
 RINGS = {"plain": {}, "sequence": {"sequence_parallel": True}, "kept": {"sequence_parallel": True, "regather": False}}
 
 
-@pytest.mark.parametrize(("cp_size", "tp_size"), [(2, 2), (4, 1), (2, 1)])
+@pytest.mark.parametrize(("cp_size", "tp_size"), [(2, 2), (3, 1)])
 def test_it_attends_round_a_ring(cp_size, tp_size):
     """Keys and values, filled up to the size of keys, or latents travel; the gradients of the weights are summed."""
     sizes, whole = SIZES["v3"], state(SIZES["v3"])
@@ -121,6 +121,8 @@ def test_it_attends_round_a_ring(cp_size, tp_size):
         own, group = mesh.rank("cp"), mesh.group("cp")
         found = {}
         for name, sends, mode in product(LAYOUTS, ("function", "keys", "latents", "auto"), RINGS):
+            if tp_size == 1 and mode != "plain":
+                continue
             cut = make_layout(name, tokens, cp_size)
             attend = partial(ring_attention, layout=cut, group=group)
             attend = attend if sends == "function" else LatentRing(cut, group, sends)
@@ -186,8 +188,7 @@ def test_wide_values_go_round_a_ring_as_latents():
     assert_a1(launch(fn, 2))
 
 
-@pytest.mark.parametrize("zero", [Ddp, Zero1, Zero3], ids=lambda zero: zero.__name__)
-@pytest.mark.parametrize("coalesce", [False, True])
+@pytest.mark.parametrize(("zero", "coalesce"), [(Ddp, True), (Zero1, False), (Zero3, True)], ids=str)
 def test_an_optimizer_over_a_mesh_knows_its_copies_and_shards(zero, coalesce):
     """dp 2 x tp 2 under sequence parallelism: the norm, and the weights after a clipped step of AdamW."""
     sizes, whole = SIZES["v3"], state(SIZES["v3"])

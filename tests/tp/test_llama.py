@@ -3,7 +3,7 @@
 import pytest
 import torch
 from llama_runs import BATCH, SIZES, TOKENS, batch, plain
-from runs import counted, launch
+from runs import assert_refused, counted, launch
 from tp_runs import assert_a1, distances, modes
 
 import dualpipe_lab as lab
@@ -17,15 +17,8 @@ from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 CONFIGS = {
     1: [LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2)],
-    2: [
-        LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2),
-        LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, tied=True),
-    ],
-    3: [LlamaConfig(**SIZES, num_heads=6, num_kv_heads=3, qk_norm=True)],
-    4: [
-        LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, qk_norm=True),
-        LlamaConfig(**SIZES | {"vocabulary_size": 9}, num_heads=4, num_kv_heads=1, head_size=2),
-    ],
+    3: [LlamaConfig(**SIZES, num_heads=6, num_kv_heads=3, qk_norm=True, tied=True)],
+    4: [LlamaConfig(**SIZES | {"vocabulary_size": 9}, num_heads=4, num_kv_heads=1, head_size=2)],
 }
 
 
@@ -118,20 +111,20 @@ def test_what_cannot_be_cut_is_refused_before_any_process_starts(config, axes, m
         check_topology(LlamaConfig(**config), lab.Topology(axes))
 
 
-def test_ranks_refuse_a_sequence_that_does_not_divide():
-    def fn(rank, world_size):
+def test_ranks_refuse_a_sequence_that_does_not_divide_and_a_state_of_another_model():
+    def sequence():
         Llama(LlamaConfig(), lab.Topology([("tp", 2)]), sequence_parallel=True)(torch.zeros(1, 5, dtype=torch.int64))
 
-    with pytest.raises(lab.RankError, match="shards a sequence evenly, got 5 tokens on 2 ranks; pad it to 6"):
-        launch(fn, 2)
-    with pytest.raises(ValueError, match="got 5 tokens on 2 ranks"):
-        LlamaConfig().check(tp_size=2, num_tokens=5)
-
-
-def test_a_state_of_another_model_is_refused():
-    def fn(rank, world_size):
+    def state():
         model = Llama(LlamaConfig(), lab.Topology([("tp", 2)]))
         load_full_state_dict(model, PlainLlama(LlamaConfig(vocabulary_size=257)).state_dict())
 
-    with pytest.raises(lab.RankError, match=r"embedding.weight has shape \(257, 64\), needs 256 along axis 0"):
-        launch(fn, 2)
+    assert_refused(
+        2,
+        [
+            (sequence, "shards a sequence evenly, got 5 tokens on 2 ranks; pad it to 6"),
+            (state, r"embedding.weight has shape \(257, 64\), needs 256 along axis 0"),
+        ],
+    )
+    with pytest.raises(ValueError, match="got 5 tokens on 2 ranks"):
+        LlamaConfig().check(tp_size=2, num_tokens=5)

@@ -16,7 +16,7 @@ from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import full_state_dict, shards_of
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.every)])
 def test_replicated_parameters_stay_equal_to_the_bit(world_size):
     """Norms, and key heads that several ranks hold, after 5 steps of AdamW in fp32; and the loss falls."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True)
@@ -50,17 +50,7 @@ def test_replicated_parameters_stay_equal_to_the_bit(world_size):
                 assert torch.equal(ours[parameter], first[parameter]), (name, parameter)
 
 
-def test_a_step_without_a_valid_target_changes_nothing():
-    def fn(rank, world_size):
-        model = Llama(LlamaConfig(**SIZES), lab.Topology([("tp", world_size)]))
-        loss = model.loss(*batch(37, valid=False))
-        loss.backward()
-        return float(loss.detach()), max(float(parameter.grad.abs().max()) for parameter in model.parameters())
-
-    assert launch(fn, 2) == [(0.0, 0.0)] * 2
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.every)])
 def test_the_norm_of_the_gradient_counts_every_element_once(world_size):
     """Norms are on all ranks, key heads on several: neither may count more than once."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from runs import counted, draw, launch, leaf
+from runs import RANKS, counted, draw, launch, leaf
 from tp_runs import TOKENS, assert_a1, distances, local, oracle, tensor
 
 import dualpipe_lab as lab
@@ -31,7 +31,7 @@ def ours(cut, x, gamma, dy, eps, tp):
     return {"y": y.detach(), "dx": x.grad} | full_state_dict(norm, tp.group, "grad")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_every_cut_equals_plain_torch_and_the_oracle(world_size):
     block = oracle("rmsnorm")
     names = {"dgamma": "weight"}

@@ -35,7 +35,7 @@ def loading(rank, world_size, configs):
 
 def test_a_file_of_any_cut_loads_under_any_other(tmp_path):
     kinds = {"tied": LlamaConfig(**SIZES, tied=True), "own": LlamaConfig(**SIZES)}
-    paths = {size: {tmp_path / f"{size}-{kind}": config for kind, config in kinds.items()} for size in (1, 2, 4)}
+    paths = {size: {tmp_path / f"{size}-{kind}": config for kind, config in kinds.items()} for size in (1, 2)}
     for size, configs in paths.items():
         launch(saving, size, configs)
     for first, *others in zip(*paths.values(), strict=True):
@@ -45,7 +45,7 @@ def test_a_file_of_any_cut_loads_under_any_other(tmp_path):
         head = {"head.weight": state["embedding.weight"]} if config.tied else {}
         PlainLlama(config).load_state_dict(state | head)
     for size in paths:
-        for found in launch(loading, size, paths[4]):
+        for found in launch(loading, size, paths[2]):
             for ours, state in zip(found, states, strict=True):
                 assert ours.keys() == state.keys()
                 assert all(torch.equal(ours[name], value) for name, value in state.items())

@@ -95,6 +95,15 @@ def reference(family="Llama", seed=0, dtype=torch.float64, **options):
     return model
 
 
+def written(kinds, factory, size="15KB"):
+    """By kind, a folder of several files that transformers has written."""
+    found = {}
+    for kind, options in kinds.items():
+        found[kind] = factory.mktemp("published") / "model"
+        reference(**options).save_pretrained(found[kind], max_shard_size=size)
+    return found
+
+
 def exact(model):
     """The same model with norms and rotary angles in float64: transformers computes both in float32."""
     for module in model.modules():
@@ -175,15 +184,6 @@ def single(name, grad):
         else dict(zip(("gate_proj", "up_proj"), grad.chunk(2, 1), strict=True))
     )
     return [(f"{stem}.{e}.{part}.weight", one) for part, every in parts.items() for e, one in enumerate(every)]
-
-
-def published_name(name):
-    """The published name of a parameter of a Llama."""
-    from dualpipe_lab import models
-    from dualpipe_lab.models.pretrained.load import published_names
-
-    (found,) = published_names(name, models.LlamaConfig())
-    return found
 
 
 def by_our_names(grads, config):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from published import LLAMA3, change, cut, lie, loaded, reference
+from published import LLAMA3, change, cut, loaded, written
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, train
@@ -26,12 +26,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A folder of several files by kind, written by transformers."""
-    found = {}
-    for kind, options in KINDS.items():
-        found[kind] = tmp_path_factory.mktemp("published") / "model"
-        reference(**options).save_pretrained(found[kind], max_shard_size="15KB")
-    return found
+    return written(KINDS, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -209,25 +204,12 @@ def test_no_code_of_a_torch_checkpoint_runs(folders, tmp_path):
     assert left(tmp_path) == ["torch"]
 
 
-def only_pickles(folder):
-    for file in folder.iterdir():
-        file.unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
-
-
 PUBLISHED = {
-    "a missing file": (lambda f: next(f.glob("model-00002*")).unlink(), "model-00002.* is missing; the index names it"),
     "a cut file": (lambda f: cut(next(f.glob("model-00002*"))), "model-00002.* is cut: model.* ends at byte"),
-    "an index that lies": (lie, "model.norm.weight is in .*, and .*index.json places it in"),
-    "another family": (
-        lambda f: change(f / "config.json", lambda v: v.update(architectures=["GPT2LMHeadModel"])),
-        "config.json is of GPT2LMHeadModel; known are",
-    ),
     "another shape": (
         lambda f: change(f / "config.json", lambda v: v.update(intermediate_size=44)),
         r"safetensors: model.layers.0.mlp.\w+.weight has shape \(40, 32\), the config asks for \(44, 32\)",
     ),
-    "pickles alone": (only_pickles, "holds no weights .* a pickle .pytorch_model.bin., and nothing is unpickled"),
     "nothing": (shutil.rmtree, "holds no weights that can be converted: give a folder"),
 }
 

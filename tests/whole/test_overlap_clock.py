@@ -42,7 +42,7 @@ def orders():
     pairs = [(UP, DOWN), (DOWN, UP), (UP, UP)]
     found = [(up, down, one_f_one_b_overlap(up, 2, 1, backward_layers=down)) for up, down in pairs]
     found += [(up, down, one_f_one_b_overlap(up, 2, 1, False, down)) for up, down in pairs]
-    found += [(up, down, shuffled(up, down, seed)) for seed in range(3) for up, down in pairs]
+    found += [(up, down, shuffled(up, down, seed)) for seed in range(1) for up, down in pairs]
     return [*found, (UP, UP, one_f_one_b_basic(UP, 2, 1))]
 
 

@@ -3,20 +3,36 @@
 import re
 import shutil
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import cache
 from math import prod
 
 import pytest
+import safetensors.torch
 import torch
-from published import LLAMA3, YARN, change, close, cut, exact, gradients, lie, loaded, published_name, reference
+from published import (
+    DEEPSEEK,
+    LLAMA3,
+    QWEN3_MOE,
+    YARN,
+    by_our_names,
+    change,
+    close,
+    cut,
+    exact,
+    gradients,
+    lie,
+    loaded,
+    reference,
+)
 from stage_runs import backward, build, step
 from stage_runs import batch as runs_batch
 
 import dualpipe_lab as lab
 from dualpipe_lab import dp, models, schedules
-from dualpipe_lab.models.pretrained.load import full_shapes
+from dualpipe_lab.tp.shard import initialize_parameters
 
-KINDS = {
+PLAIN_YARN = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"truncate": False}
+DENSE = {
     "llama": {},
     "llama, tied": {"tie_word_embeddings": True},
     "llama 3.1": {"rope_parameters": LLAMA3},
@@ -30,9 +46,26 @@ KINDS = {
     "qwen3": {"family": "Qwen3", "head_dim": 8},
     "qwen3, tied": {"family": "Qwen3", "head_dim": 8, "tie_word_embeddings": True},
 }
+ROUTED = {
+    "v3": DEEPSEEK,
+    "queries without a latent": DEEPSEEK
+    | {"q_lora_rank": None, "n_shared_experts": 2, "rope_parameters": {"rope_theta": 500.0}},
+    "one group, no dense layer": DEEPSEEK
+    | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0},
+    "v3, yarn": DEEPSEEK | {"rope_parameters": YARN, "qk_rope_head_dim": 8},
+    "v3, yarn sharpened by its factor alone": DEEPSEEK | {"rope_parameters": PLAIN_YARN, "qk_rope_head_dim": 8},
+    "qwen3-moe": QWEN3_MOE | {"mlp_only_layers": [0]},
+    "qwen3-moe, weights that do not sum to 1": QWEN3_MOE | {"norm_topk_prob": False},
+    "qwen3-moe, one expert and yarn": QWEN3_MOE
+    | {"norm_topk_prob": False, "num_experts_per_tok": 1, "rope_parameters": PLAIN_YARN},
+}
+KINDS = DENSE | ROUTED
+IN_PARTS = (
+    "llama", "llama 3.1", "qwen3, tied", "v3", "v3, yarn", "qwen3-moe", "qwen3-moe, weights that do not sum to 1",
+)  # fmt: skip
 
 
-def batch(rows=4, length=40):
+def batch(rows=2, length=40):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(48, (2, rows, length), generator=generator)
     ids[1, 0, :7] = -100
@@ -40,22 +73,27 @@ def batch(rows=4, length=40):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """A folder that transformers has written, and what its model computes, by kind."""
-    found = {}
-    for kind, options in KINDS.items():
-        folder = tmp_path_factory.mktemp("published") / kind.replace(", ", "-").replace(" ", "-")
-        model = reference(**options)
-        model.save_pretrained(folder, max_shard_size="20KB" if kind == "llama" else "5GB")
-        found[kind] = folder, gradients(exact(model), *batch())
-    return found
+def published(tmp_path_factory):
+    """By kind: a folder that transformers has written, and logits, loss and gradients of its model."""
+
+    @cache
+    def of(kind):
+        folder, model = tmp_path_factory.mktemp("published") / "model", reference(**KINDS[kind])
+        model.save_pretrained(folder, max_shard_size="20KB" if kind in IN_PARTS else "5GB")
+        return folder, gradients(exact(model), *batch())
+
+    return of
+
+
+def plain(config):
+    return (models.PlainLlama if isinstance(config, models.LlamaConfig) else models.PlainV3MoE)(config, torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_of_transformers_gives_its_logits_loss_and_gradients(folders, kind):
-    folder, (logits, loss, expected) = folders[kind]
+def test_a_folder_gives_the_numbers_of_transformers_and_transformers_loads_what_is_written(published, kind, tmp_path):
+    folder, (logits, loss, expected) = published(kind)
     config = models.config_from_pretrained(folder)
-    model = models.PlainLlama(config, torch.float64)
+    model, grads = plain(config), by_our_names(expected, config)
     models.load_pretrained(model, folder)
     ids, targets = batch()
     close(model(ids).detach(), logits)
@@ -63,46 +101,58 @@ def test_a_folder_of_transformers_gives_its_logits_loss_and_gradients(folders, k
     found.backward()
     close(found.detach(), loss)
     for name, parameter in model.named_parameters():
-        close(parameter.grad, expected[published_name(name)])
+        close(parameter.grad, grads[name])
+    models.save_pretrained(model, tmp_path / "written")
+    close(exact(loaded(tmp_path / "written"))(ids).logits.detach(), logits)
+    assert models.config_from_pretrained(tmp_path / "written") == config
 
 
-TRAINED = {  # axes, schedule, microbatches
-    "tp 4, more ranks than key heads": ({"tp": 4}, "gpipe", 2),
-    "dp 2 x tp 2": ({"dp": 2, "tp": 2}, "gpipe", 2),
-    "cp 2": ({"cp": 2}, "gpipe", 2),
-    "pp 2 x cp 2 x tp 2": ({"pp": 2, "cp": 2, "tp": 2}, "1f1b", 4),
-    "DualPipe": ({"pp": 2, "tp": 2}, "dualpipe", 4),
-    "ZBV": ({"pp": 2}, "zbv", 4),
+DENSE_CUTS = {  # axes, schedule, edp, layout, options
+    "tp 4, more ranks than key heads": ({"tp": 4}, "gpipe", None, None, {}),
+    "dp x tp": ({"dp": 2, "tp": 2}, "gpipe", None, None, {}),
+    "pp x cp": ({"pp": 2, "cp": 2}, "1f1b", None, "zigzag", {}),
+    "DualPipe": ({"pp": 2, "tp": 2}, "dualpipe", None, None, {}),
+    "ZBV": ({"pp": 2, "dp": 2}, "zbv", None, None, {}),
+}
+ROUTED_CUTS = {
+    "tp x ep": ({"tp": 2, "ep": 2}, "1f1b", None, None, {"sequence_parallel": True}),
+    "pp x cp": ({"pp": 2, "cp": 2}, "1f1b", None, "zigzag", {}),
+    "tp x cp, recompute": ({"tp": 2, "cp": 2}, "1f1b", None, "zigzag", {"recompute": True}),
+    "experts within dp": ({"dp": 2, "tp": 2}, "1f1b", 1, None, {}),
+    "DualPipe": ({"pp": 2, "ep": 2}, "dualpipe", None, None, {}),
 }
 
 
-def trained_on_ranks(rank, world_size, axes, schedule, num_microbatches, folder, target):
-    """Raw gradients of one step; what was read is written back first."""
-    mesh = lab.Mesh(lab.Topology(list(axes.items())))
-    program = schedules.build(schedule, mesh.size("pp"), num_microbatches)
-    layout = "zigzag" if mesh.size("cp") > 1 else None
-    model = build(models.config_from_pretrained(folder), mesh, program, layout)
-    models.load_pretrained(model, folder)
-    models.save_pretrained(model, target, max_bytes=30_000)
-    return step(model)
+def on_ranks(rank, world_size, folder, target, cuts):
+    """In a rank: gradients under every cut; what was read is written back first."""
+    config, found = models.config_from_pretrained(folder), {}
+    for name, (axes, schedule, edp, layout, options) in cuts.items():
+        mesh = lab.Mesh(lab.Topology(list(axes.items()), edp=edp))
+        model = build(config, mesh, schedules.build(schedule, mesh.size("pp"), 4), layout, **options)
+        models.load_pretrained(model, folder)
+        models.save_pretrained(model, target / name, max_bytes=20_000)
+        found[name] = step(model)
+    return found
 
 
-@pytest.mark.parametrize("kind", ["llama 3.1", "qwen3, tied"])
-@pytest.mark.parametrize("cut", TRAINED)
-def test_every_cut_has_the_gradients_of_transformers_and_writes_the_same_bits(folders, cut, kind, tmp_path):
-    folder, axes, schedule, number = folders[kind][0], *TRAINED[cut]
-    target = tmp_path / "written"
-    ids, targets = runs_batch(48, number, axes.get("dp", 1))
-    model = exact(reference(**KINDS[kind]))
-    _, loss, expected = gradients(model, ids.flatten(0, 2), targets.flatten(0, 2))
-    for found in lab.launch(trained_on_ranks, prod(axes.values()), axes, schedule, number, folder, target):
-        close(found.pop("loss"), loss)
-        for name, grad in found.items():
-            close(grad, expected[published_name(name)])
-    there, back = models.PretrainedFolder(folder), models.PretrainedFolder(target)
-    assert set(back.tensors) == {published_name(name) for name in full_shapes(models.config_from_pretrained(folder))}
-    assert all(torch.equal(back.read(name), there.read(name)) for name in back.tensors)
-    assert len({stored.file for stored in back.tensors.values()}) > 1
+@pytest.mark.parametrize("kind", IN_PARTS[1:])
+def test_every_cut_has_the_gradients_of_transformers_and_writes_the_same_bits(published, kind, tmp_path, some):
+    folder, cuts = published(kind)[0], some(DENSE_CUTS if kind in DENSE else ROUTED_CUTS, 3)
+    config, there = models.config_from_pretrained(folder), models.PretrainedFolder(folder)
+    results, model = lab.launch(on_ranks, 4, folder, tmp_path, cuts, timeout=240), exact(reference(**KINDS[kind]))
+    for case, (axes, *_) in cuts.items():
+        data = prod(size for axis, size in axes.items() if axis in ("dp", "ep"))
+        _, loss, grads = gradients(model, *(part.flatten(0, 2) for part in runs_batch(48, 4, data)))
+        expected = by_our_names(grads, config)
+        for found in results:
+            close(found[case].pop("loss"), loss)
+            for name, grad in found[case].items():
+                close(grad, expected[name])
+        back = models.PretrainedFolder(tmp_path / case)
+        assert set(back.tensors) == set(there.tensors)
+        assert all(torch.equal(back.read(name), there.read(name)) for name in there.tensors)
+        assert models.config_from_pretrained(tmp_path / case) == config
+        assert len({stored.file for stored in back.tensors.values()}) > 1
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -130,29 +180,19 @@ def optimized_on_ranks(rank, world_size, axes, zero, folder, target):
 
 
 @pytest.mark.parametrize("zero", [dp.Ddp, dp.Zero1, dp.Zero3], ids=lambda zero: zero.__name__)
-def test_an_optimizer_begins_from_published_weights(folders, zero, tmp_path):
+def test_an_optimizer_begins_from_published_weights(published, zero, tmp_path):
     """Beside AdamW on transformers' model; under sequence parallelism, with recomputation."""
-    folder, target = folders["llama 3.1"][0], tmp_path / "written"
+    folder, target = published("llama 3.1")[0], tmp_path / "written"
     ids, targets = runs_batch(48, 2, 2)
     model = exact(reference(**KINDS["llama 3.1"]))
     gradients(model, ids.flatten(0, 2), targets.flatten(0, 2))
     torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01).step()
-    expected = dict(model.named_parameters())
+    expected = by_our_names(dict(model.named_parameters()), models.config_from_pretrained(folder))
     for found in lab.launch(optimized_on_ranks, 4, {"dp": 2, "tp": 2}, zero, folder, target):
         for name, value in found.items():
-            close(value, expected[published_name(name)].detach(), bound=1e-8)
+            close(value, expected[name].detach(), bound=1e-8)
     there, back = models.PretrainedFolder(folder), models.PretrainedFolder(target)
     assert all(torch.equal(back.read(name), there.read(name)) for name in back.tensors)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_we_write_loads_in_transformers_without_a_key_too_many(folders, kind, tmp_path):
-    folder, (logits, _, _) = folders[kind]
-    model = models.PlainLlama(models.config_from_pretrained(folder), torch.float64)
-    models.load_pretrained(model, folder)
-    models.save_pretrained(model, tmp_path / "written")
-    close(exact(loaded(tmp_path / "written"))(batch()[0]).logits.detach(), logits)
-    assert models.config_from_pretrained(tmp_path / "written") == models.config_from_pretrained(folder)
 
 
 def cut_file(folder):
@@ -190,22 +230,14 @@ BROKEN = {
     "another family": (config(architectures=["GPT2LMHeadModel"]), "is of GPT2LMHeadModel; known are"),
     "no family": (config(architectures=None), "names no architecture"),
     "a bias": (config(attention_bias=True), "attention_bias=True, which this model does not compute"),
-    "quantised": (config(quantization_config={"quant_method": "fp8"}), "quantization_config"),
     "unknown angles": (config(rope_parameters={"rope_type": "longrope"}), "by 'longrope'; known are"),
     "half of yarn": (config(rope_parameters={"rope_type": "yarn"}), "need factor as a number, got None"),
-    "half of llama3": (
-        config(rope_parameters={"rope_type": "llama3", "factor": 8}),
-        "need low_freq_factor as a number, got None",
-    ),
     "a size in words": (config(num_key_value_heads="2"), "needs num_key_value_heads as a whole number, got '2'"),
-    "a truth for a size": (config(head_dim=True), "needs head_dim as a whole number, got True"),
     "a number in words": (config(rms_norm_eps="small"), "needs rms_norm_eps as a number"),
     "a truth in words": (config(tie_word_embeddings="no"), "needs tie_word_embeddings as true or false"),
     "angles as a list": (config(rope_parameters=[1]), "needs rope_parameters as an object"),
-    "a base in words": (config(rope_parameters={"rope_theta": "large"}), "need rope_theta as a number"),
     "a stretch by nothing": (config(rope_parameters=LLAMA3 | {"factor": 0}), "config.json: rotary angles are scaled"),
     "layers that look less far": (config(layer_types=["sliding_attention"] * 4), "has layers of sliding_attention"),
-    "a size missing": (config(intermediate_size=None), "needs intermediate_size as a whole number"),
     "heads that do not fit": (config(num_key_value_heads=3), "config.json: "),
     "another size": (config(intermediate_size=41), "the config asks for"),
     "more layers": (config(num_hidden_layers=5), "has no tensor model.layers.4"),
@@ -213,19 +245,42 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_folder_that_cannot_be_used_is_refused_by_name_and_changes_nothing(folders, name, tmp_path):
-    folder = tmp_path / "broken"
-    shutil.copytree(folders["llama"][0], folder)
-    config = models.config_from_pretrained(folder)
-    spoil, words = BROKEN[name]
+ROUTED_BROKEN = {
+    "another kind of angles": ({"rope_parameters": {"rope_type": "longrope", "factor": 40}}, "by 'longrope'"),
+    "Llama's angles": ({"rope_parameters": LLAMA3}, "by 'llama3', which no published model with latents does"),
+    "yarn without a length": ({"rope_parameters": {"rope_type": "yarn", "factor": 40}}, "need original_max_position"),
+    "yarn with more": ({"rope_parameters": YARN | {"mixture": 2}}, "with mixture, which is not known here"),
+    "yarn the wrong way": ({"rope_parameters": YARN | {"beta_fast": 0.5}}, "with beta_slow below beta_fast"),
+    "yarn that shortens": ({"rope_parameters": YARN | {"factor": 0.5}}, "by a factor of at least 1"),
+    "other pairs": ({"rope_interleave": False}, "rope_interleave=False, which this model does not compute"),
+    "weights that do not sum to the scale": ({"norm_topk_prob": False}, "norm_topk_prob=False"),
+    "another selection": ({"topk_method": "greedy"}, "topk_method='greedy'"),
+    "other scores": ({"scoring_func": "softmax"}, "scoring_func='softmax'"),
+    "a tied table": ({"tie_word_embeddings": True}, "tie_word_embeddings=True"),
+    "key heads": ({"num_key_value_heads": 2}, "every head has its own keys"),
+    "a size missing": ({"kv_lora_rank": None}, "needs kv_lora_rank as a whole number, got None"),
+    "groups that do not divide": ({"n_group": 3}, "groups divide the experts"),
+    "odd positions": ({"qk_rope_head_dim": 3}, "use an even one"),
+    "another size": ({"moe_intermediate_size": 13}, "the config asks for"),
+    "more experts": ({"n_routed_experts": 12}, "the config asks for|has no tensor"),
+    "fewer layers": ({"num_hidden_layers": 2}, "which the model has not"),
+}
+
+
+CASES = [("llama", *row) for row in BROKEN.values()]
+CASES += [("one group, no dense layer", config(**values), words) for values, words in ROUTED_BROKEN.values()]
+
+
+@pytest.mark.parametrize(("kind", "spoil", "words"), CASES, ids=[*BROKEN, *(f"{name}, v3" for name in ROUTED_BROKEN)])
+def test_a_folder_that_cannot_be_used_is_refused_by_name_and_changes_nothing(published, kind, spoil, words, tmp_path):
+    folder = shutil.copytree(published(kind)[0], tmp_path / "broken")
     spoil(folder)
     try:
-        config = models.config_from_pretrained(folder)
+        model = plain(models.config_from_pretrained(folder))
     except models.PretrainedError as error:
         text = str(error)
     else:
-        model = models.PlainLlama(config, torch.float64)
+        initialize_parameters(model)
         before = [p.clone() for p in model.parameters()]
         with pytest.raises(models.PretrainedError) as found:
             models.load_pretrained(model, folder)
@@ -234,22 +289,34 @@ def test_a_folder_that_cannot_be_used_is_refused_by_name_and_changes_nothing(fol
     assert re.search(words, text), text
 
 
-def test_a_folder_of_another_type_is_refused(tmp_path):
-    reference(dtype=torch.float32).to(torch.float8_e4m3fn).save_pretrained(tmp_path / "fp8")
-    model = models.PlainLlama(models.config_from_pretrained(tmp_path / "fp8"), torch.float32)
-    with pytest.raises(models.PretrainedError, match=r"float8_e4m3fn, for which config\.json names no scales"):
-        models.load_pretrained(model, tmp_path / "fp8")
+def test_the_layer_of_a_second_token_is_skipped_and_other_layers_are_not(published, tmp_path):
+    folder = tmp_path / "more"
+    shutil.copytree(published("one group, no dense layer")[0], folder)
+    config = models.config_from_pretrained(folder)
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    state |= {
+        "model.layers.3.embed_tokens.weight": torch.zeros(48, 32),
+        "model.layers.3.eh_proj.weight": torch.zeros(32),
+    }
+    safetensors.torch.save_file(state, folder / "model.safetensors")
+    models.load_pretrained(models.PlainV3MoE(config, torch.float64), folder)
+    del state["model.layers.3.eh_proj.weight"]
+    safetensors.torch.save_file(state, folder / "model.safetensors")
+    with pytest.raises(
+        models.PretrainedError, match=r"has model\.layers\.3\.embed_tokens\.weight, which the model has not"
+    ):
+        models.load_pretrained(models.PlainV3MoE(config, torch.float64), folder)
 
 
-def test_a_folder_that_is_there_is_not_overwritten(folders, tmp_path):
-    model = models.PlainLlama(models.config_from_pretrained(folders["llama"][0]), torch.float64)
+def test_a_folder_that_is_there_is_not_overwritten(published, tmp_path):
+    model = models.PlainLlama(models.config_from_pretrained(published("llama")[0]), torch.float64)
     (tmp_path / "full").mkdir()
     with pytest.raises(models.PretrainedError, match="is there already"):
         models.save_pretrained(model, tmp_path / "full")
 
 
-def test_a_disk_that_fails_leaves_no_half_of_a_model(folders, monkeypatch):
-    folder = folders["llama"][0]
+def test_a_disk_that_fails_leaves_no_half_of_a_model(published, monkeypatch):
+    folder = published("llama")[0]
     model = models.PlainLlama(models.config_from_pretrained(folder), torch.float64)
     read, seen = models.PretrainedFolder.read, []
 
@@ -265,12 +332,9 @@ def test_a_disk_that_fails_leaves_no_half_of_a_model(folders, monkeypatch):
     assert all(parameter.isnan().all() for parameter in model.parameters())
 
 
-def test_a_head_size_may_be_given_or_follow(folders):
-    config = models.config_from_pretrained(folders["llama"][0])
-    assert config.head_size is not None
-    models.load_pretrained(models.PlainLlama(replace(config, head_size=None), torch.float64), folders["llama"][0])
-
-
-def test_a_model_of_other_sizes_is_refused(folders):
-    with pytest.raises(models.PretrainedError, match="build it from config_from_pretrained"):
-        models.load_pretrained(models.PlainLlama(models.LlamaConfig(), torch.float64), folders["llama"][0])
+def test_models_without_a_published_form_are_refused(published, tmp_path):
+    with pytest.raises(models.PretrainedError, match="give it latent="):
+        models.save_pretrained(models.PlainV3MoE(models.V3MoEConfig()), tmp_path / "grouped")
+    config = models.config_from_pretrained(published("v3")[0])
+    with pytest.raises(models.PretrainedError, match="build it without multi_token"):
+        models.save_pretrained(models.PlainMultiToken(config, 0.3), tmp_path / "second")

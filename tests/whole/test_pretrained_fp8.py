@@ -94,7 +94,6 @@ def test_one_process_computes_what_transformers_computes_of_the_dequantised_weig
 
 CUTS = {  # axes, layout
     "tp x ep": ({"tp": 2, "ep": 2}, None),
-    "pp x cp": ({"pp": 2, "cp": 2}, "zigzag"),
     "tp 4": ({"tp": 4}, None),
 }
 
@@ -145,7 +144,7 @@ def test_every_cut_reads_its_slices_alone_and_has_the_gradients_of_transformers(
         assert experts in ({0, 1, 2, 3}, {4, 5, 6, 7})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_slice_equals_the_slice_of_the_full_weight(tmp_path_factory, data):
     shape = data.draw(st.tuples(st.integers(1, 20), st.integers(1, 20)), "shape")

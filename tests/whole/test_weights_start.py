@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from published import DEEPSEEK, QWEN3_MOE, reference
+from published import DEEPSEEK, QWEN3_MOE, written
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, schedules, train
@@ -46,17 +46,13 @@ def cases():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    found = {}
-    for kind, options in KINDS.items():
-        found[kind] = tmp_path_factory.mktemp("published") / "model"
-        reference(**options).save_pretrained(found[kind], max_shard_size="20KB")
-    return found
+    return written(KINDS, tmp_path_factory, "20KB")
 
 
-def reads_on_ranks(rank, world_size, folders):
+def reads_on_ranks(rank, world_size, folders, chosen):
     """File, tensor, places and bytes of every read of a load, by cut and kind."""
     found, read = {}, PretrainedFolder.read
-    for cut, kind, topology, program in cases():
+    for cut, kind, topology, program in chosen:
         mesh, path = lab.Mesh(topology), folders[kind]
         config = models.config_from_pretrained(path)
         layout = lab.cp.make_layout("zigzag", 16, mesh.size("cp")) if mesh.size("cp") > 1 else None
@@ -76,9 +72,10 @@ def reads_on_ranks(rank, world_size, folders):
     return found
 
 
-def test_the_slices_of_a_plan_are_those_that_its_ranks_read_in_their_order(folders):
-    results = lab.launch(reads_on_ranks, 4, folders, timeout=240)
-    for cut, kind, topology, program in cases():
+def test_the_slices_of_a_plan_are_those_that_its_ranks_read_in_their_order(folders, some):
+    chosen = some(list(cases()), 18)
+    results = lab.launch(reads_on_ranks, 4, folders, chosen, timeout=240)
+    for cut, kind, topology, program in chosen:
         planned = models.slices_of(folders[kind], topology, program)
         for rank, found in enumerate(results):
             assert list(map(tuple, planned[rank])) == found[cut, kind], (cut, kind, rank)
@@ -139,7 +136,6 @@ STARTED = {
     "one rank": {},
     "overlapped DualPipe": {"pp": 2, "ep": 2, "schedule": "dualpipe", "overlap": True, "zero": 2},
     "experts within dp x cp": {"dp": 2, "cp": 2, "ep": 2, "experts_in_data": True, "zero": 3},
-    "tp beside experts": {"tp": 2, "ep": 2, "zero": 1},
 }
 
 
@@ -153,7 +149,7 @@ def test_a_v3_begins_with_a_published_folder_under_any_plan(tmp_path):
                 weight.data.normal_(std=0.3)
     models.save_pretrained(model, tmp_path / "published")
     config, text = models.config_from_pretrained(tmp_path / "published"), data.frozen_corpus()
-    options = OPTIONS | {"steps": 3, "global_batch": 8, "seed": 3, "start": tmp_path / "published"}
+    options = OPTIONS | {"global_batch": 8, "seed": 3, "start": tmp_path / "published"}
     curves = {
         name: train.run(config, lab.Plan(num_microbatches=4, precision="float64", **plan), text, **options).losses
         for name, plan in STARTED.items()
