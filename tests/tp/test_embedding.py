@@ -73,8 +73,8 @@ def test_a_tied_head_adds_to_the_same_rows(world_size):
             ids, targets = (torch.arange(TOKENS) * step % 37 for step in (5, 11))
             theirs = leaf(weight)
             functional.cross_entropy(theirs[ids].sin() @ theirs.t(), targets).backward()
-            table = VocabParallelEmbedding(37, 6, tp, dtype=torch.float64)
-            head = LMHead(6, 37, tp, tied=table)
+            table = VocabParallelEmbedding(37, 6, tp=tp, dtype=torch.float64)
+            head = LMHead(6, 37, tp=tp, tied=table)
             load_full_state_dict(table, {"weight": weight})
             head.loss(table(ids).sin(), targets).backward()
             found[name] = distances(full_state_dict(head, tp.group, "grad"), {"weight": theirs.grad})
@@ -87,8 +87,8 @@ def test_bytes_of_the_lookup_and_of_the_head():
     def fn(rank, world_size):
         found = {}
         for name, tp in modes().items():
-            table = VocabParallelEmbedding(8, 4, tp, dtype=torch.float64)
-            head = LMHead(4, 8, tp, dtype=torch.float64)
+            table = VocabParallelEmbedding(8, 4, tp=tp, dtype=torch.float64)
+            head = LMHead(4, 8, tp=tp, dtype=torch.float64)
             x = leaf(draw(1, TOKENS // (world_size if tp.sequence_parallel else 1), 4))
             found[name] = (
                 counted(lambda table=table: table(torch.zeros(TOKENS, dtype=torch.int64)).sum().backward()),
