@@ -15,7 +15,7 @@ with mirrors to add, when both copies have been added.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import permutations, product
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
@@ -63,18 +63,6 @@ class ReplicatedGrads:
         """Return the ranks of the pipeline that hold a stage."""
         return self._holders[stage]
 
-    def check_shards(self) -> None:
-        """Raise ValueError if a mirror keeps other shards of the gradients; all ranks of the pipeline call it."""
-        layouts = {stage: _layout(module) for stage, module in self._modules.items()}
-        for rank, others in enumerate(comm.all_gather_object(layouts, self._p2p.group)):
-            for stage in sorted(layouts.keys() & others.keys()):
-                if layouts[stage] != others[stage]:
-                    raise ValueError(
-                        f"ranks {rank} and {self._rank} of the pipeline add their gradients of stage {stage} and shard "
-                        "them in different ways; give both the same kind of optimizer, with the same options, over the "
-                        "same stages in the same order"
-                    )
-
     def check_weights(self) -> None:
         """Raise ValueError if a mirror has other weights; all ranks of the pipeline call it."""
         mine = {stage: _checksum(module) for stage, module in self._modules.items() if self.is_replicated(stage)}
@@ -87,6 +75,18 @@ class ReplicatedGrads:
                         f"ranks {self._rank} and {rank} of the pipeline hold stage {stage} with different weights, and "
                         "its gradients are those of both; build each copy after torch.manual_seed with one seed, or "
                         "give the optimizer the Mesh and the program, and it makes them equal"
+                    )
+
+    def check_shards(self) -> None:
+        """Raise ValueError if a mirror keeps other shards of the gradients; all ranks of the pipeline call it."""
+        layouts = {stage: _layout(module) for stage, module in self._modules.items()}
+        for rank, others in enumerate(comm.all_gather_object(layouts, self._p2p.group)):
+            for stage in sorted(layouts.keys() & others.keys()):
+                if layouts[stage] != others[stage]:
+                    raise ValueError(
+                        f"ranks {rank} and {self._rank} of the pipeline add their gradients of stage {stage} and shard "
+                        "them in different ways; give both the same kind of optimizer, with the same options, over the "
+                        "same stages in the same order"
                     )
 
     def start(self, stage: int) -> None:
@@ -183,6 +183,15 @@ def _layout(module: nn.Module) -> list[tuple[int, int] | None]:
     return [_span(pieces[parameter]) if parameter in pieces else None for parameter in module.parameters()]
 
 
+def _checksum(module: nn.Module) -> int:
+    """Return a number that follows from the bits of all weights, in their order; ZeRO-3's are left out."""
+    found = 0
+    for weight in module.parameters():
+        if not is_absent(weight):
+            found = crc32(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), found)
+    return found
+
+
 def _span(piece: GradShard | None) -> tuple[int, int]:
     return (0, 0) if piece is None else (piece.start, len(piece.values))
 
@@ -199,12 +208,6 @@ def _set(parameter: nn.Parameter | None, grad: Tensor, total: Tensor) -> None:
         parameter.grad = total.clone()
     else:
         parameter.grad.copy_(total)
-
-
-def _checksum(module: nn.Module) -> int:
-    """Return a number that follows from the bits of all weights, in their order; ZeRO-3's are left out."""
-    weights = [weight.detach().cpu().contiguous() for weight in module.parameters() if not is_absent(weight)]
-    return reduce(lambda so_far, weight: crc32(weight.view(-1).view(torch.uint8).numpy(), so_far), weights, 0)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
