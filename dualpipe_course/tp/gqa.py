@@ -314,7 +314,7 @@ def _train(rank: int, world_size: int, fn: Callable[..., Any], num_heads: int, n
     plain = PlainAttention(LlamaConfig(2, HIDDEN, 1, 1, num_heads, num_kv_heads, head_size=HEAD), torch.float64)
     batch = [torch.randn(2, 1, TOKENS, HIDDEN, dtype=torch.float64).unbind() for _ in range(num)]
     layer = GroupedQueryAttention(
-        HIDDEN, num_heads, num_kv_heads, HEAD, TensorParallel(coalesce=True), dtype=torch.float64
+        HIDDEN, num_heads, num_kv_heads, HEAD, tp=TensorParallel(coalesce=True), dtype=torch.float64
     )
     load_full_state_dict(layer, plain.state_dict())
     before = {name: weight.detach().clone() for name, weight in plain.named_parameters()}

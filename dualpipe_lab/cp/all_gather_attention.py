@@ -29,6 +29,7 @@ def all_gather_attention(
     k: Tensor,
     v: Tensor,
     layout: SequenceLayout,
+    *,
     causal: bool = True,
     scale: float | None = None,
     group: Group | None = None,

@@ -36,6 +36,7 @@ def ring_attention(
     k: Tensor,
     v: Tensor,
     layout: SequenceLayout,
+    *,
     causal: bool = True,
     scale: float | None = None,
     group: Group | None = None,

@@ -62,6 +62,7 @@ class DeepSeekRouter(TopKRouter):
         num_experts_per_token: int,
         num_groups: int = 1,
         num_groups_per_token: int = 1,
+        *,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
         scoring: Scoring = "sigmoid",
@@ -69,7 +70,8 @@ class DeepSeekRouter(TopKRouter):
         has_bias: bool = True,
     ) -> None:
         check_groups(num_experts, num_experts_per_token, num_groups, num_groups_per_token)
-        super().__init__(hidden_size, num_experts, num_experts_per_token, scoring, normalise, scale, dtype)
+        how = {"scoring": scoring, "normalise": normalise, "scale": scale, "dtype": dtype}
+        super().__init__(hidden_size, num_experts, num_experts_per_token, **how)
         self.num_groups, self.num_groups_per_token = num_groups, num_groups_per_token
         bias = torch.zeros(num_experts, dtype=self.weight.dtype, device=device()) if has_bias else None
         self.register_buffer("bias", bias)
@@ -109,12 +111,13 @@ class DeepSeekMoE(MoE):
         router: DeepSeekRouter,
         hidden_size: int,
         ffn_size: int,
+        *,
         ep: ExpertParallel | None = None,
         shared: Callable[[Tensor], Tensor] | None = None,
         dtype: torch.dtype | None = None,
         nodes: NodeGroups | None = None,
     ) -> None:
-        super().__init__(router, Experts(hidden_size, ffn_size, router.num_experts, ep, dtype), shared)
+        super().__init__(router, Experts(hidden_size, ffn_size, router.num_experts, ep=ep, dtype=dtype), shared=shared)
         self.nodes = nodes
 
     def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:

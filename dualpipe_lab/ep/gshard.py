@@ -72,6 +72,7 @@ class GShardMoE(nn.Module):
         num_tokens: int,
         num_experts_per_token: int = 2,
         capacity_factor: float | Fraction = 1,
+        *,
         global_balance: bool = False,
         group: Group | None = None,
         dtype: torch.dtype | None = None,

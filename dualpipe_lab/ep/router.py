@@ -56,6 +56,7 @@ class TopKRouter(nn.Module):
         hidden_size: int,
         num_experts: int,
         num_experts_per_token: int,
+        *,
         scoring: Scoring = "softmax",
         normalise: bool = False,
         scale: float = 1.0,

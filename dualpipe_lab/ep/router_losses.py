@@ -59,6 +59,7 @@ def sequence_loss(
     logits: Tensor,
     indices: Tensor,
     length: int,
+    *,
     num_sequences: int | None = None,
     group: Group | None = None,
     scoring: Scoring = "sigmoid",

@@ -37,7 +37,7 @@ class LlamaLayer(nn.Module):
         self.attention_norm = make_norm(config, tp, dtype)
         self.attention = grouped_attention(config, tp, replicas, attend, dtype)
         self.mlp_norm = make_norm(config, tp, dtype)
-        self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp, dtype)
+        self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp=tp, dtype=dtype)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return x_BSD of x_BSD; S: all tokens, or under sequence parallelism the rank's."""
@@ -120,5 +120,14 @@ def grouped_attention(
 ) -> GroupedQueryAttention:
     """Make the attention of a layer with a Llama's sizes."""
     sizes = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_size
-    angles = config.rope_base, config.qk_norm
-    return GroupedQueryAttention(*sizes, tp, replicas, *angles, attend, dtype, config.rope_scaling, config.eps)
+    return GroupedQueryAttention(
+        *sizes,
+        tp=tp,
+        replicas=replicas,
+        rope_base=config.rope_base,
+        qk_norm=config.qk_norm,
+        attend=attend,
+        dtype=dtype,
+        rope_scaling=config.rope_scaling,
+        eps=config.eps,
+    )

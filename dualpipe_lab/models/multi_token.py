@@ -74,10 +74,10 @@ class MultiTokenPrediction(nn.Module):
     def __init__(self, config: V3MoEConfig, sharing: Sharing, layer: V3Layer, has_table: bool) -> None:
         super().__init__()
         hidden, tp, dtype = config.hidden_size, sharing.tp, sharing.dtype
-        table = VocabParallelEmbedding(config.vocabulary_size, hidden, tp, dtype=dtype) if has_table else None
+        table = VocabParallelEmbedding(config.vocabulary_size, hidden, tp=tp, dtype=dtype) if has_table else None
         self.tp, self.embedding = tp, table
         self.hidden_norm, self.embedding_norm = (make_norm(config.dense, tp, dtype) for _ in range(2))
-        self.projection = ColumnParallelLinear(2 * hidden, hidden, False, tp, gather_output=True, dtype=dtype)
+        self.projection = ColumnParallelLinear(2 * hidden, hidden, bias=False, tp=tp, gather_output=True, dtype=dtype)
         self.layer = layer
         self.norm = make_norm(config.dense, tp, dtype)
 

@@ -101,13 +101,15 @@ class TransformerStage(nn.Module):
         self.num_sequences: int | None = None
         self.num_tokens: int | None = None
         sizes = config.vocabulary_size, config.hidden_size
-        self.embedding = VocabParallelEmbedding(*sizes, tp, dtype=dtype) if is_first else None
+        self.embedding = VocabParallelEmbedding(*sizes, tp=tp, dtype=dtype) if is_first else None
         self.layers = nn.ModuleList()
         for number in layers:
             self.layers.add_module(str(number), make_layer(number))
         self.norm = make_norm(config, tp, dtype) if is_last else None
         table = self.embedding if config.tied else None
-        self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, table, dtype) if is_last else None
+        self.head = (
+            LMHead(config.hidden_size, config.vocabulary_size, tp=tp, tied=table, dtype=dtype) if is_last else None
+        )
         self.tied_names = {HEAD: TABLE} if config.tied and is_last and not is_first else {}
 
     def draw(self, seed: int) -> None:
@@ -172,7 +174,9 @@ class TransformerStage(nn.Module):
 
 def make_norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:
     """Make a norm; under sequence parallelism the gradient of its weight is summed over the ranks' tokens."""
-    return RMSNorm(config.hidden_size, config.eps, tp, "tokens" if tp.sequence_parallel else "none", dtype)
+    return RMSNorm(
+        config.hidden_size, config.eps, tp=tp, sharded="tokens" if tp.sequence_parallel else "none", dtype=dtype
+    )
 
 
 def check_topology(config: ModelConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:

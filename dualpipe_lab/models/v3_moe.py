@@ -58,7 +58,7 @@ class V3Layer(nn.Module):
         self.attention = _attention(config, sharing)
         self.mlp_norm = make_norm(config.dense, self.tp, sharing.dtype)
         if number < config.num_dense_layers:
-            self.mlp = SwiGLU(config.hidden_size, config.ffn_size, self.tp, sharing.dtype)
+            self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp=self.tp, dtype=sharing.dtype)
         else:
             self.mlp = _experts(config, sharing, ep, nodes)
 
@@ -81,7 +81,9 @@ class V3Layer(nn.Module):
         """Return the balance loss per sequence of a routing, for sequences with `length` tokens here; None without."""
         if not self.has_balance:
             return None
-        return sequence_loss(routing.logits, routing.indices, length, num_sequences, self.cp, self.scoring)
+        return sequence_loss(
+            routing.logits, routing.indices, length, num_sequences=num_sequences, group=self.cp, scoring=self.scoring
+        )
 
 
 class V3Stage(TransformerStage):
@@ -184,22 +186,39 @@ class V3MoE(V3Stage):
 def _attention(config: V3MoEConfig, sharing: Sharing) -> GroupedQueryAttention | LatentAttention:
     if config.latent is None:
         return grouped_attention(config.dense, sharing.tp, sharing.replicas, sharing.attend, sharing.dtype)
-    sizes = config.hidden_size, config.num_heads, config.latent
-    how = sharing.attend, sharing.dtype
-    return LatentAttention(*sizes, sharing.tp, config.rope_base, config.rope_scaling, *how)
+    return LatentAttention(
+        config.hidden_size,
+        config.num_heads,
+        config.latent,
+        tp=sharing.tp,
+        rope_base=config.rope_base,
+        rope_scaling=config.rope_scaling,
+        attend=sharing.attend,
+        dtype=sharing.dtype,
+    )
 
 
 def _experts(config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: Nodes) -> DeepSeekMoE:
     groups = config.num_groups, config.num_groups_per_token
     sizes, dtype = (config.hidden_size, config.num_experts, config.num_experts_per_token), sharing.dtype
     router = DeepSeekRouter(
-        *sizes, *groups, config.scale, dtype, config.scoring, config.normalise, config.selection_bias
+        *sizes,
+        *groups,
+        scale=config.scale,
+        dtype=dtype,
+        scoring=config.scoring,
+        normalise=config.normalise,
+        has_bias=config.selection_bias,
     )
     if router.bias is not None:
         router.bias = router.bias.to(torch.promote_types(router.bias.dtype, torch.float32))  # its steps are short
     tp = replace(sharing.tp, sequence_parallel=False)  # it computes on the router's tokens
-    shared = SwiGLU(config.hidden_size, config.shared_ffn_size, tp, dtype) if config.num_shared_experts else None
-    return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype, nodes)
+    shared = (
+        SwiGLU(config.hidden_size, config.shared_ffn_size, tp=tp, dtype=dtype) if config.num_shared_experts else None
+    )
+    return DeepSeekMoE(
+        router, config.hidden_size, config.expert_ffn_size, ep=ep, shared=shared, dtype=dtype, nodes=nodes
+    )
 
 
 def data_group(mesh: Mesh) -> Group:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.linear import flat_tokens
 from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
-from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, load_full_state_dict
+from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, load_full_state_dict, ranks_of
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -37,6 +37,7 @@ class VocabParallelEmbedding(nn.Module):
         self,
         vocabulary_size: int,
         hidden_size: int,
+        *,
         tp: TensorParallel | None = None,
         padding_id: int | None = None,
         dtype: torch.dtype | None = None,
@@ -44,7 +45,7 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         if padding_id is not None and not 0 <= padding_id < vocabulary_size:
             raise ValueError(f"padding_id is a token from 0 to {vocabulary_size - 1}, got {padding_id}")
-        self.tp = tp or TensorParallel()
+        self.tp = ranks_of(tp)
         self.vocabulary_size, self.hidden_size, self.padding_id = vocabulary_size, hidden_size, padding_id
         self.start, stop = self.tp.span(vocabulary_size)
         self.weight = nn.Parameter(torch.empty(stop - self.start, hidden_size, dtype=dtype, device=device()))
@@ -54,7 +55,8 @@ class VocabParallelEmbedding(nn.Module):
     @classmethod
     def from_full(cls, full: nn.Embedding, tp: TensorParallel | None = None) -> "VocabParallelEmbedding":
         """Shard a table that every rank has in full."""
-        table = cls(full.num_embeddings, full.embedding_dim, tp, full.padding_idx, full.weight.dtype)
+        options = {"tp": tp, "padding_id": full.padding_idx, "dtype": full.weight.dtype}
+        table = cls(full.num_embeddings, full.embedding_dim, **options)
         load_full_state_dict(table, full.state_dict())
         return table
 

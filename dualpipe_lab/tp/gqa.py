@@ -28,7 +28,7 @@ from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, fuse
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.rope import rotate, rotation
 from dualpipe_lab.tp.rope_scaling import Scaling
-from dualpipe_lab.tp.shard import Shard, TensorParallel
+from dualpipe_lab.tp.shard import Shard, TensorParallel, ranks_of
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -102,6 +102,7 @@ class GroupedQueryAttention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_size: int | None = None,
+        *,
         tp: TensorParallel | None = None,
         replicas: Group | None = None,
         rope_base: float = 10_000.0,
@@ -112,7 +113,7 @@ class GroupedQueryAttention(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.tp = tp = tp or TensorParallel()
+        self.tp = tp = ranks_of(tp)
         check_heads(hidden_size, num_heads, num_kv_heads, tp.size, head_size)
         self.head_size = head_size or hidden_size // num_heads
         self.rope_base, self.rope_scaling, self.attend = rope_base, rope_scaling, attend
@@ -122,14 +123,16 @@ class GroupedQueryAttention(nn.Module):
         index, width = tp.rank * num_shards // tp.size, kv_size // num_shards
         is_replica = tp.rank * num_shards % tp.size >= num_shards
         shard = Shard(0, index * width, (index + 1) * width, kv_size, is_replica)
-        self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_size, False, tp, dtype=dtype)
-        self.k = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
-        self.v = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
-        self.o = RowParallelLinear(num_heads * self.head_size, hidden_size, False, tp, dtype=dtype)
+        self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_size, bias=False, tp=tp, dtype=dtype)
+        self.k = ColumnParallelLinear(hidden_size, kv_size, bias=False, tp=tp, shard=shard, dtype=dtype)
+        self.v = ColumnParallelLinear(hidden_size, kv_size, bias=False, tp=tp, shard=shard, dtype=dtype)
+        self.o = RowParallelLinear(num_heads * self.head_size, hidden_size, bias=False, tp=tp, dtype=dtype)
         self.partial: dict[str, Group] = {}
         if self.replicas is not None and tp.coalesce:
             self.partial = {"k.weight": self.replicas, "v.weight": self.replicas}
-        norms = [RMSNorm(self.head_size, eps, tp, "tokens", dtype) if qk_norm else None for _ in range(2)]
+        norms = [
+            RMSNorm(self.head_size, eps, tp=tp, sharded="tokens", dtype=dtype) if qk_norm else None for _ in range(2)
+        ]
         self.q_norm, self.k_norm = norms  # a norm over one head treats heads as tokens: each rank holds other ones
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:

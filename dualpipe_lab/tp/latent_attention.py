@@ -32,7 +32,7 @@ from dualpipe_lab.tp.mappings import copy_to_ranks, gather_tokens
 from dualpipe_lab.tp.rms_norm import RMSNorm, Sharded
 from dualpipe_lab.tp.rope import rotate, rotation
 from dualpipe_lab.tp.rope_scaling import Scaling
-from dualpipe_lab.tp.shard import TensorParallel
+from dualpipe_lab.tp.shard import TensorParallel, ranks_of
 
 
 @runtime_checkable
@@ -72,6 +72,7 @@ class LatentAttention(nn.Module):
         hidden_size: int,
         num_heads: int,
         sizes: LatentSizes,
+        *,
         tp: TensorParallel | None = None,
         rope_base: float = 10_000.0,
         rope_scaling: Scaling | None = None,
@@ -81,7 +82,7 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         sizes.check()
-        self.tp = tp = tp or TensorParallel()
+        self.tp = tp = ranks_of(tp)
         check_heads(hidden_size, num_heads, num_heads, tp.size, sizes.key)
         _check_values(sizes, attend, num_heads // tp.size)
         self.sizes, self.attend, self.rope_base, self.rope_scaling = sizes, attend, rope_base, rope_scaling
@@ -90,12 +91,12 @@ class LatentAttention(nn.Module):
         self.q_down = self.q_norm = None
         if sizes.query_rank is not None:
             self.q_down = ReplicatedLinear(hidden_size, sizes.query_rank, tp, dtype)
-            self.q_norm = RMSNorm(sizes.query_rank, eps, tp, norm, dtype)
-        self.q_up = ColumnParallelLinear(sizes.query_rank or hidden_size, queries, False, tp, dtype=dtype)
+            self.q_norm = RMSNorm(sizes.query_rank, eps, tp=tp, sharded=norm, dtype=dtype)
+        self.q_up = ColumnParallelLinear(sizes.query_rank or hidden_size, queries, bias=False, tp=tp, dtype=dtype)
         self.kv_down = ReplicatedLinear(hidden_size, sizes.cached, tp, dtype)
-        self.kv_norm = RMSNorm(sizes.kv_rank, eps, tp, norm, dtype)
-        self.kv_up = ColumnParallelLinear(sizes.kv_rank, unfolded, False, tp, dtype=dtype)
-        self.o = RowParallelLinear(num_heads * sizes.value, hidden_size, False, tp, dtype=dtype)
+        self.kv_norm = RMSNorm(sizes.kv_rank, eps, tp=tp, sharded=norm, dtype=dtype)
+        self.kv_up = ColumnParallelLinear(sizes.kv_rank, unfolded, bias=False, tp=tp, dtype=dtype)
+        self.o = RowParallelLinear(num_heads * sizes.value, hidden_size, bias=False, tp=tp, dtype=dtype)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return y_BSD of x_BSD; under sequence parallelism both hold the rank's tokens.

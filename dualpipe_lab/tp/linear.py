@@ -41,7 +41,7 @@ from dualpipe_lab.tp.mappings import (
     start_all_reduce,
     start_input_sum,
 )
-from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, load_full_state_dict
+from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, load_full_state_dict, ranks_of
 
 
 class ColumnParallel(torch.autograd.Function):
@@ -168,8 +168,8 @@ class ShardedLinear(nn.Module):
     @classmethod
     def from_full(cls, full: nn.Linear, tp: TensorParallel | None = None, **options: bool) -> Self:
         """Shard a layer that every rank has in full, on any device; `options` are those of the class."""
-        has_bias = full.bias is not None
-        layer = cls(full.in_features, full.out_features, has_bias, tp, dtype=full.weight.dtype, **options)  # type: ignore[arg-type]
+        options |= {"bias": full.bias is not None}
+        layer = cls(full.in_features, full.out_features, tp=tp, dtype=full.weight.dtype, **options)  # type: ignore[call-arg]
         load_full_state_dict(layer, full.state_dict())
         return layer
 
@@ -180,6 +180,8 @@ class ShardedLinear(nn.Module):
 
 class ColumnParallelLinear(ShardedLinear):
     """y = x W^T + b, with the rows of W and the elements of b sharded over the ranks.
+
+    Weights are drawn by name, and layers of one size start alike; `initialize_parameters(model)` draws by full names.
 
     Args:
         in_features, out_features: of the full layer; with outputs that do not divide, the last ranks have fewer.
@@ -197,13 +199,14 @@ class ColumnParallelLinear(ShardedLinear):
         self,
         in_features: int,
         out_features: int,
+        *,
         bias: bool = True,
         tp: TensorParallel | None = None,
         gather_output: bool = False,
         shard: Shard | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        tp = tp or TensorParallel()
+        tp = ranks_of(tp)
         if gather_output and out_features % tp.size:
             raise ValueError(
                 f"gather_output needs outputs that divide among the ranks, got {out_features} on {tp.size} ranks; "
@@ -230,6 +233,8 @@ class ColumnParallelLinear(ShardedLinear):
 class RowParallelLinear(ShardedLinear):
     """y = sum over the ranks of x_r W_r^T, plus b: the columns of W are sharded, b is replicated.
 
+    Weights are drawn by name, and layers of one size start alike; `initialize_parameters(model)` draws by full names.
+
     Args:
         in_features, out_features: of the full layer; with inputs that do not divide, the last ranks have fewer.
         bias: whether there is one; it is added once, after the sum.
@@ -241,11 +246,12 @@ class RowParallelLinear(ShardedLinear):
         self,
         in_features: int,
         out_features: int,
+        *,
         bias: bool = True,
         tp: TensorParallel | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        tp = tp or TensorParallel()
+        tp = ranks_of(tp)
         super().__init__(in_features, out_features, bias, Shard(1, *tp.span(in_features), in_features), tp, dtype)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Elsewhere: Megatron `parallel_output=True`; torch `ColwiseParallel(use_local_out
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from dualpipe_lab.tp.chunked_cross_entropy import chunked_cross_entropy
 from dualpipe_lab.tp.cross_entropy import cross_entropy
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.linear import ColumnParallelLinear
-from dualpipe_lab.tp.shard import TensorParallel
+from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict
 
 
 class LMHead(ColumnParallelLinear):
@@ -36,6 +36,7 @@ class LMHead(ColumnParallelLinear):
         self,
         hidden_size: int,
         vocabulary_size: int,
+        *,
         tp: TensorParallel | None = None,
         tied: VocabParallelEmbedding | None = None,
         dtype: torch.dtype | None = None,
@@ -43,6 +44,13 @@ class LMHead(ColumnParallelLinear):
         super().__init__(hidden_size, vocabulary_size, bias=False, tp=tp, dtype=dtype)
         if tied is not None:
             self.weight: nn.Parameter = tied.weight
+
+    @classmethod
+    def from_full(cls, full: nn.Linear, tp: TensorParallel | None = None, **options: Any) -> Self:
+        """Shard a head that every rank has in full, on any device; ValueError if it has a bias."""
+        head = cls(full.in_features, full.out_features, tp=tp, dtype=full.weight.dtype, **options)
+        load_full_state_dict(head, full.state_dict())
+        return head
 
     def forward(self, x: Tensor, targets: Tensor | None = None, chunk: int = 0, **options: Any) -> Tensor:
         """Return `logits_..SV` of `x_..SD`; with targets their loss in chunks, as `chunked_cross_entropy` has it.

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.linear import at_least_float32, flat_tokens
 from dualpipe_lab.tp.mappings import start_all_reduce
-from dualpipe_lab.tp.shard import Shard, TensorParallel
+from dualpipe_lab.tp.shard import Shard, TensorParallel, ranks_of
 
 Sharded: TypeAlias = Literal["none", "tokens", "hidden"]
 
@@ -47,6 +47,7 @@ class RMSNorm(nn.Module):
         self,
         hidden_size: int,
         eps: float = 1e-6,
+        *,
         tp: TensorParallel | None = None,
         sharded: Sharded = "none",
         dtype: torch.dtype | None = None,
@@ -54,7 +55,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         if sharded not in ("none", "tokens", "hidden"):
             raise ValueError(f"a norm's input is sharded by none, tokens or hidden, got {sharded!r}")
-        self.tp = tp or TensorParallel()
+        self.tp = ranks_of(tp)
         self.hidden_size, self.eps, self.sharded = hidden_size, eps, sharded
         start, stop = self.tp.span(hidden_size) if sharded == "hidden" else (0, hidden_size)
         self.weight = nn.Parameter(torch.ones(stop - start, dtype=dtype, device=device()))

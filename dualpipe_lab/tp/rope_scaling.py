@@ -90,10 +90,10 @@ class YarnScaling:
 
     def __post_init__(self) -> None:
         given = 1.0 if self.attention_factor is None else self.attention_factor
-        fits = 1 <= self.factor < inf and 0 < self.beta_slow < self.beta_fast and 0 < self.original_length < inf
+        fits = 1 <= self.factor < inf and 0 < self.beta_slow <= self.beta_fast and 0 < self.original_length < inf
         if not (fits and min(self.mscale, self.mscale_all_dim) >= 0 and 0 < given < inf):
             raise ValueError(
-                "yarn scales rotary angles by a factor of at least 1, with beta_slow below beta_fast and no number "
+                "yarn scales rotary angles by a factor of at least 1, with beta_slow at most beta_fast and no number "
                 f"below 0, got {self}"
             )
 

@@ -72,6 +72,13 @@ class TensorParallel:
         return comm.new_group(members(self.group)[first : first + num_ranks], members_only=True)
 
 
+def ranks_of(tp: TensorParallel | None) -> TensorParallel:
+    """Return a layer's argument `tp`, the world for None; TypeError for a bare group or anything else."""
+    if not isinstance(tp, TensorParallel | None):
+        raise TypeError(f"tp is a TensorParallel, got {type(tp).__name__}; pass tp=TensorParallel(group)")
+    return tp or TensorParallel()
+
+
 class Shard(NamedTuple):
     """Elements `start` to `stop` along `axis` of a full tensor that has `size` elements there.
 

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, fused_column_linear, weight_grad
 from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
-from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict, ranks_of
 
 
 class SwiGLU(nn.Module):
@@ -30,18 +30,18 @@ class SwiGLU(nn.Module):
     """
 
     def __init__(
-        self, hidden_size: int, ffn_size: int, tp: TensorParallel | None = None, dtype: torch.dtype | None = None
+        self, hidden_size: int, ffn_size: int, *, tp: TensorParallel | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        self.tp = tp or TensorParallel()
-        self.gate = ColumnParallelLinear(hidden_size, ffn_size, False, self.tp, dtype=dtype)
-        self.up = ColumnParallelLinear(hidden_size, ffn_size, False, self.tp, dtype=dtype)
-        self.down = RowParallelLinear(ffn_size, hidden_size, False, self.tp, dtype=dtype)
+        self.tp = ranks_of(tp)
+        self.gate = ColumnParallelLinear(hidden_size, ffn_size, bias=False, tp=self.tp, dtype=dtype)
+        self.up = ColumnParallelLinear(hidden_size, ffn_size, bias=False, tp=self.tp, dtype=dtype)
+        self.down = RowParallelLinear(ffn_size, hidden_size, bias=False, tp=self.tp, dtype=dtype)
 
     @classmethod
     def from_full(cls, gate: Tensor, up: Tensor, down: Tensor, tp: TensorParallel | None = None) -> "SwiGLU":
         """Shard the full weights gate_FD, up_FD and down_DF."""
-        layer = cls(gate.shape[1], gate.shape[0], tp, gate.dtype)
+        layer = cls(gate.shape[1], gate.shape[0], tp=tp, dtype=gate.dtype)
         load_full_state_dict(layer, {"gate.weight": gate, "up.weight": up, "down.weight": down})
         return layer
 

@@ -33,7 +33,14 @@ from dualpipe_lab.models.pretrained.config import (
     read_json,
 )
 from dualpipe_lab.models.pretrained.folder import PICKLES, PretrainedFolder
-from dualpipe_lab.models.pretrained.load import check_folder, check_form, full_shapes, is_stacked, published_names
+from dualpipe_lab.models.pretrained.load import (
+    check_folder,
+    check_form,
+    full_shapes,
+    is_stacked,
+    published_names,
+    rounded,
+)
 from dualpipe_lab.models.pretrained.save import finish_folder
 from dualpipe_lab.models.stage import TABLE
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -72,7 +79,7 @@ def convert(
         max_bytes: of a file; a larger tensor has a file of its own.
 
     Raises:
-        PretrainedError: the source cannot be used, or the target is there already.
+        PretrainedError: the source cannot be used, a weight is too large for `dtype`, or the target is there already.
         CheckpointError: the source is damaged or asks for code, or the target has this step already.
         ValueError: a form or type that there is not, or a model that has no published form.
     """
@@ -101,7 +108,7 @@ class _Weights:
     published: Mapping[str, Any] | None  # the values of config.json, if the folder has them
 
     def read(self, name: str) -> Tensor:
-        return self.stored(name).to(self.kinds[name][0])
+        return rounded(self.stored(name), self.kinds[name][0], name)
 
 
 def _in_type(weights: _Weights, dtype: torch.dtype) -> _Weights:

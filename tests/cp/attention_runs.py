@@ -37,7 +37,7 @@ def run_part(form, layout, rank, tensors, causal, **options):
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     entries = rank_context().ledger.entries
     entries.clear()
-    out = form(*leaves, layout, causal, **options)
+    out = form(*leaves, layout, causal=causal, **options)
     forward = sum(entry.sent for entry in entries.values())
     entries.clear()
     grads = torch.autograd.grad(out, leaves, grad)

@@ -71,7 +71,7 @@ def test_time_equals_the_simulation_to_the_nanosecond():
             times = []
             comm.barrier()
             began = lab.now()
-            out = ring_attention(*leaves, layout, causal, kernel=SlowTiles())
+            out = ring_attention(*leaves, layout, causal=causal, kernel=SlowTiles())
             times.append(lab.now() - began)
             comm.barrier()
             began = lab.now()

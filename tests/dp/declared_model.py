@@ -36,11 +36,13 @@ class Layer(nn.Module):
         super().__init__()
         self.norm = RMSNorm(HIDDEN, tp=tp, dtype=torch.float64)
         replicas = kv_replicas(KV_HEADS, tp)
-        self.attention = GroupedQueryAttention(HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, tp, replicas, dtype=torch.float64)
-        self.head = ColumnParallelLinear(HIDDEN, 2 * FFN, True, tp, dtype=torch.float64)
+        self.attention = GroupedQueryAttention(
+            HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, tp=tp, replicas=replicas, dtype=torch.float64
+        )
+        self.head = ColumnParallelLinear(HIDDEN, 2 * FFN, bias=True, tp=tp, dtype=torch.float64)
         router = DeepSeekRouter(HIDDEN, EXPERTS, 2, dtype=torch.float64)
-        shared = SwiGLU(HIDDEN, FFN, tp, torch.float64)
-        self.moe = DeepSeekMoE(router, HIDDEN, FFN, ep, shared, torch.float64)
+        shared = SwiGLU(HIDDEN, FFN, tp=tp, dtype=torch.float64)
+        self.moe = DeepSeekMoE(router, HIDDEN, FFN, ep=ep, shared=shared, dtype=torch.float64)
 
 
 class ModelStage(nn.Module):

@@ -24,7 +24,7 @@ E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
 
 
 def test_the_bias_changes_the_choice_and_not_the_weights():
-    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, SCALE, torch.float64)
+    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, scale=SCALE, dtype=torch.float64)
     x = draw(0, 50, HIDDEN)
     before = router(x)
     router.bias += 0.25  # the same for all: nothing changes
@@ -67,9 +67,9 @@ class Shared(torch.nn.Linear):
 
 def build(seed):
     torch.manual_seed(seed)  # different on every rank
-    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, SCALE, torch.float64)
+    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, scale=SCALE, dtype=torch.float64)
     shared = Shared(HIDDEN, HIDDEN, bias=False, dtype=torch.float64)
-    return DeepSeekMoE(router, HIDDEN, FFN, None, shared, torch.float64)
+    return DeepSeekMoE(router, HIDDEN, FFN, shared=shared, dtype=torch.float64)
 
 
 STATE = {
@@ -121,7 +121,7 @@ def test_a_load_is_counted_once_per_microbatch(again):
     """Also where the forward runs twice, and not at all without a backward."""
 
     def fn(rank, world_size):
-        router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, SCALE, torch.float64)
+        router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, scale=SCALE, dtype=torch.float64)
         expected = torch.zeros(E, dtype=torch.int64)
 
         def weights(x):
@@ -195,7 +195,9 @@ def plain_sequence_loss(logits, indices, length, scoring="sigmoid"):
 @pytest.mark.parametrize("groups", [(1, 1), (GROUPS, KEPT)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_softmax_scores_are_selected_with_and_without_a_bias(groups, has_bias):
-    router = DeepSeekRouter(HIDDEN, E, K, *groups, SCALE, torch.float64, "softmax", False, has_bias)
+    router = DeepSeekRouter(
+        HIDDEN, E, K, *groups, scale=SCALE, dtype=torch.float64, scoring="softmax", normalise=False, has_bias=has_bias
+    )
     assert ("bias" in router.state_dict()) == has_bias
     if has_bias:
         router.bias.copy_(0.3 * draw(5, E))

@@ -127,6 +127,20 @@ def test_bounds_and_the_optimum():
         assert lower_bound(loads, 6, 3) <= best * (1 + 1e-12) <= float(heaviest([loads], plan, 3)) * (1 + 1e-9)
 
 
+def test_loads_of_every_type_give_the_plan_of_their_numbers(subtests):
+    numbers = torch.tensor([[600.0, 560, 120, 120, 20, 10, 0, 8]], dtype=torch.float64)
+    for build in (rebalance, balance):
+        expected = build(numbers, 16, 1, 1, 8)
+        loads = {dtype: numbers.to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int32)}
+        loads |= {"a gradient": numbers.clone().requires_grad_(), "a view": numbers.repeat(2, 1).T.contiguous().T[:1]}
+        loads |= {"numpy": numbers.numpy(), "a list": numbers.tolist()}
+        for kind, weight in loads.items():
+            with subtests.test(build=build, kind=kind):
+                plan = build(weight, 16, 1, 1, 8)
+                assert all(map(torch.equal, plan, expected))
+                assert torch.equal(rank_loads(weight, plan, 8), rank_loads(numbers, expected, 8))
+
+
 def test_what_does_not_fit_is_refused(subtests):
     for arguments, message in [
         (([[1.0, 2]], 1, 1, 1, 1), "1 slots cannot hold 2 experts"),
@@ -140,6 +154,10 @@ def test_what_does_not_fit_is_refused(subtests):
     ]:
         with subtests.test(arguments=arguments, message=message), pytest.raises(ValueError, match=message):
             rebalance(*arguments)
+    plan = rebalance([[1.0, 2]], 2, 1, 1, 1)
+    for weight, message in (([[1.0, -2]], "not negative"), ([[torch.nan, 2]], "finite"), ([1.0, 2], "shape")):
+        with subtests.test(weight=weight), pytest.raises(ValueError, match=message):
+            rank_loads(weight, plan, 1)
 
 
 def test_groups_and_nodes_need_not_fit_where_the_plan_is_global():

@@ -32,7 +32,7 @@ REFUSING = {
 
 
 def make(ep=None):
-    layers = MoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), Experts(WIDTH, WIDTH, NUM_EXPERTS, ep))
+    layers = MoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), Experts(WIDTH, WIDTH, NUM_EXPERTS, ep=ep))
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), layers).double()
 
 

@@ -95,7 +95,7 @@ def test_a_normalised_single_expert_gives_the_router_exactly_nothing(scoring):
     expert_weights(logits, indices, scoring).backward(grad)  # Switch: the score itself
     assert logits.grad.any(-1).all()
     with pytest.raises(ValueError, match="as Switch does"):
-        TopKRouter(4, 5, 1, scoring, normalise=True)
+        TopKRouter(4, 5, 1, scoring=scoring, normalise=True)
 
 
 def test_equal_scores_are_chosen_in_the_order_of_their_numbers():
@@ -145,7 +145,7 @@ def test_logits_that_are_no_numbers_are_refused(bad):
     [
         (lambda: TopKRouter(3, 4, 5), r"1\.\.4 of 4 experts, got 5"),
         (lambda: TopKRouter(3, 4, 0), r"1\.\.4 of 4 experts, got 0"),
-        (lambda: TopKRouter(3, 4, 2, "tanh"), "'softmax' or 'sigmoid', got 'tanh'"),
+        (lambda: TopKRouter(3, 4, 2, scoring="tanh"), "'softmax' or 'sigmoid', got 'tanh'"),
         (lambda: expert_weights(torch.zeros(1, 2), torch.zeros(1, 1).long(), "tanh"), "got 'tanh'"),
         (lambda: top_experts(torch.tensor([[1.0, -torch.inf]]), 2), "needs 2 finite scores"),
     ],

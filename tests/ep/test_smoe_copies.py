@@ -38,7 +38,7 @@ def trained(rank, case, ep, data=None, num_tokens=None):
     shared = nn.Linear(HIDDEN, HIDDEN, bias=False).double()
     nn.init.constant_(shared.weight, 0.25)
     router = FixedRouter(experts, draw(8, 4, HIDDEN))
-    model = MoE(router, Experts.from_full(case.gate, case.up, case.down, ep), shared)
+    model = MoE(router, Experts.from_full(case.gate, case.up, case.down, ep), shared=shared)
     x = leaf(x)
     y, routing = model.with_routing(x)
     assert routing.load.tolist() == [int((experts == expert).sum()) for expert in range(4)]

@@ -56,7 +56,7 @@ class WithExperts(nn.Module):
     def __init__(self, ep=None):
         super().__init__()
         self.dense = nn.Linear(WIDTH, WIDTH)
-        experts = Experts(WIDTH, WIDTH, NUM_EXPERTS, ep)
+        experts = Experts(WIDTH, WIDTH, NUM_EXPERTS, ep=ep)
         self.moe = MoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), experts)
 
     def forward(self, x):

@@ -70,7 +70,7 @@ def plain(x, weight, targets, options=None, reduction="mean", num_tokens=None):
 
 def ours(x, weight, targets, chunk, tp, **options):
     """The same of this rank's shard, its gradients in full; under sequence parallelism dx of the rank's tokens."""
-    head = LMHead(HIDDEN, len(weight), tp, dtype=weight.dtype)
+    head = LMHead(HIDDEN, len(weight), tp=tp, dtype=weight.dtype)
     load_full_state_dict(head, {"weight": weight})
     x = local(x, 1, tp, tp.sequence_parallel)
     x = x.detach().requires_grad_()  # with the strides that it has
@@ -81,8 +81,8 @@ def ours(x, weight, targets, chunk, tp, **options):
 
 def tied(ids, weight, targets, chunk, tp):
     """Loss and gradient of a table that is also the head's weight."""
-    table = VocabParallelEmbedding(*weight.shape, tp, dtype=weight.dtype)
-    head = LMHead(HIDDEN, len(weight), tp, tied=table, dtype=weight.dtype)
+    table = VocabParallelEmbedding(*weight.shape, tp=tp, dtype=weight.dtype)
+    head = LMHead(HIDDEN, len(weight), tp=tp, tied=table, dtype=weight.dtype)
     load_full_state_dict(table, {"weight": weight})
     loss = head.loss(table(ids).sin(), targets, chunk=chunk)
     loss.backward()
@@ -149,7 +149,7 @@ def test_messages_what_is_kept_and_no_tensor_of_all_logits():
         targets = torch.arange(tokens) * 3 % words
         for is_sharded in (False, True):
             tp = TensorParallel(sequence_parallel=is_sharded)
-            head = LMHead(HIDDEN, words, tp, dtype=torch.float64)
+            head = LMHead(HIDDEN, words, tp=tp, dtype=torch.float64)
             for chunk in (None, 8, 16, 64):
                 x, losses, kept = leaf(draw(1, tokens // (world_size if is_sharded else 1), HIDDEN)), [], []
 

@@ -64,8 +64,8 @@ def test_bytes_of_the_lookup_and_of_the_head():
     def fn(rank, world_size):
         found = {}
         for name, tp in modes().items():
-            table = VocabParallelEmbedding(8, 4, tp, dtype=torch.float64)
-            head = LMHead(4, 8, tp, dtype=torch.float64)
+            table = VocabParallelEmbedding(8, 4, tp=tp, dtype=torch.float64)
+            head = LMHead(4, 8, tp=tp, dtype=torch.float64)
             x = leaf(draw(1, TOKENS // (world_size if tp.sequence_parallel else 1), 4))
             found[name] = (
                 counted(lambda table=table: table(torch.zeros(TOKENS, dtype=torch.int64)).sum().backward()),

@@ -63,7 +63,7 @@ def test_it_equals_plain_torch(world_size):
                     positions = torch.arange(TOKENS) + 7 * qk_norm
                     expected = plain(x, state(*heads, qk_norm), dy, positions)
                     expected |= {key: local(expected[key], 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
-                    layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, tp, qk_norm=qk_norm, dtype=torch.float64)
+                    layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, tp=tp, qk_norm=qk_norm, dtype=torch.float64)
                     load_full_state_dict(layer, state(*heads, qk_norm))
                     results = attention_step(layer, x, dy, positions if qk_norm else None)
                     found[heads, name, qk_norm] = distances(results, expected)

@@ -96,7 +96,7 @@ def test_it_equals_the_module_of_transformers(world_size, kind):
     def fn(rank, world_size):
         found = {}
         for name, tp in (modes() | {"coalesced": TensorParallel(coalesce=True, sequence_parallel=True)}).items():
-            layer = LatentAttention(HIDDEN, HEADS, sizes, tp, 100.0, dtype=torch.float64)
+            layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, rope_base=100.0, dtype=torch.float64)
             load_full_state_dict(layer, whole)
             own = {key: local(expected[key], 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
             found[name] = distances(attention_step(layer, x, dy, positions), expected | own)
@@ -127,7 +127,7 @@ def test_it_attends_round_a_ring(cp_size, tp_size):
             attend = partial(ring_attention, layout=cut, group=group)
             attend = attend if sends == "function" else LatentRing(cut, group, sends)
             tp = TensorParallel(mesh.group("tp"), **RINGS[mode])
-            layer = LatentAttention(HIDDEN, HEADS, sizes, tp, 100.0, attend=attend, dtype=torch.float64)
+            layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, rope_base=100.0, attend=attend, dtype=torch.float64)
             load_full_state_dict(layer, whole)
             step = attention_step(layer, shard(x, cut, own), shard(dy, cut, own), positions(cut, own))
             for weight in whole:  # summands of the ranks with other tokens
@@ -148,7 +148,7 @@ def test_a_layer_sends_what_its_ring_is_told_to():
         tp, found = TensorParallel(mesh.group("tp")), {}
         for sends in ("keys", "latents", "auto"):
             attend = LatentRing(layout, mesh.group("cp"), sends)
-            layer = LatentAttention(HIDDEN, HEADS, sizes, tp, attend=attend, dtype=torch.float64)
+            layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, attend=attend, dtype=torch.float64)
             load_full_state_dict(layer, state(sizes))
             x = leaf(draw(20, BATCH, TOKENS // 2, HIDDEN))
             outputs = []
@@ -176,9 +176,9 @@ def test_wide_values_go_round_a_ring_as_latents():
     def fn(rank, world_size):
         cut, tp = make_layout("striped", TOKENS, 2), TensorParallel(lab.Mesh(lab.Topology([("cp", 2)])).group("tp"))
         with pytest.raises(ValueError, match="use value of at most content"):
-            LatentAttention(HIDDEN, HEADS, sizes, tp, attend=LatentRing(cut, sends="keys"))
+            LatentAttention(HIDDEN, HEADS, sizes, tp=tp, attend=LatentRing(cut, sends="keys"))
         attend = LatentRing(cut, sends="latents")
-        layer = LatentAttention(HIDDEN, HEADS, sizes, tp, 100.0, attend=attend, dtype=torch.float64)
+        layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, rope_base=100.0, attend=attend, dtype=torch.float64)
         load_full_state_dict(layer, whole)
         step = attention_step(layer, shard(x, cut, rank), shard(dy, cut, rank), positions(cut, rank))
         for weight in whole:
@@ -203,7 +203,7 @@ def test_an_optimizer_over_a_mesh_knows_its_copies_and_shards(zero, coalesce):
     def fn(rank, world_size):
         mesh = lab.Mesh(lab.Topology([("dp", 2), ("tp", 2)]))
         tp = TensorParallel(mesh.group("tp"), sequence_parallel=True, coalesce=coalesce)
-        layer = LatentAttention(HIDDEN, HEADS, sizes, tp, 100.0, dtype=torch.float64)
+        layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, rope_base=100.0, dtype=torch.float64)
         load_full_state_dict(layer, whole)
         units = [[]] if zero is Zero3 else []
         optimizer = zero(layer, *units, mesh, ZeroOptions(Hyperparameters(lr=1e-2)))
@@ -228,7 +228,7 @@ def test_its_messages_are_those_of_the_latents():
         found = []
         for sequence_parallel in (False, True):
             tp = TensorParallel(sequence_parallel=sequence_parallel, regather=False)
-            layer = LatentAttention(HIDDEN, HEADS, sizes, tp, dtype=torch.float64)
+            layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, dtype=torch.float64)
             load_full_state_dict(layer, state(sizes))
             x = leaf(local(draw(20, BATCH, TOKENS, HIDDEN), 1, tp, sequence_parallel))
             forward = counted(lambda layer=layer, x=x: layer(x))

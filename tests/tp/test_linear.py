@@ -1,5 +1,7 @@
 """Column- and row-parallel layers against one whole layer: values, raw gradients, bytes, refusals."""
 
+from inspect import signature
+
 import pytest
 import torch
 from runs import RANKS, assert_refused, counted, draw, launch, leaf
@@ -7,8 +9,23 @@ from torch import nn
 from tp_runs import TOKENS, assert_a1, distance, distances, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
-from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict, shards_of
+from dualpipe_lab import comm
+from dualpipe_lab.ep import DeepSeekRouter, ExpertParallel, Experts, GShardMoE, TopKRouter
+from dualpipe_lab.tp import (
+    ColumnParallelLinear,
+    GroupedQueryAttention,
+    LatentAttention,
+    LatentSizes,
+    LMHead,
+    RMSNorm,
+    RowParallelLinear,
+    SwiGLU,
+    TensorParallel,
+    VocabParallelEmbedding,
+    full_state_dict,
+    load_full_state_dict,
+    shards_of,
+)
 
 LAYERS = [(8, 12), (5, 7), (3, 2)]  # inputs, outputs: on 3 ranks 7 is cut into 3 3 1, 2 into 1 1 0
 
@@ -106,7 +123,7 @@ def test_a_pair_of_layers_sends_one_sum_each_way():
 
     def step(tp):
         layers = nn.Sequential(
-            ColumnParallelLinear(hidden, wide, False, tp), RowParallelLinear(wide, hidden, False, tp)
+            ColumnParallelLinear(hidden, wide, bias=False, tp=tp), RowParallelLinear(wide, hidden, bias=False, tp=tp)
         )
         x = leaf(local(draw(1, tokens, hidden), -2, tp, tp.sequence_parallel))
         layers.double()(x).sum().backward()
@@ -182,3 +199,32 @@ def test_shards_of_unequal_lengths_are_refused():
     message = r"all_gather_single of 12 elements of float32.*all_gather_single of 8 elements of float32|of 8 .* of 12 "
     with pytest.raises(lab.RankError, match=message):
         launch(fn, 2)
+
+
+BY_KEYWORD = {
+    ColumnParallelLinear: (8, 8), RowParallelLinear: (8, 8), SwiGLU: (8, 16), RMSNorm: (8, 1e-6), LMHead: (8, 16),
+    VocabParallelEmbedding: (16, 8), GroupedQueryAttention: (8, 2, 2, 4),
+    LatentAttention: (8, 2, LatentSizes(None, 4, 4, 4, 4)), Experts: (8, 8, 4), TopKRouter: (8, 4, 2),
+    DeepSeekRouter: (8, 4, 2, 1, 1), GShardMoE: (8, 8, 4, 4, 2, 1),
+}  # fmt: skip
+PARALLEL = {"tp": TensorParallel, "ep": ExpertParallel}
+
+
+def test_behind_the_sizes_everything_goes_by_keyword_and_a_bare_group_is_no_tp():
+    """`ColumnParallelLinear(8, 8, TensorParallel(g))` once took the group for `bias`, and sharded over the world."""
+
+    def fn(rank, world_size):
+        group = comm.new_group([rank], members_only=True)
+        for layer, sizes in BY_KEYWORD.items():
+            name = next((name for name in PARALLEL if name in signature(layer).parameters), None)
+            with pytest.raises(TypeError, match="positional argument"):
+                layer(*sizes, TensorParallel(group))
+            if name:
+                with pytest.raises(TypeError, match=r"got ProcessGroup\w*; pass .p=\w+Parallel\(group\)"):
+                    layer(*sizes, **{name: group})
+            assert layer(*sizes, **({name: PARALLEL[name](group)} if name else {}))
+        full = nn.Linear(8, 8).double()
+        assert torch.equal(ColumnParallelLinear.from_full(full, TensorParallel(group)).weight, full.weight)
+        assert LMHead.from_full(nn.Linear(8, 8, bias=False), TensorParallel(group)).weight.shape == (8, 8)
+
+    launch(fn, 2)

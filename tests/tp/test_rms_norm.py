@@ -21,7 +21,7 @@ def plain(x, gamma, dy, eps):
 
 
 def ours(cut, x, gamma, dy, eps, tp):
-    norm = RMSNorm(len(gamma), eps, tp, cut, torch.float64)
+    norm = RMSNorm(len(gamma), eps, tp=tp, sharded=cut, dtype=torch.float64)
     load_full_state_dict(norm, {"weight": gamma})
     part = [value if DIMS[cut] is None else local(value, DIMS[cut], tp) for value in (x, dy)]
     x = leaf(part[0])
@@ -64,7 +64,7 @@ def test_the_numbers_that_travel_are_those_of_the_oracle():
 
     def fn(rank, world_size):
         tp = TensorParallel(coalesce=True)
-        norm = RMSNorm(8, block["eps"], tp, "tokens", torch.float64)
+        norm = RMSNorm(8, block["eps"], tp=tp, sharded="tokens", dtype=torch.float64)
         load_full_state_dict(norm, {"weight": gamma})
         norm(local(x, 0, tp)).backward(local(dy, 0, tp))
         squares = local(x, 1, tp).square().sum(1)

@@ -75,7 +75,7 @@ def test_the_input_and_two_products_are_kept(world_size):
     def fn(rank, world_size):
         found = {}
         for name, tp in modes().items():
-            layer = SwiGLU(4, 8, tp, torch.float64)
+            layer = SwiGLU(4, 8, tp=tp, dtype=torch.float64)
             x = leaf(local(draw(1, 2, TOKENS, 4), -2, tp, tp.sequence_parallel))
             found[name] = kept_bytes(lambda layer=layer, x=x: layer(x), layer)
         return found

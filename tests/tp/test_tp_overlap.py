@@ -23,7 +23,7 @@ def test_a_backward_takes_as_long_as_its_work_and_what_does_not_fit_beside_it():
         products.weight_grad = lambda grad, x: (lab.compute(PRODUCT), weight_grad(grad, x))[1]
         found = {}
         for name, tp in modes().items():
-            layer = ColumnParallelLinear(WIDTH, 8, False, tp)
+            layer = ColumnParallelLinear(WIDTH, 8, bias=False, tp=tp)
             y = layer(leaf(torch.ones(TOKENS // (world_size if tp.sequence_parallel else 1), WIDTH)))
             began = lab.now()
             y.backward(torch.ones_like(y))

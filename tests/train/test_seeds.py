@@ -20,7 +20,7 @@ def mask(mesh, step):
 
 def norm_gradient(tp):
     """Of a norm behind dropout; all ranks of tp have a copy of it."""
-    up, down = ColumnParallelLinear(8, 16, True, tp), RowParallelLinear(16, 8, True, tp)
+    up, down = ColumnParallelLinear(8, 16, bias=True, tp=tp), RowParallelLinear(16, 8, bias=True, tp=tp)
     for index, parameter in enumerate([*up.parameters(), *down.parameters()]):
         parameter.data = torch.randn(*parameter.shape, generator=torch.Generator().manual_seed(index))
     norm, x = RMSNorm(8, tp=tp), torch.randn(4, 8, generator=torch.Generator().manual_seed(1))

@@ -5,11 +5,13 @@ import json
 import pickle
 import shutil
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from published import LLAMA3, change, cut, loaded, written
 
@@ -47,6 +49,20 @@ def same_folders(one, other):
         assert stored[1:] == back.tensors[name][1:], name
         assert torch.equal(there.read(name), back.read(name)), name
     return True
+
+
+def with_tensors(source, target, **changes):
+    """Copy a folder into one of one file, with some tensors changed or added; dots of names are written `__`."""
+    there = models.PretrainedFolder(source)
+    state = {name: there.read(name) for name in there.tensors}
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    shutil.copy(source / "config.json", target)
+    changes = {name.replace("__", "."): change for name, change in changes.items()}
+    safetensors.torch.save_file(
+        state | {name: change(state) for name, change in changes.items()}, target / "model.safetensors"
+    )
+    return target
 
 
 def left(folder):
@@ -223,6 +239,41 @@ def test_a_published_folder_that_cannot_be_used_leaves_nothing(folders, broken, 
         with pytest.raises(models.PretrainedError, match=message):
             train.convert(folder, tmp_path / "target", to)
     assert left(tmp_path) in (["source"], [])
+
+
+def test_two_tables_of_a_tied_config_are_compared(folders, tmp_path):
+    heads = {
+        "equal": torch.clone,
+        "wider": torch.Tensor.double,
+        "other": lambda table: table.add(torch.eye(*table.shape)),
+    }
+    heads["one row less"] = lambda table: table[:-1].clone()
+    for kind, head in heads.items():
+        changes = {"lm_head__weight": lambda state, head=head: head(state["model.embed_tokens.weight"])}
+        folder = with_tensors(folders["qwen3, tied"], tmp_path / "source", **changes)
+        model = models.PlainLlama(models.config_from_pretrained(folder))
+        is_same = kind in ("equal", "wider")
+        refused = pytest.raises(models.PretrainedError, match=r"lm_head\.weight has other values than model\.embed_tok")
+        with nullcontext() if is_same else refused:
+            models.load_pretrained(model, folder)
+        with nullcontext() if is_same else refused:
+            train.convert(folder, tmp_path / kind, "checkpoint")
+        assert (tmp_path / kind).exists() == is_same
+
+
+@pytest.mark.parametrize("to", ["published", "checkpoint", "torch"])
+def test_a_weight_that_a_type_cannot_hold_is_refused_by_its_name(folders, to, tmp_path):
+    for value, is_held in ((65_504.0, True), (torch.inf, True), (-65_536.0, False)):
+        change = lambda state, value=value: state["model.norm.weight"].index_fill(0, torch.tensor(1), value)  # noqa: E731
+        folder = with_tensors(folders["qwen3, tied"], tmp_path / "source", model__norm__weight=change)
+        words = r"model\.norm\.weight has 1 weights of up to 6\.554e\+04, and torch\.float16 ends at 6\.55e\+04"
+        with nullcontext() if is_held else pytest.raises(models.PretrainedError, match=words):
+            train.convert(folder, tmp_path / f"{value}", to, dtype="float16")
+        assert (tmp_path / f"{value}").exists() == is_held
+    half = models.PlainLlama(models.config_from_pretrained(folder), torch.float16)
+    with pytest.raises(models.PretrainedError, match=r"norm\.weight has 1 weights"):
+        models.load_pretrained(half, folder)
+    assert all(parameter.isnan().all() for parameter in half.parameters())
 
 
 def test_a_checkpoint_that_cannot_be_used_leaves_nothing(trained, tmp_path):

@@ -43,6 +43,65 @@ def test_the_config_of_deepseek_v3_is_read():
     assert models.config_from_pretrained(values) == config
 
 
+V3_1 = {"quantization_config": DEEPSEEK_V3["quantization_config"] | {"scale_fmt": "ue8m0"}}
+# moonshotai/Kimi-K2-Instruct, July 2025; K2-Thinking has other weights
+KIMI_K2 = {
+    "first_k_dense_replace": 1, "model_type": "kimi_k2", "n_group": 1, "n_routed_experts": 384, "topk_group": 1,
+    "num_attention_heads": 64, "num_key_value_heads": 64, "num_nextn_predict_layers": 0, "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827, "vocab_size": 163840, "max_position_embeddings": 131072,
+    "rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0},
+}  # fmt: skip
+# moonshotai/Moonlight-16B-A3B, February 2025
+MOONLIGHT = {
+    "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 11264, "moe_intermediate_size": 1408,
+    "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "num_attention_heads": 16, "num_experts_per_tok": 6,
+    "num_hidden_layers": 27, "num_key_value_heads": 16, "num_nextn_predict_layers": 0, "q_lora_rank": None,
+    "rope_scaling": None, "rope_theta": 50000.0, "routed_scaling_factor": 2.446, "topk_group": 1, "vocab_size": 163840,
+    "rms_norm_eps": 1e-05, "quantization_config": None,
+}  # fmt: skip
+PACKED = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
+OF_THE_FAMILY = {"V3.1": (V3_1, 671), "Kimi-K2": (KIMI_K2, 1026), "Kimi-K2-Thinking": (KIMI_K2 | PACKED, 1026),
+                 "Moonlight": (MOONLIGHT, 16)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_THE_FAMILY)
+def test_the_configs_of_others_of_the_family_are_read(name):
+    changes, billions = OF_THE_FAMILY[name]
+    config = models.config_from_pretrained(DEEPSEEK_V3 | changes)
+    assert round(count(config) / 1e9) == billions
+    assert models.config_from_pretrained(config_to_pretrained(config, "bfloat16")) == config
+    if config.rope_scaling is not None:
+        steps, length = in_float64(ROPE_INIT_FUNCTIONS["yarn"])(transformers.DeepseekV3Config(**DEEPSEEK_V3 | changes))
+        factors = torch.tensor(config.rope_scaling.factors(config.rope_base, 64), dtype=torch.float64)
+        assert (steps / config.rope_base ** -(torch.arange(0, 64, 2).double() / 64) - factors).abs().max() < 1e-14
+        assert length == config.rope_scaling.rotated_factor == 1
+
+
+ANGLES = {  # of a Llama: values of config.json, and what is refused
+    "a part of each head": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
+    "by kinds of layers": ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "with full_attention="),
+    "three axes": ({"rope_scaling": {"type": "default", "mrope_section": [2, 2, 2]}}, r"mrope_section=\[2, 2, 2\]"),
+    "llama3 with more": ({"rope_scaling": LLAMA3 | {"mixture": 2}}, "by 'llama3' with mixture=2"),
+    "linear": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "by 'linear'"),
+    "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "by 'dynamic'"),
+    "one behind the other": (
+        {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": YARN},
+        "and another rope_scaling",
+    ),
+}
+
+
+def test_angles_that_are_not_computed_here_are_refused(subtests):
+    for name, (changes, words) in ANGLES.items():
+        with subtests.test(name=name), pytest.raises(models.PretrainedError, match=words):
+            models.config_from_pretrained(SIZES | {"architectures": ["LlamaForCausalLM"]} | changes)
+    same = {
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 1.0, "factor": None}
+    }
+    plain = models.config_from_pretrained(SIZES | {"architectures": ["LlamaForCausalLM"]})
+    assert models.config_from_pretrained(SIZES | {"architectures": ["LlamaForCausalLM"]} | same) == plain
+
+
 def test_the_config_of_qwen3_moe_is_read():
     config = models.config_from_pretrained(QWEN3_30B_A3B)
     assert round(count(config) / 1e9, 1) == 30.5

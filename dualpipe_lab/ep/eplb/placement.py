@@ -114,17 +114,13 @@ def rank_loads(weight: Any, placement: ExpertPlacement, num_ranks: int) -> Tenso
     >>> rank_loads([[5.0, 1, 1, 1]], ExpertPlacement(*rebalance_experts([[5.0, 1, 1, 1]], 6, 1, 1, 2)), 2).tolist()
     [[4.333333333333334, 3.666666666666667]]
     """
-    shares = torch.from_numpy(_on_host(weight)) / placement.counts
+    shares = torch.from_numpy(_loads(weight)) / placement.counts
     return shares.gather(1, placement.physical_to_logical).unflatten(1, (num_ranks, -1)).sum(-1)
 
 
 def check(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int) -> Loads:
     """Return the loads as an array; ValueError for loads or sizes that do not fit."""
-    loads = _on_host(weight)
-    if loads.ndim != 2 or not loads.size:
-        raise ValueError(f"loads are [layers, experts], at least one of each, got shape {tuple(loads.shape)}")
-    if not (np.isfinite(loads).all() and (loads >= 0).all()):
-        raise ValueError("loads are finite and not negative; an expert that nobody chose has load 0")
+    loads = _loads(weight)
     sizes = {"num_groups": num_groups, "num_nodes": num_nodes, "num_gpus": num_gpus}
     for name, size in sizes.items():
         if size < 1:
@@ -141,8 +137,13 @@ def check(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_g
     return loads
 
 
-def _on_host(weight: Any) -> Loads:
-    loads: Loads = np.array(weight.cpu() if isinstance(weight, Tensor) else weight, dtype=np.float64)
+def _loads(weight: Any) -> Loads:
+    """Return loads of any type as an array: numpy has no bfloat16, and takes no tensor that requires a gradient."""
+    loads: Loads = np.array(weight.detach().double().cpu() if isinstance(weight, Tensor) else weight, dtype=np.float64)
+    if loads.ndim != 2 or not loads.size:
+        raise ValueError(f"loads are [layers, experts], at least one of each, got shape {tuple(loads.shape)}")
+    if not (np.isfinite(loads).all() and (loads >= 0).all()):
+        raise ValueError("loads are finite and not negative; an expert that nobody chose has load 0")
     return loads
 
 

@@ -70,10 +70,13 @@ class Experts(nn.Module):
         hidden_size: int,
         ffn_size: int,
         num_experts: int,
+        *,
         ep: ExpertParallel | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(ep, ExpertParallel | None):
+            raise TypeError(f"ep is an ExpertParallel, got {type(ep).__name__}; pass ep=ExpertParallel(group)")
         self.ep, self.num_experts = ep or ExpertParallel(), num_experts
         start, stop = self.ep.span(num_experts)
         self.gate = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
@@ -86,7 +89,7 @@ class Experts(nn.Module):
     def from_full(cls, gate: Tensor, up: Tensor, down: Tensor, ep: ExpertParallel | None = None) -> "Experts":
         """Shard the full weights of all experts, `gate_EFD`, `up_EFD` and `down_EDF`, and keep this rank's part."""
         num_experts, ffn_size, hidden_size = gate.shape
-        experts = cls(hidden_size, ffn_size, num_experts, ep, gate.dtype)
+        experts = cls(hidden_size, ffn_size, num_experts, ep=ep, dtype=gate.dtype)
         load_full_state_dict(experts, {"gate": gate, "up": up, "down": down})
         return experts
 
@@ -135,7 +138,7 @@ class MoE(nn.Module):
     """
 
     def __init__(
-        self, router: Callable[[Tensor], Routing], experts: Experts, shared: Callable[[Tensor], Tensor] | None = None
+        self, router: Callable[[Tensor], Routing], experts: Experts, *, shared: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared

@@ -82,7 +82,7 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
     """Return the sizes of a published model.
 
     Args:
-        source: a folder with config.json, or its values.
+        source: a folder with config.json, or its values; how weights are quantised is checked where they are opened.
 
     Raises:
         PretrainedError: another family, a field that is missing, or one that this library cannot compute.
@@ -99,7 +99,6 @@ LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
         raise PretrainedError(f"{where} names no architecture, got architectures={named!r}; {known}")
     if named[0] not in FAMILIES:
         raise PretrainedError(f"{where} is of {named[0]}; {known}")
-    blocks_of(values, where)  # refuses weights that are quantised in a way that is not known
     config = _READERS[named[0]](values, where)
     try:
         config.check()
@@ -267,15 +266,25 @@ _LENGTH = "original_max_position_embeddings"
 _YARN = {"factor": "factor", _LENGTH: "original_length"}
 _LLAMA3 = {"factor": "factor", "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"} | _YARN
 _YARN_OPTIONS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
-_YARN_FIELDS = {"rope_type", "type", "rope_theta", *_YARN, *_YARN_OPTIONS}
+_ANY_FIELDS = {"rope_type", "type", "rope_theta"}
+_YARN_FIELDS = {*_ANY_FIELDS, *_YARN, *_YARN_OPTIONS}
+_ROPE_FIELDS = {"yarn": _YARN_FIELDS, "llama3": {*_ANY_FIELDS, *_LLAMA3}, "default": {*_YARN_FIELDS, *_LLAMA3}}
 
 
 def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | None]:
     """Return base and scaling of the rotary angles."""
-    found = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    newer, older = values.get("rope_parameters") or {}, values.get("rope_scaling") or {}
+    if newer and {**newer, **older} != newer:
+        raise PretrainedError(f"{where} has rope_parameters={newer} and another rope_scaling={older}; keep one of them")
+    found = newer or older
     kind = found.get("rope_type") or found.get("type") or "default"
-    if kind not in ("default", "llama3", "yarn"):
+    if kind not in _ROPE_FIELDS:
         raise PretrainedError(f"{where} scales its rotary angles by {kind!r}; known are 'default', 'llama3' and 'yarn'")
+    neutral = {name for name, value in found.items() if value is None or (name, value) == ("partial_rotary_factor", 1)}
+    if unknown := sorted(set(found) - _ROPE_FIELDS[kind] - neutral):
+        raise PretrainedError(
+            f"{where} scales its rotary angles by {kind!r} with {unknown[0]}={found[unknown[0]]!r}, which is not known"
+        )
     base = _number(found.get("rope_theta") or values.get("rope_theta") or 10_000.0, "rope_theta", kind, where)
     if kind == "default":
         return float(base), None
@@ -306,8 +315,6 @@ def _rope_values(base: float, scaling: Scaling | None) -> dict[str, Any]:
 
 def _yarn_options(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the options of yarn; an option that is left out, or is 0, has yarn's own value."""
-    if unknown := sorted(set(found) - _YARN_FIELDS):
-        raise PretrainedError(f"{where} scales its rotary angles by 'yarn' with {unknown[0]}, which is not known here")
     truncate = found.get("truncate", True)
     if not isinstance(truncate, bool):
         raise PretrainedError(f"{where}: rotary angles of kind 'yarn' need truncate as true or false, got {truncate!r}")
@@ -347,6 +354,7 @@ class Blocks(NamedTuple):
 _FP8 = {
     "quant_method": ("fp8",),
     "fmt": ("e4m3", None),
+    "scale_fmt": ("ue8m0", None),  # scales are powers of two; `PretrainedFolder` takes them in float32 alone
     "activation_scheme": ("dynamic", None),  # how activations would be quantised: no part of the weights
 }
 

@@ -33,6 +33,7 @@ from dualpipe_lab.tp.shard import Shard, shards_of
 Model: TypeAlias = PlainLlama | PlainV3MoE | TransformerStage | RankModel
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _MOST_TOKENS = 8  # layers behind the last, each for one token more, that files may have
+_ROWS_AT_ONCE = 4096  # of two tables that are compared
 _LEFT_OVER = ".rotary_emb.inv_freq"  # older files have the angles, which follow from the config
 
 
@@ -45,7 +46,8 @@ def load_pretrained(model: Model, path: Path | str) -> None:
 
     Raises:
         PretrainedError: the folder cannot be used, is of another model, or has a tensor of another shape or type; then
-            no parameter has changed.  Or a file cannot be read any more; then all parameters are NaN.
+            no parameter has changed.  Or a file cannot be read any more, or a weight is too large for the type of its
+            parameter; then all parameters are NaN.
         ValueError: an optimizer of `dp` has the parameters already, and with them masters and shards of other weights.
     """
     if any(synchronizers_of(parameter) for parameter in model.parameters()):
@@ -91,7 +93,20 @@ def _fill(part: nn.Module, folder: PretrainedFolder, config: ModelConfig) -> Non
 def _copy(found: Tensor, target: Tensor, name: str) -> None:
     if found.shape != target.shape:
         raise PretrainedError(f"{name} has shape {tuple(target.shape)} on this rank, the files {found.shape}")
-    target.copy_(found)
+    target.copy_(rounded(found, target.dtype, name))
+
+
+def rounded(found: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Return a tensor in another type; PretrainedError if a finite weight is too large for it."""
+    if found.dtype == dtype:
+        return found
+    largest = torch.finfo(dtype).max
+    if torch.finfo(found.dtype).max > largest and (lost := found.isfinite() & found.to(dtype).isinf()).any():
+        raise PretrainedError(
+            f"{name} has {int(lost.sum())} weights of up to {found[lost].abs().max():.4g}, and {dtype} ends at "
+            f"{largest:.4g}; use bfloat16 or float32"
+        )
+    return found.to(dtype)
 
 
 def tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -121,6 +136,24 @@ def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
     for name in sorted(set(folder.tensors) - set(wanted) - _spare(folder, config)):
         if not name.endswith(_LEFT_OVER):
             raise PretrainedError(f"{folder.tensors[name].file} has {name}, which the model has not")
+    if isinstance(config, LlamaConfig) and config.tied:
+        _compare_tied(folder, *published_names(TABLE, config), *published_names(HEAD, config))
+
+
+def _compare_tied(folder: PretrainedFolder, table: str, head: str) -> None:
+    """Refuse a head that is stored beside the table to which config.json ties it, and has other values."""
+    if head not in folder.tensors:
+        return
+    shape = folder.find(table).shape
+    is_same = folder.find(head).shape == shape
+    for start in range(0, shape[0] if is_same else 0, _ROWS_AT_ONCE):
+        rows = (slice(start, min(start + _ROWS_AT_ONCE, shape[0])),)
+        is_same = is_same and bool((folder.read(table, rows) == folder.read(head, rows)).all())
+    if not is_same:
+        raise PretrainedError(
+            f"{folder.path}: {head} has other values than {table}, to which tie_word_embeddings=true in config.json "
+            "ties it; set it to false to keep both, or leave one tensor out"
+        )
 
 
 def _spare(folder: PretrainedFolder, config: ModelConfig) -> set[str]:
