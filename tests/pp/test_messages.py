@@ -68,7 +68,7 @@ def test_a_header_is_sent_once_per_shape_and_signatures_once_per_step():
     def fn(rank, world_size):
         runtime = PipelineRuntime(program, {rank: stages[rank]}, nn.functional.mse_loss)
         for rows in steps:
-            runtime.step(*make_batch(4, rows=rows))
+            runtime.step(*make_batch(4, rows=rows), [0.25] * 4)
         return grads_of(stages[rank])
 
     out = lab.launch(fn, 4)
@@ -159,7 +159,7 @@ def test_programs_with_odd_routes_infer_shapes_too():
     rows = ["0F0 0F1 2F0 2B0 0B0 0B1", "1F0 1B0", "1F1 2F1 2B1 1B1"]
     program = Program.parse("routes", rows)
     batch = make_batch(2, rows=[2, 3])
-    _, (ranks,) = run_all([program], 3, [batch], boundary=None)
+    _, (ranks,) = run_all([program], 3, [batch], [[0.5, 0.5]], boundary=None)
     check(program, ranks, batch)
 
 
@@ -186,7 +186,7 @@ def test_tuples_cross_boundaries(name):
 
     def fn(rank, world_size):
         mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-        PipelineRuntime(program, mine, nn.functional.mse_loss, sum_mirrors=True).step(inputs, targets)
+        PipelineRuntime(program, mine, nn.functional.mse_loss).step(inputs, targets)
         return {stage: grads_of(module) for stage, module in mine.items()}
 
     out = lab.launch(fn, 4)
