@@ -71,6 +71,18 @@ def post_accumulate_grad_hooks(tensor: Any) -> list[Callable[[Any], None]]:
     return list(hooks.values())
 
 
+def num_hooks() -> int:
+    """Return how many hooks this process has registered so far, on tensors, nodes of the graph and modules."""
+    from torch.utils.hooks import RemovableHandle
+
+    return int(RemovableHandle.next_id)
+
+
+def num_changes(tensor: Any) -> int:
+    """Return how often a tensor has been changed in place."""
+    return int(tensor._version)
+
+
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward that is running ends; RuntimeError outside of a backward."""
     from torch.autograd import Variable

@@ -40,12 +40,15 @@ class Synchronizer:
         sums_tied: whether the optimizer adds a weight that several stages hold, once its sums are complete.
         sums_partial: whether it then adds gradients that layers left partial.
         is_final: whether the sums of this step are complete, so that no backward may add to them.
+        lacks_copies: whether other ranks of a pipeline hold copies of these stages whose gradients nobody has added.
+        num_hooks: how many hooks it has put on activations so far; all others are the user's.
     """
 
     group: Group | None
     name = ""
     is_sharded = False
-    sums_tied = sums_partial = is_final = False
+    sums_tied = sums_partial = is_final = lacks_copies = False
+    num_hooks = 0
 
     def check_stage(self, module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
         """Raise ValueError if the gradients of a stage cannot be summed; `parameters` are those managed here."""

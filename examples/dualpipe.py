@@ -49,7 +49,7 @@ def compare(rank: int, world_size: int, program: Program) -> tuple[float, float,
     model.zero_grad()
 
     placed = {action.stage: model[action.stage] for action in program.actions(rank)}
-    runtime = lab.PipelineRuntime(program, placed, mse_loss, sum_mirrors=True)
+    runtime = lab.PipelineRuntime(program, placed, mse_loss)
     result = runtime.step(list(inputs), list(targets))
     loss = torch.stack([torch.zeros((), dtype=torch.float64), *result.losses.values()]).sum()
     comm.all_reduce(loss)  # DualPipe's two ends have the losses of one direction each, rank 0 of a V has all

@@ -76,6 +76,19 @@ def test_a_pack_hook_s_value_is_seen_beside_its_unpack_hook():
     assert saved.unpack_hook is not None
 
 
+def test_hooks_and_changes_in_place_are_counted():
+    """Else a split backward calls hooks of activations twice, and copies of a stage train on other statistics."""
+    x, before = leaf(2).exp(), _private.num_hooks()
+    x.register_hook(lambda grad: grad)
+    x.grad_fn.register_hook(lambda *grads: None)
+    x.grad_fn.register_prehook(lambda grads: None)
+    torch.nn.Linear(1, 1).register_full_backward_hook(lambda *grads: None)
+    assert _private.num_hooks() - before == 4
+    before = _private.num_changes(x)
+    x.detach().add_(1)
+    assert _private.num_changes(x) == before + 1
+
+
 def test_accumulation_hooks_can_be_listed():
     """Else the pipeline runtime does not find who reduces a gradient, and W's hooks run at the wrong time."""
     x, calls = leaf(2), []

@@ -124,7 +124,8 @@ def _clipped_step(rank: int, world_size: int, fn: Callable[..., Any], num_microb
 
     stages = {stage: make_stage(stage) for stage in (rank, world_size - 1 - rank)}  # a rank's own stage first
     like = torch.empty(ROWS, WIDTH, dtype=torch.float64)
-    runtime = PipelineRuntime(dualpipe(world_size, num_microbatches), stages, nn.functional.mse_loss, like)
+    program = dualpipe(world_size, num_microbatches)
+    runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, like, sum_mirrors=False)
     torch.manual_seed(100 + rank)
     runtime.step(*make_batch([ROWS] * num_microbatches))
     before = {stage: _weights(module) for stage, module in stages.items()}

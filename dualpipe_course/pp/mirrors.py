@@ -208,7 +208,8 @@ def _mirror_sum(rank: int, world_size: int, fn: Callable[..., Any], num_microbat
 
     stages = {stage: make_stage(stage) for stage in (rank, world_size - 1 - rank)}  # a rank's own stage first
     like = torch.empty(ROWS, WIDTH, dtype=torch.float64)
-    runtime = PipelineRuntime(easy_dualpipe(world_size, num_microbatches), stages, nn.functional.mse_loss, like)
+    program = easy_dualpipe(world_size, num_microbatches)
+    runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, like, sum_mirrors=False)
     torch.manual_seed(100 + rank)
     runtime.step(*make_batch([ROWS] * num_microbatches))
     fn(rank, world_size, stages)

@@ -339,6 +339,7 @@ class _Unit:
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(self._before_backward)
+                self.reducer.num_hooks += 1
         if not self.reducer.stays_full(self):
             self.free()
 

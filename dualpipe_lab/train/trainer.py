@@ -100,7 +100,6 @@ class Trainer:
             self.loss_fn,
             group=self.mesh.group("pp"),
             overlapped=overlapped_forward_backward if plan.overlap else run_pair_serially,
-            sum_mirrors=True,
         )
         self.num_steps, self.should_stop, self._meter = 0, False, Meter()
 

@@ -99,9 +99,7 @@ def train(optimizer, mesh, program, scaler=None, overflow=None):
     model, norms, grads = optimizer.module, [], None
     num_data, axes = num_data_of(mesh.topology), data_axes(mesh.topology)
     here = mesh.rank(axes[0]) if axes else 0
-    runtime = PipelineRuntime(
-        program, model.stages, model.loss_fn(), group=mesh.group("pp"), sum_mirrors=program.num_directions == 2
-    )
+    runtime = PipelineRuntime(program, model.stages, model.loss_fn(), group=mesh.group("pp"))
     for step in range(STEPS):
         ids, targets = (tensor[here] for tensor in batch(model.config, step, num_data))
         model.begin_step(num_valid_tokens(targets, model.data), num_data * M * ROWS)

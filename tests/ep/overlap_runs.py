@@ -93,7 +93,7 @@ def pipeline(rank, world_size, program, weights, sizes, batch, options):
     like = torch.empty(sizes.tokens, sizes.hidden, dtype=torch.float64)
     runtime = lab.PipelineRuntime(
         program, stages, mse_loss, like, mesh.group("pp"),
-        overlapped=options["hook"], sum_mirrors=program.num_directions == 2,
+        overlapped=options["hook"],
     )  # fmt: skip
     inputs, targets = batch[mesh.rank("ep")]
     comm.barrier()

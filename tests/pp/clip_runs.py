@@ -51,7 +51,7 @@ def step(mesh, name, ride=True):
     stages = clip_stages(layers, cut.sizes)
     mine = {action.stage: stages[action.stage] for action in program.actions(mesh.rank("pp"))}
     held = [Ddp(mine[stage], mesh.group("dp")) for stage in sorted(mine)]
-    runtime = PipelineRuntime(program, mine, clip_loss(mesh.group("dp")), group=mesh.group("pp"), sum_mirrors=True)
+    runtime = PipelineRuntime(program, mine, clip_loss(mesh.group("dp")), group=mesh.group("pp"))
     pixels, ids = (part[mesh.rank("dp")].to(lab.device()) for part in pairs(num_data))
     inputs = [{"pixels": x} | ({"ids": y} if ride else {}) for x, y in zip(pixels, ids, strict=True)]
     text_stage = next(s for s, numbers in enumerate(cut.stages) if CONFIG.image_layers + 2 in numbers)

@@ -247,7 +247,7 @@ def train(rank, world_size, kind, layers, programs, weights, joint):
         counted = {index for index in mine if name not in MIRRORED or index == mesh.rank("pp")}
         try:
             training = trainer(kind, mine, counted, mesh, program, joint, device_mesh)
-            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp, sum_mirrors=name in MIRRORED)
+            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp)
             training.zero_grad()
             runtime.step(list(xs), list(ys), [1 / (DP * M)] * M)
             results.append((training.gradients(), training.step(), training.weights(), shards(mine)))

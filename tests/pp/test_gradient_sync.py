@@ -53,7 +53,18 @@ class Unused(nn.Sequential):
         self.unused = nn.Parameter(torch.ones(4, dtype=torch.float64))
 
 
+class Hooked(nn.Sequential):
+    """Layers with a hook on each output: a split backward makes all their gradients in I."""
+
+    def forward(self, x):
+        for layer in self:
+            x = layer(x)
+            x.register_hook(lambda grad: 3 * grad.clamp(-0.1, 0.02))
+        return x
+
+
 STAGES = {
+    "hooks": lambda: Hooked(nn.LayerNorm(WIDTH).double(), linear(), nn.Tanh()),
     "weight norm": lambda: nn.Sequential(nn.Sequential(weight_norm(linear()), nn.Tanh()), linear()),
     "reentrant checkpoint": lambda: nn.Sequential(linear(), Again(nn.Tanh(), linear())),
     "shared": lambda: nn.Sequential(*[linear(), nn.Tanh()] * 2),
@@ -174,20 +185,22 @@ def make_mine(mesh, program):
 
 
 def test_mirrors_by_hand():
-    """Shards may be added after the step; sums that have begun may not, and are right with `sum_mirrors=True`."""
+    """Shards may be added after the step; sums that have begun may not, and are right by default."""
 
     def act(mesh, program, mine, inputs, targets):
         found = []
         for name in OPTIMIZERS:
             mine = dict(make_mine(mesh, program))
             optimizers = {i: optimize(name, stage, mesh.group("dp")) for i, stage in mine.items()}
-            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=False)
             runtime.step(inputs, targets, WEIGHTS)
+            assert all(optimizer.reducer.lacks_copies for optimizer in optimizers.values())
             if name in ("Ddp", "Zero1"):
                 with pytest.raises(ValueError, match="let it add mirrors"):
                     runtime.sum_mirrors()
                 continue
             runtime.sum_mirrors()
+            assert not any(optimizer.reducer.lacks_copies for optimizer in optimizers.values())
             found += [(i, full_gradients(optimizer)) for i, optimizer in optimizers.items()]
         return found
 
@@ -264,14 +277,14 @@ def test_groups_of_other_stages_and_of_mirrors_are_refused():
     for stages, right, mirrors in on_ranks(act):
         assert "of this pipeline has other stages; give it the ranks along dp" in stages
         assert not right
-        assert "leave out sum_mirrors=True, or that rank" in mirrors
+        assert "say sum_mirrors=False, or leave out that rank" in mirrors
 
 
 def test_mirrors_that_shard_in_other_ways_are_refused():
     def act(mesh, program, mine, inputs, targets):
         order = sorted(mine, reverse=bool(mesh.rank("pp")))
         optimizer = Zero2(nn.ModuleList(mine[i] for i in order), mesh.group("dp"))
-        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=True)
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
         with pytest.raises(ValueError, match="over the same stages in the same order"):
             runtime.step(inputs, targets, WEIGHTS)
         return optimizer.num_steps

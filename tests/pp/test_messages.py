@@ -67,7 +67,7 @@ def test_a_header_is_sent_once_per_shape_and_signatures_once_per_step():
     def fn(rank, world_size):
         runtime = PipelineRuntime(program, {rank: stages[rank]}, nn.functional.mse_loss)
         for rows in steps:
-            runtime.step(*make_batch(4, rows=rows))
+            runtime.step(*make_batch(4, rows=rows), [0.25] * 4)
         return grads_of(stages[rank])
 
     out = lab.launch(fn, 4)

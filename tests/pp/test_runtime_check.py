@@ -2,11 +2,15 @@
 
 import pytest
 import torch
-from rank_runs import LIKE, WIDTH, grads_of, make_batch, make_stages
+from rank_runs import LIKE, WIDTH, close, grads_of, make_batch, make_stages
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.dp import Ddp
 from dualpipe_lab.pp.runtime import PipelineRuntime, WithLoss, check, split_batch
+from dualpipe_lab.pp.runtime.check import Buffers, check_stages
 from dualpipe_lab.pp.schedules import build
 
 BATCH = make_batch(2)
@@ -31,6 +35,8 @@ def test_check_finds_it_without_ranks(subtests):
         ({"extra": {1: []}}, "GPipe needs 2 extra inputs of stage 1, one per microbatch, got 0"),
         ({"stages": {0: Integers(), 1: nn.Identity()}}, "stage 0 returned torch.int64 for microbatch 0"),
         ({"boundary": LIKE.float()}, r"stage 0 made .*float64 .* the boundary says .*float32"),
+        ({"targets": make_batch(2, rows=[3, 2])[1]}, "got targets of 12, 8 elements; give step the share"),
+        ({"inputs": [x.clone().requires_grad_() for x in BATCH[0]]}, "inputs of microbatch 0 need a gradient"),
         ({"loss_fn": lambda y, target: y}, r"the loss of a microbatch is one number, got shape \(3, 4\)"),
         ({"stages": {0: nn.Linear(WIDTH, 3).double(), 1: nn.Linear(WIDTH, 1).double()}}, "cannot be multiplied"),
         ({"stages": {0: NoLoss(), 1: make_stages(1)[0]}}, "the loss of a microbatch is one number"),
@@ -73,3 +79,150 @@ def test_an_error_in_a_stage_names_rank_and_action():
 
     with pytest.raises(lab.RankError, match=r"KeyError: 'weights'\n.*at 1F0 of '1F1B', rank 1 of the pipeline"):
         lab.launch(fn, 2)
+
+
+class Scaled(nn.Module):
+    """A loss with a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, y, target):
+        return (nn.functional.mse_loss(y, target) * self.log_scale.exp() - self.log_scale).mean()
+
+
+class Table(nn.Module):
+    """A table that grows with the length of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("angles", torch.arange(2))
+
+    def forward(self, x):
+        self.angles = torch.arange(max(len(self.angles), len(x)))
+        return x
+
+
+class Counter(nn.Module):
+    """Counts the rows that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count = self.count + len(x)
+        return x
+
+
+def test_one_parameter_in_two_stages_of_a_rank_is_refused_where_copies_are_added():
+    first, last = make_stages(2)
+    last[0].weight = first[0].weight
+    check_stages(build("zbv", 1, 4), 0, {0: first, 1: last}, False)
+    with pytest.raises(ValueError, match="stages 0 and 1 of this rank share a parameter"):
+        check_stages(build("dualpipe", 2, 4), 0, {0: first, 1: last}, True)
+
+
+def normed():
+    return [nn.Sequential(stage, nn.BatchNorm1d(WIDTH)).double() for stage in make_stages(2)]
+
+
+@pytest.mark.parametrize(
+    ("make", "changed"),
+    [
+        (lambda: nn.BatchNorm1d(WIDTH), "0.running_mean"),
+        (lambda: nn.InstanceNorm1d(WIDTH, track_running_stats=True), "0.running_mean"),
+        (lambda: spectral_norm(nn.Linear(WIDTH, WIDTH)), "0.parametrizations.weight.0._u"),
+        (Counter, "0.count"),
+        (lambda: nn.BatchNorm1d(WIDTH).eval(), None),
+        (lambda: nn.BatchNorm1d(WIDTH, track_running_stats=False), None),
+        (Table, None),
+    ],
+)
+def test_a_buffer_that_a_forward_changes_is_seen(make, changed):
+    module = nn.Sequential(make())
+    buffers = Buffers(3, module)
+    buffers.begin()
+    module(torch.randn(5, WIDTH, WIDTH))
+    if changed is None:
+        buffers.check()
+        return
+    with pytest.raises(ValueError, match=f"stage 3 changes its buffer {changed}, and the copies"):
+        buffers.check()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "make", "message"),
+    [
+        ("dualpipe", normed, r"stage [01] changes its buffer 1\.running_mean, and the copies"),
+        ("dualpipe", lambda: make_stages(2), r"trains a weight of its own \(shape \(\)\), and nobody sums"),
+        ("1f1b, Ddp", lambda: make_stages(2), r"make the loss function a part of the last stage"),
+    ],
+)
+def test_what_copies_and_data_ranks_would_not_share_is_refused(schedule, make, message):
+    program = build(schedule.split(",")[0], 2, 4)
+
+    def fn(rank, world_size):
+        mine = {action.stage: make()[action.stage] for action in program.actions(rank)}
+        alone = [comm.new_group([number]) for number in range(world_size)][rank]
+        held = [Ddp(stage, alone) for stage in mine.values()] if "Ddp" in schedule else []
+        loss = nn.MSELoss() if make is normed else Scaled()
+        PipelineRuntime(program, mine, loss).step(*make_batch(4))
+        return held
+
+    with pytest.raises(lab.RankError, match=message):
+        lab.launch(fn, 2)
+
+
+def test_weights_of_a_loss_that_is_a_part_of_the_last_stage_are_trained():
+    """And without copies and data ranks any loss may have weights."""
+
+    def stages_of():
+        stages = make_stages(2)
+        stages[1].loss = Scaled()
+        stages[1].forward = lambda x: stages[1][1](stages[1][0](x))
+        return stages
+
+    def fn(rank, world_size):
+        found = []
+        for name, apart in (("1f1b", True), ("zero_bubble_h1", False), ("dualpipe", False)):
+            program, stages = build(name, 2, 4), stages_of()
+            mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+            loss = Scaled() if apart else stages[1].loss
+            PipelineRuntime(program, mine, loss).step(*make_batch(4))
+            if 1 in mine:
+                found.append([loss.log_scale.grad, *grads_of(stages[1][0])])
+        return found
+
+    stages = stages_of()
+    for x, y in zip(*make_batch(4), strict=True):
+        (stages[1].loss(stages[1](stages[0](x)), y) / 4).backward()
+    theirs = [stages[1].loss.log_scale.grad, *grads_of(stages[1][0])]
+    first, second = lab.launch(fn, 2)
+    assert (len(first), len(second)) == (1, 3)
+    for ours in (*first, *second):
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zero_bubble_h1", "zbv"])
+def test_running_statistics_are_those_of_one_process_with_the_same_microbatches(name):
+    program, batch = build(name, 2, 4), make_batch(4)
+
+    def stages_of():
+        torch.manual_seed(0)
+        return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(program.num_stages)]
+
+    def fn(rank, world_size):
+        stages = [stage.double() for stage in stages_of()]
+        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+        PipelineRuntime(program, mine, nn.functional.mse_loss).step(*batch)
+        return {stage: ([*module.buffers()], grads_of(module)) for stage, module in mine.items()}
+
+    stages = [stage.double() for stage in stages_of()]
+    for x, y in zip(*batch, strict=True):
+        (nn.functional.mse_loss(nn.Sequential(*stages)(x), y) / 4).backward()
+    for found in lab.launch(fn, 2):
+        for stage, (buffers, grads) in found.items():
+            close([*map(torch.Tensor.double, buffers)], [*map(torch.Tensor.double, stages[stage].buffers())])
+            close(grads, grads_of(stages[stage]))

@@ -1,10 +1,11 @@
-"""Functions of the caller's own, and evaluation."""
+"""Functions of the caller's own, hooks of torch, and evaluation."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
-from rank_runs import LIKE, bitwise, expected_grads, grads_of, make_batch, make_stages
+from rank_runs import LIKE, WIDTH, bitwise, close, expected_grads, grads_of, make_batch, make_stages
+from test_split import HOOKS
 from torch import nn
 
 import dualpipe_lab as lab
@@ -91,12 +92,12 @@ def test_evaluation_runs_the_forwards_alone(name):
 
     def fn(rank, world_size):
         mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss)
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, sum_mirrors=False)
         outputs = runtime.evaluate(inputs).outputs
-        losses = runtime.evaluate(inputs, targets).losses
+        losses = runtime.evaluate(inputs, targets, [1 / 6] * 6).losses
         assert not any(stage.live for stage in runtime._stages.values())
         assert all(grad is None for module in mine.values() for grad in grads_of(module))
-        runtime.step(inputs, targets)  # training goes on
+        runtime.step(inputs, targets, [1 / 6] * 6)  # training goes on
         return outputs, {m: float(loss) for m, loss in losses.items()}, {s: grads_of(mine[s]) for s in mine}
 
     out = lab.launch(fn, 2)
@@ -137,3 +138,47 @@ def test_i_and_w_of_the_first_stage_are_one_walk_where_nothing_stands_between(na
         assert splits == all_splits - (neighbours if rank == 0 else 0)
         spans = together.timeline.spans_by_rank[rank]  # on NCCL the ranks connect by a collective first
         assert [span.kind for span in spans if span.kind != "collective"] == kinds[rank]
+
+
+def hooked_stages(number, kind, seen):
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.PReLU()).double() for _ in range(number)]
+    for stage in stages:
+        for layer in stage:
+            HOOKS[kind](layer, seen)
+    return stages
+
+
+def calls(kind, seen):
+    """How many calls the hooks got, and the sum of what they saw."""
+    values = [y.grad for y in seen] if kind == "retained" else seen
+    return torch.tensor([len(values), sum(float(value.sum()) for value in values)], dtype=torch.float64)
+
+
+def test_hooks_of_torch_have_the_effects_of_one_process(subtests):
+    """Each hook is called once for each microbatch, also where I and W go through the graph apart."""
+    programs = [build(name, 2, 4) for name in ("1f1b", "zero_bubble_h1", "zbv", "dualpipe", "dualpipev")]
+    batch = make_batch(4)
+
+    def fn(rank, world_size):
+        found = {}
+        for program, kind in product(programs, HOOKS):
+            seen = []
+            stages = hooked_stages(program.num_stages, kind, seen)
+            mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+            PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE).step(*batch)
+            found[program.name, kind] = {s: grads_of(module) for s, module in mine.items()}, calls(kind, seen)
+        return found
+
+    out = lab.launch(fn, 2)
+    for program, kind in product(programs, HOOKS):
+        seen = []
+        stages = hooked_stages(program.num_stages, kind, seen)
+        for x, y in zip(*batch, strict=True):
+            (nn.functional.mse_loss(nn.Sequential(*stages)(x), y) / 4).backward()
+        with subtests.test(name=program.name, kind=kind):
+            ranks = [found[program.name, kind] for found in out]
+            for grads, _ in ranks:
+                for stage, ours in grads.items():
+                    close(ours, grads_of(stages[stage]))
+            assert torch.allclose(sum(called for _, called in ranks), calls(kind, seen), rtol=1e-12)

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from stage_zoo import WIDTH, ZOO, Again, Block, Tied, make, reentrant_checkpoint, torch_checkpoint
+from stage_zoo import WIDTH, ZOO, Again, Block, Scaled, Tied, make, reentrant_checkpoint, torch_checkpoint
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,10 +58,10 @@ def whole(module, x, first=False):
     return x.grad, [p.grad for p in module.parameters()], work
 
 
-def halves(module, x, first=False):
+def halves(module, x, first=False, has_hooks=False):
     """I and W; between the two no parameter may have a gradient."""
     x, outputs = forward(module, x, first)
-    split = SplitBackward([get_gradient_edge(y) for y in outputs], [x] if x.requires_grad else [])
+    split = SplitBackward([get_gradient_edge(y) for y in outputs], [x] if x.requires_grad else [], has_hooks)
     dys = gradients(outputs)
     del outputs
     with Operations() as i:
@@ -163,27 +163,94 @@ def test_a_shared_weight_is_left_to_i():
     assert len(split.early_weights) == 2
 
 
-@pytest.mark.parametrize("name", ["mlp", "tied", "scaled"])
-def test_hooks_count_once(name):
-    """Hooks of parameters see the whole gradient, once; those of tensors in between have their effect once."""
+LAYERS = {
+    "linear on rows": (lambda: nn.Linear(6, 6), (5, 6)),
+    "linear": (lambda: nn.Linear(6, 6), (2, 5, 6)),
+    "layer norm": (lambda: nn.LayerNorm(6), (2, 5, 6)),
+    "rms norm": (lambda: nn.RMSNorm(6), (2, 5, 6)),
+    "group norm": (lambda: nn.GroupNorm(2, 6), (2, 6, 5)),
+    "convolution": (lambda: nn.Conv1d(6, 6, 3), (2, 6, 9)),
+    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2), (2, 2, 4, 4)),
+    "batch norm": (lambda: nn.BatchNorm1d(6), (5, 6)),
+    "prelu": (lambda: nn.PReLU(), (5, 6)),
+    "recurrent": (lambda: nn.GRU(6, 6), (3, 2, 6)),
+    "tied": (Tied, (3, WIDTH)),
+    "scaled": (Scaled, (3, WIDTH)),
+    "block": (Block, (2, 3, WIDTH)),
+    "checkpoint": (lambda: Again(torch_checkpoint), (2, 3, WIDTH)),
+    "again": (lambda: Again(recompute), (2, 3, WIDTH)),
+}
+HOOKS = {
+    "tensor": lambda layer, seen: layer.register_forward_hook(on_output(lambda y: y.register_hook(noted(seen, 3)))),
+    "in place": lambda layer, seen: layer.register_forward_hook(on_output(lambda y: y.register_hook(in_place(seen)))),
+    "node": lambda layer, seen: layer.register_forward_hook(on_output(lambda y: before_node(y, seen))),
+    "retained": lambda layer, seen: layer.register_forward_hook(on_output(lambda y: seen.append(y) or y.retain_grad())),
+    "forward": lambda layer, seen: layer.register_forward_hook(lambda layer, x, y: tripled(y)),
+    "backward": lambda layer, seen: layer.register_full_backward_hook(lambda layer, dx, dy: noted_all(seen, dx)),
+    "before backward": lambda layer, seen: layer.register_full_backward_pre_hook(lambda layer, dy: noted_all(seen, dy)),
+    "weight": lambda layer, seen: [p.register_hook(noted(seen, 3)) for p in layer.parameters()],
+}
 
-    def hooked(backward):
-        module, x = make(name)
+
+def tripled(y):
+    return tuple(map(tripled, y)) if isinstance(y, tuple) else 3 * y
+
+
+def on_output(put):
+    return lambda layer, inputs, y: put(y[0] if isinstance(y, tuple) else y) and None
+
+
+def noted(seen, factor):
+    return lambda grad: seen.append(grad.clone()) or factor * grad.clamp(-0.3, 0.5)
+
+
+def in_place(seen):
+    return lambda grad: seen.append(grad.clone()) or (grad.mul_(3) and None)
+
+
+def noted_all(seen, grads):
+    return tuple(None if grad is None else noted(seen, 3)(grad) for grad in grads)
+
+
+def before_node(y, seen):
+    y.grad_fn.register_prehook(lambda grads: noted_all(seen, grads))
+
+
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(
+        (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-12, atol=1e-14))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_have_their_effect_once(kind, subtests):
+    """On the outputs of all layers, where W starts; a graph that is known to have hooks also calls each once."""
+
+    def run(name, backward, *known):
+        torch.manual_seed(0)
+        make_layer, shape = LAYERS[name]
+        module = nn.Sequential(nn.Tanh(), make_layer(), nn.Sequential(nn.Tanh())).double()
         seen = []
-        for parameter in module.parameters():
-            parameter.register_hook(lambda grad: grad * 2)
-            parameter.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
         for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                layer.register_forward_hook(
-                    lambda layer, args, y: y.register_hook(lambda grad: grad.clamp(-1, 1)) and None
-                )
-        return backward(module, x)[1], seen
+            if list(layer.parameters(recurse=False)) or layer is module[1]:
+                HOOKS[kind](layer, seen)
+        dx, grads, *_ = backward(module, torch.randn(shape, dtype=torch.float64), *known)
+        if kind == "retained":
+            seen = [y.grad for y in seen]
+        return [dx, *grads], seen
 
-    grads, seen = hooked(halves)
-    expected, expected_seen = hooked(whole)
-    assert len(seen) == len(expected_seen) == len(grads)
-    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(grads, expected, strict=True))
+    for name, first in product(LAYERS, [False, True]):
+        if name in ("again", "checkpoint") and kind == "retained":
+            continue  # the second forward's tensors are other ones
+        expected, expected_seen = run(name, whole, first)
+        for known in (True, False):
+            with subtests.test(name=name, first=first, known=known):
+                if not known and (kind == "in place" or (kind == "node" and first)):
+                    continue  # what W gives to a hook is one zero, expanded; a first stage's I may end before a node
+                grads, seen = run(name, halves, first, known)
+                assert same(grads, expected)
+                assert same(seen, expected_seen) or (not known and kind != "retained")
 
 
 def test_gradients_accumulate_in_place():

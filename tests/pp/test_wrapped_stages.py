@@ -46,7 +46,7 @@ def one_process(xs, ys, number):
 
 
 def test_losses_of_both_copies_are_those_of_one_process():
-    """Each microbatch's loss is in one of the copies; `sum_mirrors` adds their gradients, then data parallelism."""
+    """Each microbatch's loss is in one of the copies; the runtime adds their gradients, then data parallelism."""
     xs, ys = draw(1, DP, M, 2, WIDTH), draw(2, DP, M, 2, WIDTH)
 
     def fn(rank, world_size):
@@ -56,9 +56,7 @@ def test_losses_of_both_copies_are_those_of_one_process():
                 program = schedules.build(name, 2, M)
                 mine = {action.stage: Balanced(action.stage) for action in program.actions(mesh.rank("pp"))}
                 held = {i: kind(mine[i], mesh.group("dp"), ZeroOptions(bucket_bytes=60)) for i in sorted(mine)}
-                runtime = PipelineRuntime(
-                    program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=True
-                )
+                runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
                 here = mesh.rank("dp")
                 found = runtime.step(list(xs[here]), list(ys[here]), [1 / (DP * M)] * M)
                 last = program.num_stages - 1

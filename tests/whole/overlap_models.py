@@ -107,7 +107,6 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
     optimizer = attach(zero, model)
     runtime = lab.PipelineRuntime(
         program, stages, model.loss_fn(), group=mesh.group("pp"), overlapped=HOOKS[hook],
-        sum_mirrors=program.num_directions == 2,
     )  # fmt: skip
     ones, calls = [1.0] * number, count_calls(modules)
     extra = model.extra_inputs(*shifted) if model.multi_token else None

@@ -119,10 +119,7 @@ def backward(model, explicit=True):
 
 def _run(model, program, ids, targets, explicit, extra=None):
     boundary = model.boundary(ROWS, ids.shape[-1]) if explicit else None
-    mirrored = program.num_directions == 2
-    runtime = PipelineRuntime(
-        program, model.stages, model.loss_fn(), boundary, group=model.mesh.group("pp"), sum_mirrors=mirrored
-    )
+    runtime = PipelineRuntime(program, model.stages, model.loss_fn(), boundary, group=model.mesh.group("pp"))
     result = runtime.step(list(ids), list(targets), weights=[1.0] * program.num_microbatches, extra=extra)
     if model.tied:
         runtime.sum_tied(model.tied)

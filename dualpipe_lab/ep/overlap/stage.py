@@ -79,6 +79,7 @@ class InterruptibleStage(Stage):
         modules = [layer for layer in layers if isinstance(layer, nn.Module)]
         super().__init__(index, nn.ModuleList(modules) if module is None else module)
         self.layers, self.ticks, self._has_loss = list(layers), ticks, has_loss
+        self.takes_loss_weights = has_loss
         self.letters = [layer.letters for layer in layers]
         self.passes: dict[int, MicrobatchPass] = {}
 

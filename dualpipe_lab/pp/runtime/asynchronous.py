@@ -62,6 +62,8 @@ class VersionedStage(Stage):
         most_bytes: the most bytes of all held versions, each storage counted once.
     """
 
+    takes_loss_weights = False  # the versions are leaves of their own
+
     def __init__(
         self, index: int, module: nn.Module, optimizer: torch.optim.Optimizer, versions: Sequence[int],
         update_every: int, stash: bool,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, names_of
+from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, names_of, tensors_in
 
 Extra = Mapping[int, Sequence[Mapping[str, Any]]]
 
@@ -84,14 +84,28 @@ def make_batch(
     weights: Sequence[float] | None,
     extra: Extra | None,
 ) -> Batch:
-    """Return the batch; ValueError if an argument does not have one entry per microbatch of a program."""
-    weights = weights if weights is not None else [1 / number] * number
-    given = {"inputs": inputs, "targets": targets if targets is not None else inputs, "weights": weights}
+    """Return the batch; ValueError if an argument does not fit the microbatches of a program."""
+    shares = weights if weights is not None else [1 / number] * number
+    given = {"inputs": inputs, "targets": targets if targets is not None else inputs, "weights": shares}
     given |= {f"extra inputs of stage {stage}": values for stage, values in (extra or {}).items()}
     for what, values in given.items():
         if len(values) != number:
             raise ValueError(f"{name} needs {number} {what}, one per microbatch, got {len(values)}")
-    return Batch(inputs, targets, weights, extra or {})
+    if weights is None:
+        _check_equal(targets or ())
+    return Batch(inputs, targets, shares, extra or {})
+
+
+def _check_equal(targets: Sequence[Any]) -> None:
+    found = [tensors for target in targets if (tensors := tensors_in(target))]  # a rank may have some of them only
+    shapes = [[tuple(y.shape) for y in tensors] for tensors in found]
+    if any(shape != shapes[0] for shape in shapes):
+        sizes = ", ".join(str(sum(y.numel() for y in tensors)) for tensors in found)
+        raise ValueError(
+            "the mean over microbatches of several sizes is not the mean over the batch, got targets of "
+            f"{sizes} elements; give step the share of each microbatch in the loss as weights, such as its elements "
+            "over those of all"
+        )
 
 
 def split_batch(batch: Tensor, num_microbatches: int) -> list[Tensor]:

@@ -3,18 +3,31 @@
 Chapter: book/pp/gpipe.  In: a program, all stages, a batch.  Out: nothing, or one error that says what to change.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab._private import accumulate_grad_node, num_changes
 from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, GivenShapes, spec_of
-from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, arguments_of, as_tensors, call_with, has_gradient, scaled
+from dualpipe_lab.pp.runtime.stage import (
+    Stage,
+    Tensors,
+    WithLoss,
+    arguments_of,
+    as_tensors,
+    call_with,
+    has_gradient,
+    scaled,
+    tensors_in,
+)
 from dualpipe_lab.pp.validation.validator import validate
+
+_ACCUMULATE_GRAD = accumulate_grad_node()
 
 
 def check_world(program: Program, size: int) -> None:
@@ -33,6 +46,8 @@ def check_stages(program: Program, rank: int, modules: Mapping[int, nn.Module], 
             f"{program.name} places stages {sorted(placed)} on rank {rank}, got modules for {sorted(modules)}"
         )
     _check_unwrapped(modules)
+    if sums_mirrors:
+        _check_apart(modules)
     _check_fully_sharded(program, rank, modules, sums_mirrors)
 
 
@@ -62,6 +77,18 @@ def _check_unwrapped(modules: Mapping[int, nn.Module]) -> None:
             )
 
 
+def _check_apart(modules: Mapping[int, nn.Module]) -> None:
+    owners: dict[nn.Parameter, int] = {}
+    for stage, module in modules.items():
+        for parameter in module.parameters():
+            if owners.setdefault(parameter, stage) != stage and parameter.requires_grad:
+                raise ValueError(
+                    f"stages {owners[parameter]} and {stage} of this rank share a parameter, which would count twice: "
+                    "the gradients of copies are added by stage; give each stage a parameter of its own, and call "
+                    "sum_tied after the step"
+                )
+
+
 def check_output(stage: int, microbatch: int, output: Tensors) -> None:
     """Raise ValueError if no gradient can come back for the output of a stage."""
     if not any(map(has_gradient, output)):
@@ -70,6 +97,79 @@ def check_output(stage: int, microbatch: int, output: Tensors) -> None:
             f"stage {stage} returned {types} for microbatch {microbatch}, and no gradient comes back for integers; "
             "return a floating point tensor (integers may go beside it, in a tuple)"
         )
+
+
+def check_inputs(inputs: Sequence[Any]) -> None:
+    """Raise ValueError for inputs that need a gradient, which no rank computes."""
+    for microbatch, given in enumerate(inputs):
+        if any(x.requires_grad for x in tensors_in(given)):
+            raise ValueError(
+                f"the inputs of microbatch {microbatch} need a gradient, and a pipeline computes none for its inputs; "
+                "move what makes them into stage 0, or detach() them"
+            )
+
+
+def check_loss(stage: Stage, outputs: Iterable[Any], loss: Tensor, is_summed: bool) -> None:
+    """Raise ValueError for a loss function with weights whose gradient is lost: not summed like the last stage's."""
+    tensors = [y for given in outputs for y in tensors_in(given)]
+    known: set[Any] = {y.grad_fn for y in tensors}
+    stack = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn not in {*known, None} else []
+    found: list[Tensor] = []
+    while stack:
+        node = stack.pop()
+        known.add(node)
+        if isinstance(node, _ACCUMULATE_GRAD):
+            found.append(node.variable)
+        stack += [child for child, _ in node.next_functions if child is not None and child not in known]
+    leaves = set(found) - set(tensors)
+    if not stage.takes_loss_weights and leaves:
+        why = "its stage runs in pieces, which take none; let the last layer compute the loss"
+    elif is_summed and leaves - set(stage.module.parameters()):
+        why = (
+            "nobody sums its gradient over the ranks that have it; make the loss function a part of the last stage "
+            "(stage.loss = loss_fn), before the optimizer is made"
+        )
+    else:
+        return
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+    raise ValueError(f"the loss function trains a weight of its own (shape {shapes}), and {why}")
+
+
+class Buffers:
+    """The buffers of a stage with copies on other ranks; none may change in a forward, of which each copy sees half."""
+
+    def __init__(self, stage: int, module: nn.Module) -> None:
+        self._stage = stage
+        self._named = [
+            (f"{prefix}.{name}".lstrip("."), layer, name)
+            for prefix, layer in module.named_modules()
+            for name, _ in layer.named_buffers(recurse=False)
+        ]
+        self._seen = self._now()
+
+    def begin(self) -> None:
+        """Begin a forward."""
+        self._seen = self._now()
+
+    def check(self) -> None:
+        """Raise ValueError if the forward has changed a buffer."""
+        for (label, layer, name), (old, version), (new, now) in zip(self._named, self._seen, self._now(), strict=True):
+            if new is old:
+                is_statistic = name == "running_mean" and getattr(layer, "track_running_stats", False)
+                if now == version and not (is_statistic and layer.training):  # kernels change these uncounted
+                    continue
+            elif old is None or new is None or new.shape != old.shape or torch.equal(new, old):
+                continue  # made anew, such as a table of angles
+            raise ValueError(
+                f"a forward of stage {self._stage} changes its buffer {label}, and the copies of the stage see other "
+                "microbatches: the buffers of the copies would differ; use a schedule without copies, such as "
+                "dualpipev, or a module without such statistics (LayerNorm, or BatchNorm with "
+                "track_running_stats=False)"
+            )
+
+    def _now(self) -> list[tuple[Tensor | None, int]]:
+        buffers = [getattr(layer, name, None) for _, layer, name in self._named]
+        return [(buffer, 0 if buffer is None else num_changes(buffer)) for buffer in buffers]
 
 
 def check(
@@ -81,6 +181,7 @@ def check(
     num_ranks: int | None = None,
     boundary: Boundary | None = None,
     extra: Extra | None = None,
+    weights: Sequence[float] | None = None,
 ) -> None:
     """Run every microbatch through copies of all stages, without ranks and without gradients.
 
@@ -93,6 +194,7 @@ def check(
         num_ranks: the number of ranks of the run.
         boundary: as for `PipelineRuntime`.
         extra: as for its `step`.
+        weights: as for its `step`.
 
     Raises:
         ValueError, TypeError: the errors that a run would raise; InvalidProgram as `validate`.
@@ -103,7 +205,8 @@ def check(
         raise ValueError(
             f"{program.name} has stages 0 to {program.num_stages - 1}, got modules for {sorted(stages)}; give all"
         )
-    batch = make_batch(program.name, program.num_microbatches, inputs, targets, None, extra)
+    check_inputs(inputs)
+    batch = make_batch(program.name, program.num_microbatches, inputs, targets, weights, extra)
     modules = {stage: deepcopy(module) for stage, module in stages.items()}  # a forward may change buffers
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for microbatch in range(program.num_microbatches):

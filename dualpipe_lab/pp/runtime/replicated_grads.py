@@ -14,7 +14,7 @@ with mirrors to add, when both copies have been added.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import permutations, product
 from typing import NamedTuple, TypeAlias
@@ -44,15 +44,30 @@ class _Exchange(NamedTuple):
     by_rank: dict[int, Tensor]
 
 
+def has_copies(program: Program) -> bool:
+    """Return whether a program has a stage that several ranks hold, as DualPipe's do."""
+    return any(len(ranks) > 1 for ranks in _holders(program).values())
+
+
+def _holders(program: Program) -> dict[int, list[int]]:
+    holders: defaultdict[int, set[int]] = defaultdict(set)
+    for (stage, _), rank in program.placement.items():
+        holders[stage].add(rank)
+    return {stage: sorted(ranks) for stage, ranks in holders.items()}
+
+
 class ReplicatedGrads:
-    """Sums the gradients of one rank's stages that other ranks hold too."""
+    """Sums the gradients of one rank's stages that other ranks hold too.
+
+    Attributes:
+        is_summed: whether the gradients are sums over the copies, until the next step begins.
+    """
 
     def __init__(self, program: Program, rank: int, p2p: PipelineP2P, modules: Mapping[int, nn.Module]) -> None:
         self._rank, self._p2p, self._modules = rank, p2p, modules
-        holders: defaultdict[int, set[int]] = defaultdict(set)
-        for (stage, _), holder in program.placement.items():
-            holders[stage].add(holder)
-        self._holders = {stage: sorted(ranks) for stage, ranks in holders.items()}
+        self._holders = _holders(program)
+        self.is_summed = False
+        self._tied: list[Mapping[int, str]] = []  # summed since the last step began
         self._started: dict[int, list[Pending[_Exchange]]] = {}  # by stage, one per type
 
     def is_replicated(self, stage: int) -> bool:
@@ -89,6 +104,18 @@ class ReplicatedGrads:
                         "same stages in the same order"
                     )
 
+    def begin_step(self, adds_copies: bool) -> None:
+        """Leave each sum of earlier steps to one rank and stage, so that the sums of this step count it once."""
+        if self.is_summed or adds_copies:
+            for stage, module in self._modules.items():
+                if self.holders(stage)[0] != self._rank:
+                    _zero(module.parameters())
+        for names in self._tied:
+            for stage in sorted(names.keys() & self._modules.keys()):
+                if stage != min(names):
+                    _zero([self._modules[stage].get_parameter(names[stage])])
+        self.is_summed, self._tied = False, []
+
     def start(self, stage: int) -> None:
         """Launch the exchange of a stage's gradients with its mirrors; on NCCL, leave it to `finish`."""
         if not self._p2p.in_order:
@@ -124,6 +151,7 @@ class ReplicatedGrads:
             for (parameter, grad), new in zip(grads, summed, strict=True):
                 _set(parameter, grad, new.view_as(grad))
         self._started.clear()
+        self.is_summed = True
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
         """Sum the gradients of one weight that stands, under `names`, in several stages; mirrors come first."""
@@ -151,6 +179,7 @@ class ReplicatedGrads:
         total = _sum([grads[stage] for stage in sorted(names)])
         for parameter in local.values():
             _set(parameter, _grad(parameter), total)
+        self._tied.append(names)
 
     def _is_tied(self, rank: int, names: Mapping[int, str]) -> bool:
         return any(rank in self._holders[stage] for stage in names)
@@ -177,6 +206,16 @@ def _grads(module: nn.Module) -> list[Grads]:
     return list(lists.values())
 
 
+def _zero(parameters: Iterable[nn.Parameter]) -> None:
+    given = list(parameters)
+    pieces = grad_shards_of(given)
+    for parameter in given:
+        piece = pieces.get(parameter)
+        grad = parameter.grad if parameter not in pieces else None if piece is None else piece.values
+        if grad is not None:
+            grad.zero_()
+
+
 def _layout(module: nn.Module) -> list[tuple[int, int] | None]:
     """Return start and length of each gradient's shard on this rank; None for a full gradient."""
     pieces = grad_shards_of(module.parameters())
@@ -198,13 +237,15 @@ def _span(piece: GradShard | None) -> tuple[int, int]:
 
 def _grad(parameter: Tensor) -> Tensor:
     """Return a contiguous gradient; zeros for a parameter that no microbatch of this rank has used."""
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad.contiguous()
 
 
 def _set(parameter: nn.Parameter | None, grad: Tensor, total: Tensor) -> None:
     if parameter is None:  # a shard, in place
         grad.copy_(total)
-    elif parameter.grad is None:
+    elif parameter.grad is None or parameter.grad.is_sparse:
         parameter.grad = total.clone()
     else:
         parameter.grad.copy_(total)
@@ -220,7 +261,7 @@ class GradientSync:
     def __init__(
         self, stages: Mapping[int, Stage], replicated: ReplicatedGrads, p2p: PipelineP2P, sum_mirrors: bool
     ) -> None:
-        self._modules = {index: stage.module for index, stage in stages.items()}
+        self._stages, self._modules = stages, {index: stage.module for index, stage in stages.items()}
         self._replicated, self._p2p, self._sum_mirrors = replicated, p2p, sum_mirrors
         self._found: dict[int, dict[Synchronizer, list[nn.Parameter]]] = {}
         self._compared: list[Synchronizer] | None = None
@@ -234,6 +275,8 @@ class GradientSync:
                 stages.setdefault(owner, []).append(parameters)
         for owner, lists in stages.items():
             owner.begin_step(lists)
+        self._replicated.begin_step(self._sum_mirrors)
+        self._set_lacks_copies(True)
 
     def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
         """Announce the backward of a microbatch through a stage: B, W, or an I that does the work of both."""
@@ -260,6 +303,26 @@ class GradientSync:
         """Return whether a stage's gradients are incomplete until the gradients of its mirror are added."""
         return self._sum_mirrors and self._replicated.is_replicated(index)
 
+    def sum_mirrors(self) -> None:
+        """Add the gradients of all copies."""
+        self._replicated.finish()
+        self._set_lacks_copies(False)
+
+    def sums(self, index: int) -> bool:
+        """Return whether gradients of a stage are summed over ranks: over its copies, or by data parallelism."""
+        return self._replicated.is_replicated(index) or bool(self._found.get(index))
+
+    def _set_lacks_copies(self, lacks: bool) -> None:
+        for index, found in self._found.items():
+            for owner in found:
+                if not lacks or not set(self._replicated.holders(index)) <= self._summed_over(owner):
+                    owner.lacks_copies = lacks
+
+    def _summed_over(self, owner: Synchronizer) -> set[int]:
+        """Return the ranks of this pipeline whose gradients a synchronizer adds."""
+        ranks = set(members(owner.group))
+        return {rank for rank, number in enumerate(self._p2p.global_ranks) if number in ranks}
+
     def check_mirrors(self) -> None:
         """Raise ValueError if mirrors cannot be added now, or not as they are sharded; all ranks call it."""
         self._find()
@@ -270,8 +333,15 @@ class GradientSync:
 
     def check_tied(self, names: Mapping[int, str]) -> bool:
         """Return whether a tied weight is still to be summed; raise ValueError if it cannot be now."""
-        for stage in names.keys() & self._modules.keys():
-            parameter = self._modules[stage].get_parameter(names[stage])
+        local = {
+            stage: self._modules[stage].get_parameter(names[stage]) for stage in names.keys() & self._modules.keys()
+        }
+        if len(set(local.values())) < len(local):
+            raise ValueError(
+                f"stages {sorted(local)} of this rank share one parameter, whose gradient is their sum already; leave "
+                "out sum_tied, or give each stage a parameter of its own"
+            )
+        for stage, parameter in local.items():
             for owner in synchronizers_of(parameter):
                 if owner.sums_tied:
                     return False
@@ -291,6 +361,7 @@ class GradientSync:
             for parameter in module.parameters():
                 for owner in synchronizers_of(parameter):
                     found.setdefault(owner, []).append(parameter)
+            self._stages[index].synchronizers = found.keys()
             for owner, parameters in found.items():
                 owner.check_stage(module, parameters)
                 self._check_group(index, owner)
@@ -310,7 +381,7 @@ class GradientSync:
             if self._sum_mirrors:
                 raise ValueError(
                     f"stage {index} has its mirror on rank {other}, and data parallelism sums over that rank too: it "
-                    "would count twice; leave out sum_mirrors=True, or that rank"
+                    "would count twice; say sum_mirrors=False, or leave out that rank"
                 )
 
     def _check_shards(self) -> None:

@@ -12,6 +12,7 @@ Elsewhere: torch `_PipelineScheduleRuntime`; Megatron's schedules.py, one functi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ from dualpipe_lab.pp.program import (
     actions_of,
 )
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
-from dualpipe_lab.pp.runtime.check import check_output, check_stages, check_world
+from dualpipe_lab.pp.runtime.check import Buffers, check_inputs, check_loss, check_output, check_stages, check_world
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.rank_plan import PipelineComm, RankPlan, choose_lookahead, plan_rank
-from dualpipe_lab.pp.runtime.replicated_grads import GradientSync, ReplicatedGrads
+from dualpipe_lab.pp.runtime.replicated_grads import GradientSync, ReplicatedGrads, has_copies
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
 from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, output_of, run_pair_serially, span_title
 from dualpipe_lab.pp.validation.validator import validate
@@ -59,8 +60,9 @@ class PipelineRuntime:
         cost: nanoseconds of every action, for the emulated clocks; None to measure the time that the work takes.
         overlapped: runs an overlapped pair, given its forward and its backward, a `ReadyAction` each; by default one
             after the other.
-        sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.  The reducers and
-            optimizers of `dualpipe_lab.dp` are found by the stages' parameters, and told when gradients are complete.
+        sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step; by default, wherever
+            the program has copies.  The reducers and optimizers of `dualpipe_lab.dp` are found by the stages'
+            parameters, and told when gradients are complete.
         lookahead: the number of receives of each stream that are prefetched; 0 launches each receive where the lowered
             program has it.  By default 2 on GLOO and 0 on NCCL, which has no tags: two ranks would first launch their
             receives, each before the send that the other one waits for.
@@ -84,7 +86,7 @@ class PipelineRuntime:
         group: Group | None = None,
         cost: Cost | None = None,
         overlapped: Overlapped = run_pair_serially,
-        sum_mirrors: bool = False,
+        sum_mirrors: bool | None = None,
         lookahead: int | None = None,
     ) -> None:
         lowered = lower(program)
@@ -93,7 +95,8 @@ class PipelineRuntime:
         check_world(program, comm.get_world_size(group))
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
         modules = {index: stage.module for index, stage in self._stages.items()}
-        check_stages(program, self.rank, modules, sum_mirrors)
+        self._sum_mirrors = has_copies(program) if sum_mirrors is None else sum_mirrors
+        check_stages(program, self.rank, modules, self._sum_mirrors)
         self._loss_fn = loss_fn
         self._overlapped = overlapped
         self._cost = cost
@@ -108,9 +111,11 @@ class PipelineRuntime:
         self._shapes: BoundaryShapes = shapes
         self.p2p = p2p
         self._comm = PipelineComm(program, p2p, self._shapes)
-        self._sum_mirrors = sum_mirrors
         self._replicated = ReplicatedGrads(program, self.rank, p2p, modules)
-        self._sync = GradientSync(self._stages, self._replicated, p2p, sum_mirrors)
+        self._sync = GradientSync(self._stages, self._replicated, p2p, self._sum_mirrors)
+        self._buffers = {
+            index: Buffers(index, module) for index, module in modules.items() if self._replicated.is_replicated(index)
+        }
 
     def step(
         self,
@@ -124,19 +129,22 @@ class PipelineRuntime:
         Args:
             inputs: one tensor (or tuple, or dictionary) per microbatch; read on the ranks that hold the first stage.
             targets: one per microbatch; read on the ranks that hold the last stage.
-            weights: the share of each microbatch in the loss; default 1 / M for equal microbatches.  Microbatches with
-                unequal numbers of tokens need their shares of all tokens, or the gradient is not the batch's.
+            weights: the share of each microbatch in the loss; default 1 / M, for targets of one shape.  Microbatches
+                with unequal numbers of tokens need their shares of all tokens, or the gradient is not the batch's.
             extra: by stage, further keyword arguments of its module, one mapping per microbatch.
 
         Raises:
             ValueError: if an argument does not have one entry per microbatch, or a stage returns what cannot be sent
-                or differentiated; a note names the rank and the action.
+                or differentiated; a note names the rank and the action.  Targets of several shapes without weights,
+                inputs that need gradients, weights of the loss that nobody sums, and buffers that a forward changes
+                in a copy of a stage are refused.
         """
         batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
+        check_inputs(inputs)
         self._sync.begin_step()
         self._execute(self._plan, batch)
         if self._sum_mirrors:
-            self._replicated.finish()
+            self._sync.sum_mirrors()
             for index in self._stages:
                 if self._sync.needs_mirror(index):
                     self._sync.ready(index)
@@ -160,13 +168,16 @@ class PipelineRuntime:
         return Evaluation(batch.losses, batch.outputs)
 
     def sum_mirrors(self) -> None:
-        """Sum the gradients of every stage that several ranks hold (DualPipe); all ranks call it, after `step`.
+        """Sum the gradients of every stage that several ranks hold (DualPipe), unless `step` has done so.
+
+        All ranks call it, after `step`.
 
         Raises:
-            ValueError: data parallelism has begun to sum them: `sum_mirrors=True` adds the mirrors first.
+            ValueError: data parallelism has begun to sum them; by default `step` adds the mirrors first.
         """
-        self._sync.check_mirrors()
-        self._replicated.finish()
+        if not self._replicated.is_summed:
+            self._sync.check_mirrors()
+            self._sync.sum_mirrors()
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
         """Sum the gradients of one weight that two or more stages hold, given its name in each.
@@ -212,10 +223,15 @@ class PipelineRuntime:
             started = rank_context().clock.now()
             for one in ready:
                 self._sync.begin(one, plan.last_backward)
+            alone = self._buffers.get(step.stage) if not isinstance(step, Overlap) and step.kind == F else None
+            if alone:
+                alone.begin()
             if isinstance(step, Overlap):
                 self._overlapped(ready[0], ready[1])
             else:
                 ready[0].run()
+            if alone:
+                alone.check()
             for one in ready:
                 self._sync.end(one)
             if self._cost and self._ticks:
@@ -233,10 +249,15 @@ class PipelineRuntime:
             ready.weight = batch.weights[microbatch]
             if self._is_last(index) and batch.targets is not None:
                 target = batch.targets[microbatch]
-                ready.loss_fn = lambda *outputs: self._loss_fn(*outputs, target)
+                ready.loss_fn = partial(self._loss_of, ready.stage, target)
         elif kind != W and not self._is_last(index):
             ready.inputs = self._comm.take(action)
         return ready
+
+    def _loss_of(self, stage: Stage, target: Any, *outputs: Any) -> Tensor:
+        loss = self._loss_fn(*outputs, target)
+        check_loss(stage, outputs, loss, self._sync.sums(stage.index))
+        return loss
 
     def _finish(self, done: ReadyAction, batch: Batch, plan: RankPlan) -> None:
         """Keep the result of an action for the neighbouring stage; start the sums of complete gradients."""

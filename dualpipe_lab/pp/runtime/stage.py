@@ -12,7 +12,7 @@ a module gets them as keyword arguments, a loss function gets the dictionary.
 Elsewhere: torch's `PipelineStage` sends tuples and refuses dictionaries; Megatron sends one tensor per boundary.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from dualpipe_lab._private import num_hooks
+from dualpipe_lab.grad_ready import Synchronizer
 from dualpipe_lab.pp.program import Action, B, F, Overlap, ProgramStep, W
 from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 
@@ -103,6 +105,7 @@ class Live:
         roots: where the backward starts, one for each output that has a graph, then one for the loss.
         sent: the positions of the first roots' gradients among the gradients that the next stage returns.
         seed: the gradient of the loss: 1; None without a loss.
+        has_hooks: whether the forward has put hooks on activations.
         split: the backward between its I and its W.
     """
 
@@ -110,15 +113,23 @@ class Live:
     roots: list[GradientEdge]
     sent: list[int]
     seed: Tensor | None
+    has_hooks: bool = False
     split: SplitBackward | None = None
 
 
 class Stage:
-    """Runs F, B, I and W of one stage's module, and keeps the graph of each microbatch until its backward."""
+    """Runs F, B, I and W of one stage's module, and keeps the graph of each microbatch until its backward.
+
+    Attributes:
+        takes_loss_weights: whether the backward reaches weights of the module that the loss function uses.
+    """
+
+    takes_loss_weights = True
 
     def __init__(self, index: int, module: nn.Module) -> None:
         self.index, self.module = index, module
         self.live: dict[int, Live] = {}
+        self.synchronizers: Collection[Synchronizer] = ()  # of the module's parameters, in a step
 
     @property
     def num_live(self) -> int:
@@ -137,6 +148,7 @@ class Stage:
 
         `loss_fn` computes the loss of the last stage from its output; `weight` scales every loss.
         """
+        before = self._num_hooks()
         inputs = with_names((self._as_leaf(x) for x in inputs), names_of(inputs))
         output = self.call(microbatch, inputs, extra or {})
         losses = [scaled(output.loss, weight)] if isinstance(output, WithLoss) else []
@@ -145,7 +157,8 @@ class Stage:
             losses.append(scaled(loss_fn(*arguments_of(tensors)), weight))
             tensors = ()
         loss = sum(losses[1:], losses[0]) if losses else None
-        self.live[microbatch] = self.keep(inputs, tensors, loss)
+        self.live[microbatch] = live = self.keep(inputs, tensors, loss)
+        live.has_hooks = self._num_hooks() > before
         detached = with_names((y.detach() for y in tensors), names_of(tensors))
         return ForwardResult(detached, None if loss is None else loss.detach())
 
@@ -163,7 +176,7 @@ class Stage:
     def input_grad(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """I: return the gradients of the inputs and keep what W needs."""
         live = self.live[microbatch]
-        live.split = SplitBackward(live.roots, live.inputs)
+        live.split = SplitBackward(live.roots, live.inputs, live.has_hooks)
         found = live.split.input_grad(_root_grads(live, grads))
         return tuple(_or_zeros(x, grad) for x, grad in zip(live.inputs, found, strict=True))
 
@@ -183,6 +196,9 @@ class Stage:
         seed = None if loss is None else torch.ones_like(loss)
         inputs_with_grad = tuple(x for x in inputs if x.requires_grad)
         return Live(inputs_with_grad, [get_gradient_edge(y) for y in roots], sent, seed)
+
+    def _num_hooks(self) -> int:
+        return num_hooks() - sum(owner.num_hooks for owner in self.synchronizers)
 
     def _as_leaf(self, x: Tensor) -> Tensor:
         x = x.detach()
@@ -244,6 +260,12 @@ def span_title(step: ProgramStep) -> tuple[str, int, int, str, tuple[Action, Act
     if isinstance(step, Overlap):
         return "F&B", step.forward.stage, step.forward.microbatch, str(step), (step.forward, step.backward)
     return step.kind, step.stage, step.microbatch, str(step), None
+
+
+def tensors_in(given: Any) -> list[Tensor]:
+    """Return the tensors among a value, or the values of a tuple, list or dictionary."""
+    values = given.values() if isinstance(given, Mapping) else given if isinstance(given, (tuple, list)) else (given,)
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def has_gradient(x: Tensor) -> bool:

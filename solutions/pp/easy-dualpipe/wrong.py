@@ -175,7 +175,7 @@ def slot(p, m, stage, kind, i):
     stages = {0: first, 1: last} if rank == 0 else {1: last, 0: first}
     batch = [inputs, [None] * half] if rank == 0 else [[None] * half, inputs]
     goals = [[None] * half, targets] if rank == 0 else [targets, [None] * half]
-    runtime = lab.PipelineRuntime(program, stages, mse_loss, like, sum_mirrors=True)
+    runtime = lab.PipelineRuntime(program, stages, mse_loss, like)
     runtime.step(sum(batch, []), sum(goals, []))
 """,
             "switched off",
