@@ -51,6 +51,18 @@ class ReplicatedGrads:
             holders[stage].add(holder)
         self._holders = {stage: sorted(ranks) for stage, ranks in holders.items()}
         self._started: dict[int, list[Pending[_Exchange]]] = {}  # by stage, one per type
+        self._added: set[int] = set()  # stages whose gradients are sums with their mirrors already
+        self.num_microbatches = program.num_microbatches
+
+    def begin_step(self) -> None:
+        """Let only the first of several mirrors keep the sums of earlier steps, which are to count once more."""
+        for stage in self._added:
+            if self._rank != self._holders[stage][0]:
+                parameters = list(self._modules[stage].parameters())
+                shards = [piece.values for piece in grad_shards_of(parameters).values() if piece is not None]
+                for grad in [*shards, *(p.grad for p in parameters if p.grad is not None)]:
+                    grad.zero_()
+        self._added.clear()
 
     def is_replicated(self, stage: int) -> bool:
         """Whether another rank holds a stage too."""
@@ -106,6 +118,7 @@ class ReplicatedGrads:
             summed = total.split([grad.numel() for _, grad in grads])
             for (parameter, grad), new in zip(grads, summed, strict=True):
                 _set(parameter, grad, new.view_as(grad))
+        self._added = set(self._started)
         self._started.clear()
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
@@ -207,7 +220,10 @@ class GradientSync:
             for owner, parameters in found.items():
                 stages.setdefault(owner, []).append(parameters)
         for owner, lists in stages.items():
-            owner.begin_step(lists)
+            owner.pipeline = self._p2p.global_ranks
+            owner.begin_step(lists, self._replicated.num_microbatches)
+            owner.lone_copies = [i for i, found in self._found.items() if owner in found and self._is_lone(i, owner)]
+        self._replicated.begin_step()
 
     def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
         """Announce the backward of a microbatch through a stage: B, W, or an I that does the work of both."""
@@ -233,6 +249,17 @@ class GradientSync:
     def needs_mirror(self, index: int) -> bool:
         """Return whether a stage's gradients are incomplete until the gradients of its mirror are added."""
         return self._sum_mirrors and self._replicated.is_replicated(index)
+
+    def mirrors_added(self) -> None:
+        """Announce that the gradients of all mirrors have been added."""
+        for found in self._found.values():
+            for owner in found:
+                owner.lone_copies = ()
+
+    def _is_lone(self, index: int, owner: Synchronizer) -> bool:
+        """Whether a stage has copies whose gradients neither the pipeline nor data parallelism adds."""
+        ranks = {self._p2p.global_ranks[rank] for rank in self._replicated.holders(index)}
+        return not self._sum_mirrors and len(ranks) > 1 and not ranks <= {*members(owner.group)}
 
     def check_mirrors(self) -> None:
         """Raise ValueError if mirrors cannot be added now, or not as they are sharded; all ranks call it."""

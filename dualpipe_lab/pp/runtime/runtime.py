@@ -167,6 +167,7 @@ class PipelineRuntime:
         """
         self._sync.check_mirrors()
         self._replicated.finish()
+        self._sync.mirrors_added()
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
         """Sum the gradients of one weight that two or more stages hold, given its name in each.
