@@ -97,6 +97,11 @@ def backward_id() -> int:
     return int(torch._C._current_graph_task_id())
 
 
+def version_of(tensor: Any) -> int:
+    """Return the number of changes in place that autograd has seen on a tensor or its views, but not on its `.data`."""
+    return int(tensor._version)
+
+
 # kernels, calls and containers
 
 

@@ -40,20 +40,23 @@ class Synchronizer:
         sums_tied: whether the optimizer adds a weight that several stages hold, once its sums are complete.
         sums_partial: whether it then adds gradients that layers left partial.
         is_final: whether the sums of this step are complete, so that no backward may add to them.
-        lacks_copies: whether other ranks of a pipeline hold copies of these stages whose gradients nobody has added.
+        pipeline: the ranks of the pipeline that ran its stages last.
+        lone_copies: the stages with copies on other ranks whose gradients nobody has added yet.
         num_hooks: how many hooks it has put on activations so far; all others are the user's.
     """
 
     group: Group | None
     name = ""
     is_sharded = False
-    sums_tied = sums_partial = is_final = lacks_copies = False
+    sums_tied = sums_partial = is_final = False
+    pipeline: Collection[int] = ()
+    lone_copies: Collection[int] = ()
     num_hooks = 0
 
     def check_stage(self, module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
         """Raise ValueError if the gradients of a stage cannot be summed; `parameters` are those managed here."""
 
-    def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
+    def begin_step(self, stages: Collection[Collection[nn.Parameter]], num_microbatches: int) -> None:
         """Begin a step in which a pipeline with these stages says when gradients are complete."""
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
@@ -85,7 +88,10 @@ class Synchronizer:
     def check_open(self) -> None:
         """Raise ValueError for a backward after the sums of its step."""
         if self.is_final:
-            raise ValueError("a backward adds to gradients that are summed already; call zero_grad() before it")
+            raise ValueError(
+                "a backward adds to gradients that are summed already; call zero() of the reducer, or zero_grad() of "
+                "the optimizer, before it: the module's own zero_grad() does not reach them"
+            )
 
     def check_addition(self, parameters: Collection[nn.Parameter]) -> None:
         """Raise ValueError if nothing can be added to these gradients now, because their sum has been launched."""

@@ -55,6 +55,17 @@ def test_what_a_node_has_saved_is_found_and_can_be_dropped():
         saved.register_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
+def test_changes_in_place_are_counted_and_a_new_memory_is_none():
+    """Else weights that are loaded into a 16-bit model are overwritten by their older fp32 masters."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    before = _private.version_of(parameter)
+    parameter.data = torch.ones(2)
+    assert _private.version_of(parameter) == before
+    with torch.no_grad():
+        parameter.copy_(torch.zeros(2))
+    assert _private.version_of(parameter) > before
+
+
 def test_lists_of_saved_tensors_are_found_too():
     """Else a concatenation's inputs stay in memory between I and W."""
     parts = [leaf(2), leaf(2)]

@@ -14,7 +14,7 @@ Each element of the full model is counted by one rank of the world, so a norm is
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -151,6 +151,7 @@ class Declaration:
         dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
         tied: sums the gradients of a weight that several stages hold.
         partial: the parameters whose gradients layers leave partial (`coalesce`), and the ranks of their sum.
+        pipeline: the ranks of the pipeline that ran the module, once one has.
 
     Raises:
         ValueError: layers are sharded over other ranks than the mesh says, or leave gradients partial over others; a
@@ -167,6 +168,7 @@ class Declaration:
         make = _node_copies if hybrid else lambda mesh, axes: Copies(mesh.group(*axes))
         self.dense = make(mesh, dense)
         self.experts = self.dense if experts == dense else make(mesh, experts)
+        self.pipeline: Collection[int] = ()
         self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
 
     def copies(self, parameter: nn.Parameter) -> Copies:
@@ -208,8 +210,28 @@ class Declaration:
         stage_of = self.tied.stage_of
         self.tied.add({stage_of[parameter]: grad for parameter, grad in held if parameter in stage_of})
 
+    def check_full(self) -> None:
+        """Raise ValueError for a norm, if ranks outside of the mesh hold other parts of the model."""
+        sharded = next(((one.name, axis) for one in self.parameters.values() for axis in one.axes), None)
+        if sharded and self.mesh.size(sharded[1]) == 1:
+            outside = f"{sharded[0]} is sharded along {sharded[1]}"
+        elif not {*self.pipeline} <= {*self.mesh.ranks(*(a for a in self.mesh.topology.names if a != "tp"))}:
+            outside = f"a pipeline over ranks {sorted(self.pipeline)} runs the module"
+        else:
+            return
+        raise ValueError(
+            f"a norm (max_norm=, grad_norm()) over {self.mesh.topology} ranks would be that of a part of the model: "
+            f"{outside}; give the optimizer the Mesh of all axes in place of a group (and program= in a pipeline), or "
+            "pass the full model's norm to step(norm=)"
+        )
+
     def gradient_norm(self, p: float = 2.0) -> float:
-        """Return the p-norm of the full model's gradient, once every `.grad` is summed; the same on every rank."""
+        """Return the p-norm of the full model's gradient, once every `.grad` is summed; the same on every rank.
+
+        Raises:
+            ValueError: ranks outside of the mesh hold other parts of the model.
+        """
+        self.check_full()
         counted = [
             (parameter.grad, ("mesh",))
             for parameter in self.parameters

@@ -4,7 +4,7 @@ Chapter: book/dp/zero-3.  In: parameters, a group of N ranks.  Out: a shard that
   always       1 / N of the weights and of the gradients
   meanwhile    the full weights from `gather` to `free`, the full gradients from the first of them to `start_scatter`
 The buffer's storage is freed, not the buffer: tensors that autograd saved for the backward refer to the storage, and
-find the weights in it again once they are gathered.  A parameter that is not gathered reads as NaN.
+find the weights in it again once they are gathered.  A parameter that is not gathered is an `AbsentWeight`, of NaN.
 Elsewhere: FSDP1 `FlatParamHandle`; FSDP2 `FSDPParamGroup`, whose shards are per parameter.
 """
 
@@ -18,6 +18,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import Bucket, local_shard
+from dualpipe_lab.dp.guarded import AbsentWeight
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 
 
@@ -50,6 +51,7 @@ class FlatParameter:
             view.copy_(parameter.detach())
         self.shard = local_shard(self._full, group).clone()
         self.grad = self.bucket.allocate_shard() if self.is_trained else None
+        self._kinds = [type(parameter) for parameter in self.bucket.parameters]
         self._absent = torch.full((), nan, dtype=dtype, device=self.bucket.device)
         self._grads: tuple[Tensor, dict[nn.Parameter, Tensor]] | None = None
         self._gathering: Pending[None] | None = None
@@ -57,7 +59,7 @@ class FlatParameter:
             if grad_dtype is not None:
                 parameter.grad_dtype = grad_dtype
             register_grad_hook(parameter, self.take, owner)
-        self.is_full = True
+        self.is_full, self._num_holds = True, 0
         self.free()
 
     def start_gather(self) -> None:
@@ -78,16 +80,30 @@ class FlatParameter:
     def gather_again(self) -> None:
         """Gather the full weights anew if they are here or in flight: the shards have changed since."""
         if self.is_full or self._gathering is not None:
+            num_holds, self._num_holds = self._num_holds, 0
             self.free()
             self.gather()
+            self._num_holds = num_holds
+
+    def hold(self) -> None:
+        """Gather the full weights and keep them until `release`, whatever forwards and backwards do."""
+        self.gather()
+        self._num_holds += 1
+
+    def release(self) -> None:
+        """Take what was changed while the weights were held into this rank's shard, and free the full weights."""
+        self.shard.copy_(local_shard(self._full, self._group))
+        self._num_holds -= 1
+        self.free()
 
     def free(self) -> None:
         """Free the full weights and keep the shard."""
         if self._gathering is not None:
             self.gather()  # a message in flight needs its buffer
-        if self.is_full:
+        if self.is_full and not self._num_holds:
             for parameter in self.bucket.parameters:
                 parameter.data = self._absent.expand(parameter.shape)
+                parameter.__class__ = AbsentWeight
             self._full.untyped_storage().resize_(0)
             self.is_full = False
             self._on_change(False)
@@ -119,10 +135,11 @@ class FlatParameter:
 
     def _attach(self) -> None:
         self.is_full = True
-        for parameter, view in zip(self.bucket.parameters, self._views, strict=True):
+        for parameter, kind, view in zip(self.bucket.parameters, self._kinds, self._views, strict=True):
+            parameter.__class__ = kind
             parameter.data = view
 
 
 def is_absent(parameter: Tensor) -> bool:
-    """Return whether a parameter of several elements is not gathered now: it has the memory of one NaN."""
-    return bool(parameter.untyped_storage().nbytes() < parameter.numel() * parameter.element_size())
+    """Return whether a parameter is not gathered now."""
+    return isinstance(parameter, AbsentWeight)

@@ -9,7 +9,7 @@ Elsewhere: `full_weights` and `full_gradients` are FSDP2 `DTensor.full_tensor`, 
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab._private import version_of
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.adam import AdamShard, Hyperparameters, HyperparametersOf
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
@@ -39,8 +40,8 @@ class ZeroOptions:
         rounding_seed: instead, round bf16 weights at random, from this seed.
         grad_dtype: the type in which gradients accumulate and travel (default: that of the parameters).
         bucket_bytes: the largest size of a bucket.
-        num_backwards: backward passes of a step, one for each microbatch.  A `PipelineRuntime` says itself when a
-            gradient is complete, and then this number is not used.
+        num_backwards: backward passes of a step, one for each microbatch.  A call of `PipelineRuntime.step` has all its
+            microbatches, whatever this says; for an update after several calls, give the microbatches of all together.
         hybrid: shard within the nodes of a `Mesh` and replicate across them.
     """
 
@@ -87,6 +88,20 @@ class LocalShard:
     stop: int
     adam: AdamShard
     counts: bool
+
+    def __post_init__(self) -> None:
+        self._versions = [version_of(parameter) for parameter in self.bucket.parameters]
+
+    def take_changes(self) -> None:
+        """Copy weights that somebody has changed in place, as load_state_dict() does, to their fp32 masters."""
+        versions = [version_of(parameter) for parameter in self.bucket.parameters]
+        if versions != self._versions and self.adam.weight is not self.adam.working:
+            for part in self.bucket.layout.tensors_between(self.start, self.stop):
+                if versions[part.tensor] != self._versions[part.tensor]:
+                    begin = self.bucket.layout.offsets[part.tensor] + part.start - self.start
+                    span = slice(begin, begin + part.stop - part.start)
+                    self.adam.weight[span] = self.adam.working[span]
+        self._versions = versions
 
 
 class ShardedAdam:
@@ -139,7 +154,7 @@ class ShardedAdam:
         Args:
             gradients: the sum over the ranks, one tensor for each of `shards`.
             lr_factor: multiplies every learning rate.
-            max_norm: clip the gradient to this norm.
+            max_norm: clip the gradient to this norm; over the `Mesh`, where the model has other parts on other ranks.
             scaler: the loss scaler whose scale the loss was multiplied by.
             norm_type: p of the norm.
             norm: of the full gradient, scaled as the loss was, if this optimizer holds only a part of the model; for
@@ -162,6 +177,7 @@ class ShardedAdam:
         self.num_steps += 1
         for shard, grad in zip(self.shards, gradients, strict=True):
             self._seed_rounding(shard)
+            shard.take_changes()
             shard.adam.step(grad, self.num_steps, lr_factor, scale)
         if scaler is not None:
             scaler.update(False)
@@ -177,13 +193,28 @@ class ShardedAdam:
 
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""
+        self._declaration.check_full()
         held = zip(self.shards, gradients, strict=True)
         counted = [(grad, ("mesh",)) for shard, grad in held if shard.counts]
         return global_norm(counted, {"mesh": self._declaration.mesh.everyone}, p)
 
 
+class _Taken(NamedTuple):
+    """A parameter as the optimizer found it: in which module, under which name, trained or frozen."""
+
+    name: str
+    module: nn.Module
+    key: str
+    parameter: nn.Parameter
+    was_trained: bool
+
+
 class Reducer(Protocol):
     """A reducer that sums the gradients of a stage over its group."""
+
+    is_final: bool
+    pipeline: Collection[int]
+    lone_copies: Collection[int]
 
     def finish(self) -> list[Tensor]:
         """Complete the sums and return them, one tensor for each of `ShardedAdam.shards`."""
@@ -232,6 +263,11 @@ class ShardedOptimizer:
         self.adam = ShardedAdam(self.declaration, self.options, self.is_sharded)
         self.sums_tied, self.sums_partial = bool(self.declaration.tied.stage_of), bool(self.declaration.partial)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
+        self._taken = [
+            _Taken(self.names[parameter], part, key, parameter, parameter.requires_grad)
+            for part in module.modules()
+            for key, parameter in part.named_parameters(recurse=False)
+        ]
 
     @property
     def local_shards(self) -> list[LocalShard]:
@@ -250,15 +286,52 @@ class ShardedOptimizer:
 
     def finished_gradients(self) -> list[Tensor]:
         """Complete the sums and return this rank's shards of them, one tensor for each of `local_shards`."""
-        if self._finished is None:
+        if self._finished is None or not self.reducer.is_final:
+            self._check_module()
+            self._check_copies()
+            self.declaration.pipeline = self.reducer.pipeline
             self._finished = self.reducer.finish()
             firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
             self.declaration.complete_sums(list(zip(firsts, self._finished, strict=True)))
         return self._finished
 
     def grad_norm(self, p: float = 2.0) -> float:
-        """Complete the sums and return the norm of the full gradient."""
+        """Complete the sums and return the norm of the full gradient.
+
+        Raises:
+            ValueError: the group or `Mesh` does not have all ranks with parts of the model.
+        """
         return self.adam.norm(self.finished_gradients(), p)
+
+    def _check_module(self) -> None:
+        """Refuse parameters that were frozen, unfrozen or replaced since the optimizer took the module."""
+        for name, part, key, parameter, was_trained in self._taken:
+            if getattr(part, key, None) is not parameter:
+                raise ValueError(
+                    f"{name} was replaced since {type(self).__name__} took the module, and would not be trained; load "
+                    "with load_state_dict(assign=False), change weights in place, or make the optimizer anew"
+                )
+            if parameter.requires_grad != was_trained:
+                words = ("frozen", "trained")
+                raise ValueError(
+                    f"{name} was {words[was_trained]} when {type(self).__name__} took the module and is "
+                    f"{words[parameter.requires_grad]} now; make the optimizer anew after requires_grad_()"
+                )
+
+        for bucket in (shard.bucket for shard in self.local_shards):
+            for parameter, address in zip(bucket.parameters, bucket.addresses, strict=False):  # ZeRO-3 has none
+                if parameter.data_ptr() != address:
+                    raise ValueError(
+                        f"{self.names[parameter]} has got other memory since {type(self).__name__} took the module, "
+                        "and would not be trained; call to(), half() and the like before, and do not assign .data"
+                    )
+
+    def _check_copies(self) -> None:
+        if self.reducer.lone_copies:
+            raise ValueError(
+                f"stages {sorted(self.reducer.lone_copies)} have copies on other ranks of the pipeline, and nobody has "
+                "added their gradients; give the PipelineRuntime sum_mirrors=True"
+            )
 
     def zero_grad(self, num_backwards: int | None = None) -> None:
         """Set the gradients to zero; due before the first backward after a step.
@@ -274,7 +347,7 @@ class ShardedOptimizer:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Have the full weights inside of the `with` block; changes to them are lost in `Zero3`."""
+        """Have the full weights inside of the `with` block, to read or to change."""
         yield
 
 

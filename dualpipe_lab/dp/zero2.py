@@ -13,7 +13,7 @@ Elsewhere: DeepSpeed stage 2; FSDP2 with `reshard_after_forward=False` is close 
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.2.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from dualpipe_lab.dp.buckets import (
     start_all_gather,
     start_reduce_scatter,
 )
+from dualpipe_lab.dp.guarded import SealedGrads
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.grad_ready import GradShard, Synchronizer, register_grad_hook
@@ -102,6 +103,7 @@ class BucketReducer(Synchronizer):
                 register_grad_hook(parameter, self._accumulated, self)
         self._filling: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: its buffer, and the views of it
         self._in_flight: tuple[int, Pending[Tensor]] | None = None
+        self._seals = SealedGrads({parameter: self.shards[index] for parameter, (index, _) in self._position.items()})
         self._num_done, self._is_pipelined, self.is_final = 0, False, False
         self._missing: dict[int, set[nn.Parameter]] = {}  # by bucket of the current backward, in launch order
         self._is_running = False
@@ -139,31 +141,45 @@ class BucketReducer(Synchronizer):
             self._in_flight = None
 
     def finish(self) -> list[Tensor]:
-        """Complete the sums and return the gradient shards; a rank that ran fewer backwards sends zeros."""
+        """Complete the sums and return the gradient shards; a rank that ran fewer backwards sends zeros.
+
+        Raises:
+            ValueError: a gradient was touched since its backward, or belongs to no backward.
+        """
+        self._seals.check()
         while not self._is_pipelined and self._num_done < self.num_backwards:
             self.begin_backward(self._position, False)  # a rank without data ran no backward
             self.end_backward(self._position)
         if self._filling:
             raise ValueError(_OUTSIDE)
         self.is_final = True
+        self._seals.close()
         return self.shards
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradient shards to zero and start a step of so many backwards."""
         self._num_done, self._is_pipelined, self.is_final = 0, False, False
         self.num_backwards = self.num_backwards if num_backwards is None else num_backwards
+        self._seals.clear()
         for shard in self.shards:
             shard.zero_()
 
-    def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
+    def begin_step(self, stages: Collection[Collection[nn.Parameter]], num_microbatches: int) -> None:
         """Let a pipeline say when a backward begins and ends."""
         self.check_open()
+        self._seals.open()
         self._is_pipelined = True
+
+    def ready(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Let nothing but the next step of a pipeline use these gradients."""
+        self._seals.close(parameters)
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
         """Expect the gradients of one stage and microbatch; a bucket is launched when it is full."""
         self.check_open()
         self._is_running = True
+        if self._is_pipelined:
+            self._seals.open(parameters)
         for parameter in parameters:
             self._missing.setdefault(self._position[parameter][0], set()).add(parameter)
         self._missing = dict(sorted(self._missing.items()))
@@ -178,6 +194,8 @@ class BucketReducer(Synchronizer):
         self._complete()
         self._num_done += 1
         self._is_running = False
+        if not self._is_pipelined:
+            self._seals.close()
 
     def before_weight_grad(self, parameter: nn.Parameter, is_made: bool) -> None:
         """Raise ValueError for a W outside of a backward that a pipeline has announced."""

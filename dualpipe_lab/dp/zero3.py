@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from dualpipe_lab._private import call_after_backward, tree_leaves
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
+from dualpipe_lab.dp.guarded import SealedGrads
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.grad_ready import GradShard, Synchronizer
@@ -44,8 +46,8 @@ class Zero3(ShardedOptimizer):
     of weight 0.
 
     Args:
-        module: the model; parameters in no unit, and in several units (tied weights), belong to the root, which is
-            gathered throughout a forward and a backward.
+        module: the model; parameters that lie, by one of their names, outside of the units or in several (tied weights,
+            shared modules) belong to the root, which is gathered throughout a forward and a backward.
         units: submodules in the order of the forward, none inside of another.
         group: the ranks that the weights are sharded over, or a `Mesh`, as for every stage.
         options: as for every stage; `bucket_bytes` and `num_backwards` are not used.
@@ -80,6 +82,9 @@ class Zero3(ShardedOptimizer):
             self.reducer.add_unit([*units, module][index], self._flatten(parameters, partial(on_change, index)))
         if not self.local_shards:
             raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
+        self.reducer.seal()
+        for part in module.modules():
+            part.register_state_dict_post_hook(_copy_weights)
 
     def step(
         self,
@@ -107,18 +112,20 @@ class Zero3(ShardedOptimizer):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Have all full weights inside of the `with` block; changes to them are lost."""
+        """Have all full weights inside of the `with` block; each rank keeps its shard of what is changed there."""
         for flat in self.flats:
-            flat.gather()
+            flat.hold()
         try:
             yield
         finally:
             for flat in self.flats:
-                flat.free()
+                flat.release()
 
     def _flatten(self, parameters: Sequence[nn.Parameter], on_change: Callable[[bool], None]) -> list[FlatParameter]:
         """Make one flat parameter for each run of parameters of one kind, and its optimizer state."""
         flats = []
+        for parameter in parameters:
+            vars(parameter)["label"] = self.names[parameter]
         for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.adam.kind(p))):
             same = list(run)
             group = self.declaration.group_of(same[0])
@@ -166,6 +173,11 @@ class UnitReducer(Synchronizer):
     def flats(self) -> list[FlatParameter]:
         """All flat parameters, the root's last."""
         return [flat for unit in self.units for flat in unit.flats]
+
+    def seal(self) -> None:
+        """Let nothing but backwards use the gradients of the units, once all have been added."""
+        shards = {p: flat.grad for flat in self.flats if flat.grad is not None for p in flat.bucket.parameters}
+        self._seals = SealedGrads(shards)
 
     def prefetch(self, index: int, border: int) -> None:
         """Launch the all-gather of the unit `index`, unless there is none or a stage begins with unit `border`."""
@@ -223,17 +235,22 @@ class UnitReducer(Synchronizer):
         self._open, self._due, self.in_backward = [], None, False
         for unit in self.units:
             unit.free()
+        if not self._is_pipelined:
+            self._seals.close()
 
     def finish(self) -> list[Tensor]:
         """Return the gradient shards: every backward has completed its sums."""
+        self._seals.check()
         if any(flat.has_gradients for flat in self.flats):
             raise ValueError(_OUTSIDE)
         self.is_final = True
+        self._seals.close()
         return [flat.grad for flat in self.flats if flat.grad is not None]
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradient shards to zero."""
         self._is_pipelined = self.is_final = False
+        self._seals.clear()
         for flat in self.flats:
             if flat.grad is not None:
                 flat.grad.zero_()
@@ -251,16 +268,22 @@ class UnitReducer(Synchronizer):
                 "that hold all parameters of the stages, or give each stage an optimizer of its own"
             )
 
-    def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
+    def begin_step(self, stages: Collection[Collection[nn.Parameter]], num_microbatches: int) -> None:
         """Let a pipeline say when a backward begins and ends."""
         self.check_open()
+        self._seals.open()
         self._is_pipelined = True
         self._borders = {min(self._unit_of[parameter].index for parameter in stage) for stage in stages}
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
         """Expect the gradients of one stage and microbatch; its units scatter in reverse order."""
         self.check_open()
+        self._seals.open(parameters)
         self._due = self._units_of(parameters)
+
+    def ready(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Let nothing but the next step of a pipeline use these gradients."""
+        self._seals.close(parameters)
 
     def hold(self, parameters: Collection[nn.Parameter]) -> None:
         """Gather the units of a stage that runs in pieces, and keep them until as many calls of `release`."""
@@ -321,6 +344,14 @@ class _Unit:
     def __init__(self, reducer: UnitReducer, index: int, flats: list[FlatParameter]) -> None:
         self.reducer, self.index, self.flats, self.num_holds = reducer, index, flats, 0
 
+    def __reduce__(self) -> Any:
+        """Refuse copies and pickles of the module, which has this object's methods as hooks."""
+        raise ValueError(
+            "a module under ZeRO-3 cannot be copied or pickled, as this rank has shards of its weights; copy or save "
+            "module.state_dict() inside of `with optimizer.gathered():`, or use dp.full_weights(optimizer) or "
+            "dp.checkpoint.save"
+        )
+
     def gather(self) -> None:
         for flat in self.flats:
             flat.gather()
@@ -347,9 +378,16 @@ class _Unit:
         self.reducer.open(self)
 
 
+def _copy_weights(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: object) -> None:
+    """Copy a module's weights in its state dict, which outlives the memory of the full ones."""
+    for name, _ in module.named_parameters(recurse=False):
+        value = state.get(f"{prefix}{name}")
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):  # as it is with keep_vars=True
+            state[f"{prefix}{name}"] = value.clone()
+
+
 def _assign_units(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
     """Return the parameters of each unit, and last those of the root."""
-    owners: dict[nn.Parameter, list[int]] = {parameter: [] for parameter in module.parameters()}
     inside = [set(unit.modules()) for unit in units]
     for index, unit in enumerate(units):
         if unit is module or unit not in set(module.modules()):
@@ -361,11 +399,16 @@ def _assign_units(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn
             )
         if any(unit in other for at, other in enumerate(inside) if at != index):
             raise ValueError(f"unit {index} ({type(unit).__name__}) lies inside of another unit; name only one of them")
-        for parameter in unit.parameters():
-            owners[parameter].append(index)
+    number = {unit: index for index, unit in enumerate(units)}
+    unit_at = {name: number[part] for name, part in module.named_modules(remove_duplicate=False) if part in number}
+    owners: dict[nn.Parameter, set[int]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        enclosing = (unit_at.get(".".join(parts[:length])) for length in range(1, len(parts)))
+        owners.setdefault(parameter, set()).add(next((unit for unit in enclosing if unit is not None), len(units)))
     assigned: list[list[nn.Parameter]] = [[] for _ in range(len(units) + 1)]
-    for parameter, indices in owners.items():
-        assigned[indices[0] if len(indices) == 1 else -1].append(parameter)
+    for parameter, found in owners.items():
+        assigned[found.pop() if len(found) == 1 else -1].append(parameter)
     return assigned
 
 

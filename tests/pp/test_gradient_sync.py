@@ -194,13 +194,13 @@ def test_mirrors_by_hand():
             optimizers = {i: optimize(name, stage, mesh.group("dp")) for i, stage in mine.items()}
             runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=False)
             runtime.step(inputs, targets, WEIGHTS)
-            assert all(optimizer.reducer.lacks_copies for optimizer in optimizers.values())
+            assert all(optimizer.reducer.lone_copies for optimizer in optimizers.values())
             if name in ("Ddp", "Zero1"):
                 with pytest.raises(ValueError, match="let it add mirrors"):
                     runtime.sum_mirrors()
                 continue
             runtime.sum_mirrors()
-            assert not any(optimizer.reducer.lacks_copies for optimizer in optimizers.values())
+            assert not any(optimizer.reducer.lone_copies for optimizer in optimizers.values())
             found += [(i, full_gradients(optimizer)) for i, optimizer in optimizers.items()]
         return found
 

@@ -61,6 +61,7 @@ class ReplicatedGrads:
 
     Attributes:
         is_summed: whether the gradients are sums over the copies, until the next step begins.
+        num_microbatches: of a step.
     """
 
     def __init__(self, program: Program, rank: int, p2p: PipelineP2P, modules: Mapping[int, nn.Module]) -> None:
@@ -69,6 +70,7 @@ class ReplicatedGrads:
         self.is_summed = False
         self._tied: list[Mapping[int, str]] = []  # summed since the last step began
         self._started: dict[int, list[Pending[_Exchange]]] = {}  # by stage, one per type
+        self.num_microbatches = program.num_microbatches
 
     def is_replicated(self, stage: int) -> bool:
         """Whether another rank holds a stage too."""
@@ -274,9 +276,10 @@ class GradientSync:
             for owner, parameters in found.items():
                 stages.setdefault(owner, []).append(parameters)
         for owner, lists in stages.items():
-            owner.begin_step(lists)
+            owner.pipeline = self._p2p.global_ranks
+            owner.begin_step(lists, self._replicated.num_microbatches)
+            owner.lone_copies = [i for i, found in self._found.items() if owner in found and self._is_lone(i, owner)]
         self._replicated.begin_step(self._sum_mirrors)
-        self._set_lacks_copies(True)
 
     def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
         """Announce the backward of a microbatch through a stage: B, W, or an I that does the work of both."""
@@ -306,22 +309,18 @@ class GradientSync:
     def sum_mirrors(self) -> None:
         """Add the gradients of all copies."""
         self._replicated.finish()
-        self._set_lacks_copies(False)
+        for found in self._found.values():
+            for owner in found:
+                owner.lone_copies = ()
 
     def sums(self, index: int) -> bool:
         """Return whether gradients of a stage are summed over ranks: over its copies, or by data parallelism."""
         return self._replicated.is_replicated(index) or bool(self._found.get(index))
 
-    def _set_lacks_copies(self, lacks: bool) -> None:
-        for index, found in self._found.items():
-            for owner in found:
-                if not lacks or not set(self._replicated.holders(index)) <= self._summed_over(owner):
-                    owner.lacks_copies = lacks
-
-    def _summed_over(self, owner: Synchronizer) -> set[int]:
-        """Return the ranks of this pipeline whose gradients a synchronizer adds."""
-        ranks = set(members(owner.group))
-        return {rank for rank, number in enumerate(self._p2p.global_ranks) if number in ranks}
+    def _is_lone(self, index: int, owner: Synchronizer) -> bool:
+        """Whether a stage has copies whose gradients data parallelism does not add."""
+        ranks = {self._p2p.global_ranks[rank] for rank in self._replicated.holders(index)}
+        return len(ranks) > 1 and not ranks <= {*members(owner.group)}
 
     def check_mirrors(self) -> None:
         """Raise ValueError if mirrors cannot be added now, or not as they are sharded; all ranks call it."""
