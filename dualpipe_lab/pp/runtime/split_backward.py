@@ -17,15 +17,17 @@ else, such as the transpose of a weight.
                  share, the weights of a custom `autograd.Function` (it computes all its gradients at once), and those
                  in a region that `torch.utils.checkpoint` recomputes.  I computes their gradients, W accumulates them.
   not split      a graph with torch's reentrant checkpoint, which starts backwards of its own: I is B, W does nothing
+  hooks          a forward that registers hooks on activations has early weights only, so that each hook runs once
 A first stage has no input that needs a gradient.  Its input path is the set of nodes that lead to more than one weight,
-so it is split like every other stage.  Hooks of weights run in W, once.  A hook of a tensor between two layers runs in
-I, and once more in W if that tensor is the output of an intermediate; its effect counts once.
+so it is split like every other stage.  Hooks of weights run once.  A hook on the output of an intermediate, if nobody
+has said that there is one, runs in I, and once more in W, where it gets zeros and changes nothing.
 Elsewhere: torch `stage_backward_input` and `stage_backward_weight` (a first stage is not split, and a weight that is
 used twice in one stage raises); DeepSeek's WeightGradStore (linear layers written for it).
 Source: Qi et al. 2023 (arXiv 2401.10241), section 2.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -57,16 +59,17 @@ class SplitBackward:
     Args:
         roots: where the backward starts: `torch.autograd.graph.get_gradient_edge` of each output.
         inputs: tensors whose gradients I returns; none for a first stage.
+        has_hooks: whether activations have hooks: I then computes all gradients, and W accumulates them.
     """
 
-    def __init__(self, roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
-        self._roots, self._inputs = roots, inputs
+    def __init__(self, roots: Sequence[GradientEdge], inputs: Sequence[Tensor], has_hooks: bool = False) -> None:
+        self._roots, self._inputs, self._has_hooks = roots, inputs, has_hooks
         self._intermediates: list[Intermediate] = []
         self._early_grads: list[tuple[Tensor, Tensor]] = []  # weight, gradient
 
     def input_grad(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
         """I: return the gradient of every input, None where no output depends on it; keep what W needs."""
-        split = split_graph(self._roots, self._inputs)
+        split = split_graph(self._roots, self._inputs, self._has_hooks)
         if split.needs_full_backward:
             torch.autograd.backward(self._roots, grads)
             return [x.grad for x in self._inputs]
@@ -78,12 +81,13 @@ class SplitBackward:
         ]
         found: Sequence[Tensor | None] = [None] * len(wanted)
         if wanted and self._roots:
-            found = torch.autograd.grad(self._roots, wanted, grads, retain_graph=True, allow_unused=True)
+            with _before_nodes([(one.node, partial(_record, one.grads)) for one in split.intermediates]):
+                found = torch.autograd.grad(self._roots, wanted, grads, retain_graph=True, allow_unused=True)
         num_inputs, num_early = len(self._inputs), len(split.early_weights)
         input_grads, early_grads = found[:num_inputs], found[num_inputs : num_inputs + num_early]
         for (intermediate, output_nr), grad in zip(edges, found[num_inputs + num_early :], strict=True):
-            if grad is not None:
-                intermediate.grads[output_nr] = grad
+            if grad is not None:  # the engine takes it before the hooks of a node that runs, `_record` after them
+                intermediate.grads.setdefault(output_nr, grad)
         self._early_grads = [
             (weight, grad) for weight, grad in zip(split.early_weights, early_grads, strict=True) if grad is not None
         ]
@@ -111,14 +115,33 @@ def _turn(weights: Sequence[Tensor]) -> int:
 
 def _run_weight_branches(intermediate: "Intermediate") -> None:
     edges = [GradientEdge(intermediate.node, output_nr) for output_nr in intermediate.grads]
-    # The engine calls the hooks of the node's outputs again; their effect on the gradients was kept by I already.
-    handle = intermediate.node.register_prehook(partial(_kept_grads, intermediate.grads))
-    torch.autograd.backward(edges, list(intermediate.grads.values()), inputs=intermediate.weights)
-    handle.remove()
+    # The engine calls the hooks of the node's outputs again: they get zeros, and the node gets what it got in I.
+    nothing = [_zeros(grad) for grad in intermediate.grads.values()]
+    with _before_nodes([(intermediate.node, partial(_replace, intermediate.grads))]):
+        torch.autograd.backward(edges, nothing, inputs=intermediate.weights)
 
 
-def _kept_grads(grads: dict[int, Tensor], incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+@contextmanager
+def _before_nodes(hooks: Iterable[tuple[Node, Callable[[Sequence[Tensor | None]], Any]]]) -> Iterator[None]:
+    """Call each hook with the gradients that come into its node, after all other hooks in front of the node."""
+    handles = [node.register_prehook(hook) for node, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _record(grads: dict[int, Tensor], incoming: Sequence[Tensor | None]) -> None:
+    grads |= {output_nr: grad for output_nr, grad in enumerate(incoming) if grad is not None}
+
+
+def _replace(grads: dict[int, Tensor], incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     return tuple(grads.get(output_nr) for output_nr in range(len(incoming)))
+
+
+def _zeros(grad: Tensor) -> Tensor:
+    return grad.new_zeros(()).expand_as(grad) if grad.layout is torch.strided else torch.zeros_like(grad)
 
 
 def announce_weight_grad(weight: Tensor, is_made: bool) -> None:
@@ -181,12 +204,15 @@ class GraphSplit:
     needs_full_backward: bool = False
 
 
-def split_graph(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> GraphSplit:
+def split_graph(roots: Sequence[GradientEdge], inputs: Sequence[Tensor], has_hooks: bool = False) -> GraphSplit:
     """Divide a graph between I and W; without inputs, as on the first stage.  Time: O(edges), in Python."""
     next_nodes, further_outputs = _walk(roots)
     if any(isinstance(node, _REENTRANT) for node in next_nodes):
         return GraphSplit([], [], [], needs_full_backward=True)
     input_path = _nodes_to_inputs(next_nodes, inputs) if inputs else _nodes_to_several_weights(next_nodes)
+    if has_hooks:
+        weights = [node.variable for node in next_nodes if isinstance(node, _ACCUMULATE_GRAD)]
+        return GraphSplit([], [x for x in weights if not any(x is y for y in inputs)], list(next_nodes))
     intermediates, owner = _find_intermediates(roots, next_nodes, input_path)
     early_weights = _assign_weights(next_nodes, input_path, intermediates, owner)
     used = [one for one in intermediates.values() if one.weights]
