@@ -13,8 +13,6 @@ import stat
 import sys
 from pathlib import Path
 
-import dualpipe_lab
-
 HERE = Path(__file__).parents[2]
 PACKAGES = ("dualpipe_course", "dualpipe_lab")
 HIDDEN = ("PWD", "OLDPWD", "PYTHONPYCACHEPREFIX")  # of the environment: where the grader runs, another place for bytes
@@ -25,8 +23,8 @@ class Copy:
 
     def __init__(self, scratch: Path) -> None:
         ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-        for source in (HERE / "dualpipe_course", Path(dualpipe_lab.__file__).parent):
-            shutil.copytree(source, scratch / source.name, ignore=ignored)
+        for package in PACKAGES:
+            shutil.copytree(HERE / package, scratch / package, ignore=ignored)
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH  # the files may be written at any time
         compileall.compile_dir(scratch, quiet=2, invalidation_mode=mode)
         self._files = _files(scratch)

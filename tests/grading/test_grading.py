@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_course.grading import grader, replay, report, submissions
+from dualpipe_course.grading import grader, pristine, replay, report, submissions
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
 
@@ -63,7 +63,10 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path, amount, 
     shop = mixed.Shop(tmp_path / "in")
     texts = {label: (text, status) for label, (text, status, _) in mixed.MISBEHAVIOURS.items() if label != "memory"}
     texts |= {label: (text, mixed.WRONG) for label, text in mixed.CHEATS.items()}
-    texts = dict(random.Random(3).sample(sorted(texts.items()), amount(len(texts), 4)))
+    stopped = [(label, text) for label, text in sorted(texts.items()) if text[1] == mixed.STOPPED]  # dear ones
+    others = [each for each in sorted(texts.items()) if each not in stopped]
+    draw = random.Random(3).sample
+    texts = dict(draw(stopped, amount(len(stopped), 1)) + draw(others, amount(len(others), 3)))
     right = "bytes_sent = [40, 40, 32]"
     texts["right"] = (right, mixed.RIGHT)
     texts["deletes folder"] = (f"import os, shutil\nshutil.rmtree(os.getcwd())\n{right}", mixed.RIGHT)
@@ -72,7 +75,7 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path, amount, 
         shop.write(label, PAGE, only(shop, PAGE, text), {})
     before = {path: path.read_bytes() for path in shop.folder.rglob("*.ipynb")}
     children = psutil.Process().children()  # other tests' fork server
-    results = grade(shop.folder, tmp_path / "out", seconds=6, processes=20)
+    results = grade(shop.folder, tmp_path / "out", at_once=amount(2, 1), seconds=6, processes=20)
     found = {label: {mark.name: mark.status for mark in results[label].marks} for label in texts}
     rest = {"ranks-2": mixed.STARTED, "ranks-3": mixed.STARTED}
     messages = {label: results[label].marks[0].message for label in texts}
@@ -140,7 +143,8 @@ for label, text in json.loads(sys.argv[1]).items():
 def test_an_answer_reads_neither_checks_nor_solutions():
     """Not by any kind of import, nor from a file, nor in ranks that it launches itself."""
     command = [sys.executable, "-c", PEEKED, json.dumps(PEEKS)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    environment = os.environ | {"DUALPIPE_LAB_START": "spawn"}  # one rank: no fork server has to be warm
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
     rows = {label: rest for label, *rest in map(json.loads, shown.splitlines())}
     assert set(rows) == set(PEEKS)
     assert not [label for label, (has_key, _, _) in rows.items() if has_key], rows
@@ -148,20 +152,40 @@ def test_an_answer_reads_neither_checks_nor_solutions():
     assert "an answer cannot import dualpipe_course.start.ranks" in rows["in a launch of its own"][1]
 
 
+def test_the_copy_of_the_course_is_written_anew_if_anything_in_it_has_changed(tmp_path, monkeypatch):
+    for package in pristine.PACKAGES:
+        (tmp_path / "here" / package / "__pycache__").mkdir(parents=True)
+        (tmp_path / "here" / package / "a.py").write_text("x = 1")
+        (tmp_path / "here" / package / "__pycache__" / "a.cpython-311.pyc").write_text("poisoned")
+    monkeypatch.setattr(pristine, "HERE", tmp_path / "here")
+    known = pristine.digest()
+    copy, at = pristine.Copy(tmp_path / "scratch"), tmp_path / "at"
+    assert not copy.is_at(at)
+    for change in ("dualpipe_lab/b.py", "dualpipe_course/a.py", "dualpipe_lab/__pycache__/a.cpython-311.pyc"):
+        copy.restore(at)
+        assert copy.is_at(at)
+        assert b"poisoned" not in [path.read_bytes() for path in at.rglob("*.pyc")]
+        (at / change).write_text("x = 2")
+        assert not copy.is_at(at)
+    assert pristine.digest() == known
+    (tmp_path / "here" / "dualpipe_lab" / "a.py").write_text("x = 2")
+    assert pristine.digest() != known
+
+
 def test_the_table_has_a_note_on_who_looks_and_a_copy_of_the_course_that_an_answer_changes_is_its_own(tmp_path):
     shop = mixed.Shop(tmp_path / "in")
     hints = "check.ranks.hint()\nbytes_sent = [40, 40, 32]\ncheck.ranks.bytes_on_a_ring([1, 2, 3])"
     shop.write("a asks for a hint", PAGE, only(shop, PAGE, hints), {})
     changes = "import subprocess, dualpipe_lab\nsubprocess.run(['touch', dualpipe_lab.__file__[:-11] + 'x.pyc'])\n"
-    shop.write("b changes files", PAGE, only(shop, PAGE, changes + "bytes_sent = [40, 40, 32]"), {})
-    shop.write("c looks", PAGE, only(shop, PAGE, PEEKS["imports"]), {})
+    shop.write("d changes files", PAGE, only(shop, PAGE, changes + "bytes_sent = [40, 40, 32]"), {})
+    shop.write("b looks", PAGE, only(shop, PAGE, PEEKS["imports"]), {})
     rank = shop.notebook(PAGE)
     for found in rank["cells"]:
         if mixed.cell_tag(found) == "answer-ranks-3":
             found["source"] = IN_A_RANK
-    shop.write("d looks in a rank", PAGE, rank, {})
+    shop.write("c looks in a rank", PAGE, rank, {})
     results = grade(shop.folder, tmp_path / "out", at_once=1, seconds=30)
-    hinted, changed, looking, in_a_rank = (results[name] for name in sorted(results))
+    hinted, looking, in_a_rank, changed = (results[name] for name in sorted(results))
     assert [mark.status for mark in hinted.marks] == ["right", "not started", "not started"]
     assert hinted.notes == []
     assert (changed.marks[0].status, changed.points) == ("stopped", 0)

@@ -76,8 +76,9 @@ def join(weight, rest):
         ),
         "a counter": Bad(
             "def noise(size, seed, step, index, dp_rank, tp_rank, is_cut):\n"
-            "    place = seed * 5_000 + (step * 64 + index) * 8 + (tp_rank if is_cut else 0)\n"
-            "    return (torch.arange(size) + place).to(torch.int32) % 2**16",
+            "    place = ((seed * 2**16 + step) * 2**10 + index) * 2**4 + (tp_rank if is_cut else 0)\n"
+            "    i, stride = torch.arange(size), 2 * (place // 2**16) + 1\n"
+            "    return ((place + i * stride + i * i * (place // 2**31)) % 2**16).to(torch.int32)",
             "follow each other by a rule",
         ),
     },
