@@ -2,8 +2,10 @@
 
 import io
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +38,7 @@ def grade(
 ) -> None:
     """Grade every notebook in FOLDER; print a table, write CSV and HTML."""
     from dualpipe_course.grading import report, submissions
-    from dualpipe_course.grading.grader import Graded, Grader, GradingStopped
+    from dualpipe_course.grading.grader import Graded, Grader
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack the letters of a name
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -48,20 +50,46 @@ def grade(
     found = submissions.find(folder, submissions.exercises(exercises), out)
     done: list[Graded] = []
 
+    def write() -> None:
+        report.write_csv(done, out / "grades.csv")
+        report.write_html(done, out / "grades.html")
+
     def note(graded: Graded) -> None:
         done.append(graded)
+        write()  # a table is there whatever ends this process
         line = f"{len(done):3} of {len(found)}  {report.plain(graded.learner)}  {graded.notebook or '-'}  "
         console.print(f"{line}{graded.points:g} / {graded.out_of}  {graded.seconds:g} s", markup=False, highlight=False)
 
+    grader = Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh, nbval)
+
+    def run() -> None:
+        with grader:
+            done[:] = grader.grade(found, at_once, note)
+
+    stopped = _reason_to_stop(run)
+    write()
+    console.print(report.screen(done))
+    console.print(f"{len(done)} submissions in {time.monotonic() - started:.0f} s: {out}/grades.csv, .html")
+    if stopped and len(done) < len(found):
+        stopped += f"; {len(done)} of {len(found)} submissions are in the table, run the same command for the others"
+    if problems := [*grader.warnings, *[stopped] * bool(stopped)]:
+        raise ValueError("\n".join(problems))
+
+
+def _reason_to_stop(run: Callable[[], None]) -> str:
+    """Run; return why it ended early, or an empty string.  SIGTERM ends it as Ctrl-C does: nothing stays behind."""
+    from dualpipe_course.grading.grader import GradingStopped
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh, nbval) as grader:
-            results = grader.grade(found, at_once, note)
-    except GradingStopped as error:
-        raise ValueError(error) from error
-    report.write_csv(results, out / "grades.csv")
-    report.write_html(results, out / "grades.html")
-    console.print(report.screen(results))
-    console.print(f"{len(results)} submissions in {time.monotonic() - started:.0f} s: {out}/grades.csv, .html")
+        run()
+    except (GradingStopped, MemoryError) as error:
+        return str(error) or "out of memory"
+    except KeyboardInterrupt:
+        return "interrupted"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return ""
 
 
 def progress() -> None:

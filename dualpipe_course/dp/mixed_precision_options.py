@@ -3,7 +3,9 @@
 Chapter: book/dp/mixed-precision-options.  Halves are put together and compared bit by bit, noises weight by weight.
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
@@ -54,7 +56,8 @@ _RULES = (
     "k steps of a sixteenth of a spacing: a variance of k / 16 squared spacings",
     "2 + 4 + (2 + 2) / 4",
 )
-AXES = (7, 6, 3, 3)  # steps, parameters, ranks of dp, ranks of tp
+SEEDS, STEPS, PARAMETERS, TP_RANKS = 4, 2**16, 2**10, 16  # the limits of the statement
+DP_RANKS = (0, 1, 6)
 DRAWS, SEED = 2**20, 1
 
 
@@ -176,29 +179,21 @@ def _halves(rank: int, world_size: int, split: Callable[..., Any], join: Callabl
 def _noise(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
     import torch
 
-    seen: dict[tuple[float, ...], str] = {}
-    steps, parameters, dp, tp = AXES
-    for step in range(steps):
-        for index in range(parameters):
-            is_cut, first = index % 2 == 0, ()
-            for tp_rank in range(tp):
-                by_dp = [fn(8, SEED, step, index, dp_rank, tp_rank, is_cut) for dp_rank in range(dp)]
-                if any(not isinstance(x, torch.Tensor) or x.dtype != torch.int32 or x.shape != (8,) for x in by_dp):
-                    return "noise returns `size` int32 numbers"
-                here = f"step {step}, parameter {index}, tp rank {tp_rank}"
-                if any(not x.equal(by_dp[0]) for x in by_dp):
-                    return f"{here}: the ranks of dp hold copies of one weight and round it with different noise"
-                key = tuple(by_dp[0].tolist())
-                if not is_cut and tp_rank and key != first:
-                    return (
-                        f"{here}: a parameter that is not cut is a copy on every rank of tp, and has other noise here"
-                    )
-                if key in seen and (is_cut or tp_rank == 0):
-                    return f"{here}: the noise is that of {seen[key]}; other weights and other steps need their own"
-                first = key if tp_rank == 0 else first
-                seen[key] = here
-    if fn(8, SEED, 0, 0, 0, 0, True).equal(fn(8, SEED + 1, 0, 0, 0, 0, True)):
-        return "another seed gives the same noise"
+    seen: dict[tuple[float, ...], tuple[tuple[int, ...], str]] = {}
+    for seed, step, index, tp_rank in _places():
+        is_cut = index % 2 == 0
+        by_dp = [fn(8, seed, step, index, dp_rank, tp_rank, is_cut) for dp_rank in DP_RANKS]
+        if any(not isinstance(x, torch.Tensor) or x.dtype != torch.int32 or x.shape != (8,) for x in by_dp):
+            return "noise returns `size` int32 numbers"
+        here = f"seed {seed}, step {step}, parameter {index}, tp rank {tp_rank}"
+        if any(not x.equal(by_dp[0]) for x in by_dp):
+            return f"{here}: the ranks of dp hold copies of one weight and round it with different noise"
+        if not is_cut and not by_dp[0].equal(fn(8, seed, step, index, 0, 0, is_cut)):
+            return f"{here}: a parameter that is not cut is a copy on every rank of tp, and has other noise here"
+        place = (seed, step, index, tp_rank if is_cut else 0)
+        known, there = seen.setdefault(tuple(by_dp[0].tolist()), (place, here))
+        if known != place:
+            return f"{here}: the noise is that of {there}; other weights, steps and seeds need their own"
     many = torch.cat([fn(DRAWS, SEED, step, 0, 0, 0, True) for step in range(2)])
     if int(many.min()) != 0 or int(many.max()) != 2**16 - 1:
         return (
@@ -209,3 +204,15 @@ def _noise(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
         return "the numbers follow each other by a rule, so weights are not rounded independently"
     off = abs(float(many.double().mean()) - 32_767.5)
     return "" if off < 100 else f"the mean of many draws is {off:.0f} off 32,767.5"
+
+
+def _places() -> Iterator[tuple[int, int, int, int]]:
+    """Seed, step, parameter and rank of tp: neighbours first, then the ends of all ranges, then a dense sample.
+
+    In the sample a sum with factors meets itself, and a hash of 32 bits does not.
+    """
+    yield from product((SEED,), range(7), range(6), range(3))
+    seeds = range(SEEDS)
+    yield from product(seeds, *((0, 1, end // 2, end - 2, end - 1) for end in (STEPS, PARAMETERS, TP_RANKS)))
+    draw = random.Random(0).randrange  # noqa: S311 - a sample
+    yield from ((draw(SEEDS), draw(4), draw(PARAMETERS), draw(TP_RANKS)) for _ in range(4_000))

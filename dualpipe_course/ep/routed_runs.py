@@ -32,20 +32,23 @@ PASSES: tuple[tuple[str, ...], ...] = (
 )
 
 
-def loads(rank: int, world_size: int, router: Callable[..., Any], case: Sequence[str]) -> tuple[Any, Any]:
-    """The load that a router counts in these microbatches, and that of those that a backward came through."""
+def loads(rank: int, world_size: int, router: Callable[..., Any], case: Sequence[str]) -> tuple[Any, Any, str]:
+    """The load that a router counts in these microbatches, that of those that a backward came through, and a fault."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(NUM_EXPERTS, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
     bias = torch.linspace(-0.4, 0.4, NUM_EXPERTS, dtype=torch.float64)
-    made, expected = router(weight, bias), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
+    made, expected = router(weight, bias.clone()), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
+    fault = ""
     for number, way in enumerate(case):
         x = torch.randn(5 + number, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
 
         def layer(x: "Tensor") -> "Tensor":
+            nonlocal fault
             own, indices = made(x)
+            fault = fault or _fault_of((x @ weight.T).sigmoid(), bias, own, indices)
             return (own * indices).sum(1) ** 2
 
         with torch.set_grad_enabled(way != "evaluate"):
@@ -54,7 +57,17 @@ def loads(rank: int, world_size: int, router: Callable[..., Any], case: Sequence
             y.sum().backward()
             chosen = ((x @ weight.T).sigmoid() + bias).topk(2).indices
             expected += chosen.flatten().bincount(minlength=NUM_EXPERTS)
-    return made.load.tolist(), expected.tolist()
+    return made.load.tolist(), expected.tolist(), fault
+
+
+def _fault_of(scores: "Tensor", bias: "Tensor", weights: "Tensor", indices: "Tensor") -> str:
+    """What is wrong with what a router returned: the choice, or weights that contain the bias."""
+    if not (scores + bias).topk(2).indices.sort(1).values.equal(indices.sort(1).values):
+        return "a token goes to other experts than the two with the largest sums of score and bias"
+    chosen = scores.gather(1, indices)
+    if weights.shape != chosen.shape or not weights.allclose(chosen / chosen.sum(1, keepdim=True), rtol=1e-12):
+        return "the weights are not the two scores over their sum; the bias helps to choose and is no part of a weight"
+    return ""
 
 
 def _microbatches(rank: int, step: Step) -> list["Tensor"]:

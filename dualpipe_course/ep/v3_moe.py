@@ -121,7 +121,9 @@ def counted(router: Callable[..., Any]) -> str:
     """Repair `Router`, which counts tokens in its forward: recomputed ones twice, and those of evaluations."""
     needs_function(router)
     for case in runs.PASSES:
-        found, expected = on_ranks(runs.loads, 1, router, case, case=", ".join(case))[0]
+        found, expected, fault = on_ranks(runs.loads, 1, router, case, case=", ".join(case))[0]
+        if fault:
+            raise Wrong(f"{', '.join(case)}: {fault}")
         if found != expected:
             raise Wrong(
                 f"{', '.join(case)}: load {found}, should be {expected}. A call counts once for each backward that "

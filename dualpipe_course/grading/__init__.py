@@ -4,6 +4,8 @@
   worker        runs the given cells and one answer cell; only the worker and the ranks run the learner's code
   evaluator     runs the pristine check, in a fresh process per exercise; it receives plain values and opaque functions
                 from the worker, and data from ranks
+  guard         closes checks and solutions to the answer in worker and ranks
+  pristine      the copy of library and course that all of them run with
   sandbox       limits time, output, memory and processes of evaluator, worker and ranks, and kills what exceeds them
   replay        runs a whole notebook in the sandbox by nbval, and compares its stored outputs
   protocol      the form of answers between worker and evaluator

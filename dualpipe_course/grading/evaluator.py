@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dualpipe_course.grading import protocol, worker
+from dualpipe_course.grading.pristine import close_path
 from dualpipe_course.registry import find
 from dualpipe_lab._private import assume_fork_server, fork_server_pid
 from dualpipe_lab.launch import payload, server
@@ -37,6 +38,7 @@ def main() -> None:
     tasks, verdicts = os.fdopen(int(sys.argv[1]), errors="replace"), os.fdopen(int(sys.argv[2]), "w")
     os.set_inheritable(tasks.fileno(), False)
     os.set_inheritable(verdicts.fileno(), False)
+    close_path()
     server.warm()
     find("")  # imports every check
     launch(_nothing, 1)  # the fork server has imported torch when this returns
@@ -97,18 +99,19 @@ def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     arguments = arguments_of(task["check"])
     names = sorted({node.id for part in arguments for node in ast.walk(part) if isinstance(node, ast.Name)})
     try:
-        answers, problem = _answers(task, names)
+        answers, problem, refused = _answers(task, names)
     except (EOFError, OSError, ValueError) as error:
         verdict = _verdict("wrong", 0, f"the process that ran the answer cell ended without an answer: {error}")
         return verdict | {"retire": isinstance(error, ForkServerLostError)}
     if missing := [name for name in names if name not in answers]:
-        return _verdict("wrong", 0, problem or f"the answer cell does not define {missing[0]}")
+        verdict = _verdict("wrong", 0, problem or f"the answer cell does not define {missing[0]}")
+        return verdict | {"refused": refused}
     Path(task["folders"]["work"]).mkdir(exist_ok=True)  # the answer cell may have removed it
     os.chdir(task["folders"]["work"])
     values = [eval(compile(ast.Expression(part), "check", "eval"), {}, answers) for part in arguments]  # noqa: S307
     found = check.verdict(*values)
     message = found.message if found.passed or not problem else f"{found.message}\n(the answer cell raised: {problem})"
-    return _verdict("right" if found.passed else "wrong", found.score, message)
+    return _verdict("right" if found.passed else "wrong", found.score, message) | {"refused": refused}
 
 
 def arguments_of(source: str) -> list[ast.expr]:
@@ -119,8 +122,8 @@ def arguments_of(source: str) -> list[ast.expr]:
     return statement.value.args
 
 
-def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], str]:
-    """Run the cells in a worker; return the values of `names` and the error of the answer cell."""
+def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], str, list[str]]:
+    """Run the cells in a worker; return the values of `names`, the error of the answer cell and what it was refused."""
     title = f"answer-{task['name']}"
     cells = [*((f"given cell {number}", source) for number, source in enumerate(task["given"], 1))]
     cells.append((title, task["answer"]))
@@ -134,7 +137,8 @@ def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], st
         reply = _receive(near, process)
         answers = {name: protocol.unpack(value) for name, value in reply["answers"].items() if "error" not in value}
         errors = [value["error"] for value in reply["answers"].values() if "error" in value]
-        return answers, str((errors or [reply["problem"]])[0])
+        refused = [str(what)[:200] for what in reply.get("refused") or ()]
+        return answers, str((errors or [reply["problem"]])[0]), refused
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid or 0, signal.SIGKILL)

@@ -1,12 +1,16 @@
 """The grader: distributes submissions to sandboxes, two at a time, and keeps each result in a folder.
 
-An interrupted run continues with the submissions that have no result.
+An interrupted run continues with the submissions that have no result.  A result is signed, so that a submission which
+writes into the folder of results changes no mark.
+What a submission may have lost to a neighbour, or to a machine out of memory, is evaluated once more at the end, alone.
 In: a folder of submissions, the folder of exercises.  Out: one `Graded` per submission.
 """
 
+import hmac
 import json
 import os
 import queue
+import re
 import secrets
 import shutil
 import subprocess
@@ -15,15 +19,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dualpipe_course.grading import process_tree
+from dualpipe_course.grading import pristine, process_tree
+from dualpipe_course.grading.guard import KEY
 from dualpipe_course.grading.limits import Limits
 from dualpipe_course.grading.notebook import Task
 from dualpipe_course.grading.replay import Replayed, shows_nothing
-from dualpipe_course.grading.submissions import Submission, library_digest
+from dualpipe_course.grading.submissions import Submission
 from dualpipe_course.registry import find as find_check
 from dualpipe_lab._optional import extra
 from dualpipe_lab.launch.folder import private_folder, sweep
@@ -31,7 +37,14 @@ from dualpipe_lab.launch.folder import private_folder, sweep
 with extra("grading", "grading"):
     import psutil
 
+ENDING_SECONDS = 60.0
 UNWATCHED = "the process that watches this submission was ended from inside it"
+TOUCHED = "files of the course changed while it ran; it runs with a copy of them, which nothing else changes"
+# how an exercise ends whose processes somebody else has killed, or the kernel for want of memory
+_VICTIM = re.compile(
+    r"ended from inside|killed from inside|broke what runs it|SIGKILL|SIGTERM|SIGSTOP|exit code (255|-\d+)|"
+    r"Connection (refused|reset|closed)|Cannot allocate memory|" + re.escape(TOUCHED)
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,16 @@ class Graded:
         return round(sum(mark.seconds for mark in self.marks), 1)
 
 
+@dataclass
+class Run:
+    """A submission that is evaluated: its neighbours meanwhile, and what came out."""
+
+    submission: Submission
+    neighbours: set[str] = field(default_factory=set)
+    graded: Graded | None = None
+    error: Exception | None = None
+
+
 class GradingStopped(Exception):  # noqa: N818
     """Grading ended early; the results before it are kept."""
 
@@ -91,7 +114,11 @@ class Grader:
         nbval: bool = False,
     ) -> None:
         self._results, self._limits, self._fresh, self._nbval = out / "results", limits, fresh, nbval
-        self._library = library_digest()
+        self._library = pristine.digest()
+        self._copy: pristine.Copy | None = None
+        self._copying = threading.Lock()
+        self._running: list[Run] = []
+        self.warnings: list[str] = []
         self._sandboxes: list[subprocess.Popen[str]] = []
         self._changing = threading.Lock()  # the list of sandboxes
         self._open = ExitStack()
@@ -99,6 +126,7 @@ class Grader:
 
     def __enter__(self) -> "Grader":
         self._results.mkdir(parents=True, exist_ok=True)
+        self._key = _key_in(self._results.parent)
         sweep()  # of graders that were killed
         self._scratch = self._open.enter_context(private_folder())
         self._earlier_children = frozenset(child.pid for child in psutil.Process().children())
@@ -122,7 +150,7 @@ class Grader:
         """Grade all submissions; call `report` in this thread after each one.
 
         Raises:
-            GradingStopped: the checks changed on disk meanwhile, or the results cannot be written.
+            GradingStopped: the results cannot be written.
         """
         assert len({submission.key for submission in submissions}) == len(submissions)
         done: dict[str, Graded] = {}
@@ -130,66 +158,124 @@ class Grader:
             if (known := self._known(submission)) is not None:
                 done[submission.key] = known
                 report(known)
-        todo: queue.SimpleQueue[Submission] = queue.SimpleQueue()
-        for submission in (waiting := [s for s in submissions if s.key not in done]):
-            todo.put(submission)
-        finished: queue.SimpleQueue[tuple[str, Graded | Exception]] = queue.SimpleQueue()
-        for number in range(min(at_once, len(waiting))):
-            threading.Thread(target=self._serve, args=(number, todo, finished), daemon=True).start()
-        for _ in waiting:
-            key, graded = finished.get()
-            if isinstance(graded, Exception):
-                raise GradingStopped(f"grading stopped at {key}: {graded}") from graded
-            done[key] = graded
-            report(graded)
+        waiting = [submission for submission in submissions if submission.key not in done]
+        try:
+            victims = []
+            for run in self._evaluate([Run(submission) for submission in waiting], at_once):
+                if run.neighbours and _lost(run.graded):
+                    victims.append(run)
+                else:
+                    done[run.submission.key] = self._finish(run, report)
+            for victim in victims:
+                for run in self._evaluate([Run(victim.submission)], 1, _lost(victim.graded)):
+                    run.graded = _again(victim, run.graded)
+                    done[run.submission.key] = self._finish(run, report)
+        finally:
+            self.warnings += [warning for each in submissions if (warning := self._kept_apart(each))]
         return [done[submission.key] for submission in submissions]
 
+    def _evaluate(self, runs: list[Run], at_once: int, only: frozenset[str] = frozenset()) -> Iterator[Run]:
+        """Evaluate submissions in threads; yield each run when it is over."""
+        todo: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        finished: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        for run in runs:
+            todo.put(run)
+        places = [(number, todo, finished, only) for number in range(min(at_once, len(runs)))]
+        threads = [threading.Thread(target=self._serve, args=place, daemon=True) for place in places]
+        for thread in threads:
+            thread.start()
+        for _ in runs:
+            yield finished.get()
+        for thread in threads:
+            thread.join()
+
+    def _finish(self, run: Run, report: Callable[[Graded], None]) -> Graded:
+        key = run.submission.key
+        if run.graded is None:
+            raise GradingStopped(f"grading stopped at {key}: {run.error}") from run.error
+        if not self.warnings and pristine.digest() != self._library:
+            beside = f", or beside it {', '.join(sorted(run.neighbours))}," * bool(run.neighbours)
+            self.warnings.append(
+                f"files of the course in {pristine.HERE} changed while {key}{beside} ran; marks come from a copy that "
+                "was made before: restore the files (git status) before you grade again"
+            )
+        try:
+            self._keep(run.submission, run.graded)
+        except OSError as error:
+            raise GradingStopped(f"grading stopped at {key}: {error}") from error
+        report(run.graded)
+        return run.graded
+
     def _serve(
-        self,
-        number: int,
-        todo: "queue.SimpleQueue[Submission]",
-        finished: "queue.SimpleQueue[tuple[str, Graded | Exception]]",
+        self, number: int, todo: "queue.SimpleQueue[Run]", finished: "queue.SimpleQueue[Run]", only: frozenset[str]
     ) -> None:
-        folder = self._scratch / str(number)
-        sandbox = self._start(folder)
+        sandbox: subprocess.Popen[str] | None = None
         while not self._stopping:
             try:
-                submission = todo.get_nowait()
+                run = todo.get_nowait()
             except queue.Empty:
                 break
+            with self._changing:
+                for other in self._running:
+                    other.neighbours.add(run.submission.key)
+                    run.neighbours.add(other.submission.key)
+                self._running.append(run)
             try:
-                if sandbox.poll() is not None:
-                    sandbox = self._start(folder)
-                graded = self._one(sandbox, submission)
-                self._keep(submission, graded)
+                if sandbox is None or sandbox.poll() is not None:
+                    sandbox = self._start(number)
+                run.graded = self._one(sandbox, run.submission, only)
+                if self._copy and not self._copy.is_at(self._course_of(number)):
+                    sandbox.kill()
+                    sandbox.wait()
+                    run.graded = replace(run.graded, marks=[_touched(mark) for mark in run.graded.marks])
             except Exception as error:
-                finished.put((submission.key, error))
-                break
-            finished.put((submission.key, graded))
+                run.error = error
+            with self._changing:
+                self._running.remove(run)
+            finished.put(run)
+        if sandbox is not None and sandbox.stdin is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                sandbox.stdin.close()  # it ends
+                sandbox.wait(ENDING_SECONDS)
 
-    def _start(self, folder: Path) -> "subprocess.Popen[str]":
+    def _course_of(self, number: int) -> Path:
+        """The copy of library and course that the sandbox of this number runs with."""
+        return self._scratch / f"course-{number}"
+
+    def _start(self, number: int) -> "subprocess.Popen[str]":
         """Start a sandbox; first remove the files and processes that an earlier one left."""
+        with self._copying:
+            self._copy = self._copy or pristine.Copy(self._scratch / "course")
+        self._copy.restore(self._course_of(number))
+        folder = self._scratch / str(number)
         code = "from dualpipe_course.grading.sandbox import main; main()"
-        command = [sys.executable, "-c", code, str(folder)]
+        command = [sys.executable, "-B", "-P", "-c", code, str(folder)]
         with self._changing:
             spared = self._earlier_children | {sandbox.pid for sandbox in self._sandboxes}
             process_tree.kill_descendants(spared, subtrees=True)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(exist_ok=True)
             sandbox = subprocess.Popen(  # noqa: S603
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                env=pristine.environment(self._course_of(number)),
+                cwd=folder,
             )
             self._sandboxes.append(sandbox)
         return sandbox
 
-    def _one(self, sandbox: "subprocess.Popen[str]", submission: Submission) -> Graded:
-        tasks = submission.overlay.tasks
+    def _one(self, sandbox: "subprocess.Popen[str]", submission: Submission, only: frozenset[str]) -> Graded:
+        tasks = [task for task in submission.overlay.tasks if not only or task.name in only]
         marks = {task.name: mark for task in tasks if (mark := _without_running(submission, task))}
         replayed = self._replayed_without_running(submission)
+        refused = []
         job: dict[str, Any] = {
             "tasks": [asdict(task) for task in tasks if task.name not in marks],
             "limits": self._limits.to_dict(),
-            "replay": submission.source.decode(errors="replace") if self._nbval and not replayed else "",
+            "replay": submission.source.decode("utf-8-sig", errors="replace") if self._nbval and not replayed else "",
             "replay_seconds": self._limits.seconds * (len(tasks) + 1),
         }
         if job["tasks"] or job["replay"]:
@@ -199,14 +285,15 @@ class Grader:
                         replayed = Replayed(**verdict["replayed"])
                     else:
                         marks[verdict["name"]] = _mark(verdict)
+                        refused += [
+                            f"answer-{verdict['name']}: {what} was refused" for what in verdict.get("refused", ())
+                        ]
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 sandbox.kill()
                 sandbox.wait()
         for task in tasks:
             marks.setdefault(task.name, _mark({"name": task.name, "status": "stopped", "message": UNWATCHED}))
-        if library_digest() != self._library:
-            raise GradingStopped("the checks in dualpipe_lab changed on disk meanwhile; grade everything again")
-        notes = [submission.problem] if submission.problem else submission.overlay.notes
+        notes = [submission.problem] if submission.problem else [*submission.overlay.notes, *refused]
         ordered = [marks[task.name] for task in tasks]
         if self._nbval and not replayed:
             replayed = Replayed("stopped", UNWATCHED)
@@ -224,19 +311,74 @@ class Grader:
         if self._fresh:
             return None
         try:
-            data = json.loads((self._results / f"{submission.key}.json").read_text(encoding="utf-8"))
+            stored = json.loads((self._results / f"{submission.key}.json").read_text(encoding="utf-8"))
+            data = stored["graded"]
             replayed = Replayed(**data["replayed"]) if data.get("replayed") else None
             graded = Graded(**data | {"marks": [Mark(**mark) for mark in data["marks"]], "replayed": replayed})
+            is_ours = hmac.compare_digest(stored["signature"], self._signature(submission, graded))
         except (OSError, ValueError, TypeError, KeyError):
             return None
         complete = graded.replayed is not None or not self._nbval
-        return graded if graded.digest == submission.digest and complete else None
+        return graded if is_ours and graded.digest == submission.digest and complete else None
 
     def _keep(self, submission: Submission, graded: Graded) -> None:
         target = self._results / f"{submission.key}.json"
         temporary = target.with_suffix(f".{os.getpid()}.{time.monotonic_ns()}")
-        temporary.write_text(json.dumps(asdict(graded), indent=1), encoding="utf-8")
+        stored = {"graded": asdict(graded), "signature": self._signature(submission, graded)}
+        temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
         temporary.replace(target)
+
+    def _signature(self, submission: Submission, graded: Graded) -> str:
+        text = json.dumps([submission.key, asdict(graded)], sort_keys=True)
+        return hmac.new(self._key, text.encode(), sha256).hexdigest()
+
+    def _kept_apart(self, submission: Submission) -> str:
+        """Keep a submission whose file has changed since it was read; say so."""
+        try:
+            if not submission.source or submission.path.read_bytes() == submission.source:
+                return ""
+        except OSError:
+            pass
+        kept = self._results / f"{submission.key}.ipynb"
+        with suppress(OSError):
+            kept.write_bytes(submission.source)
+        return f"{submission.path} changed while submissions ran; {kept} is what was graded"
+
+
+def _key_in(folder: Path) -> bytes:
+    """The key that signs results: made once, and closed to answers by the guard."""
+    with (
+        suppress(FileExistsError),
+        open(os.open(folder / KEY, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as new,
+    ):
+        new.write(secrets.token_bytes(32))
+    return (folder / KEY).read_bytes()
+
+
+def _lost(graded: Graded | None) -> frozenset[str]:
+    """The exercises that may have lost their points to somebody else."""
+    marks = graded.marks if graded else []
+    return frozenset(
+        mark.name for mark in marks if mark.status in ("stopped", "wrong") and _VICTIM.search(mark.message)
+    )
+
+
+def _again(first: Run, second: Graded | None) -> Graded | None:
+    """Put the marks of a second evaluation in their places."""
+    if first.graded is None or second is None:
+        return None
+    marks = {mark.name: mark for mark in second.marks}
+    old = [mark for mark in first.graded.marks if mark.name in marks]
+    beside = f"was evaluated once more, alone: beside {', '.join(sorted(first.neighbours))} it was"
+    notes = [f"{mark.name} {beside} {mark.status}: {mark.message}" for mark in old]
+    replayed = second.replayed or first.graded.replayed
+    merged = [marks.get(mark.name, mark) for mark in first.graded.marks]
+    return replace(first.graded, marks=merged, notes=[*first.graded.notes, *notes], replayed=replayed)
+
+
+def _touched(mark: Mark) -> Mark:
+    """The mark of an exercise that ran while files of its own copy of the course changed."""
+    return replace(mark, points=0.0, status="stopped", message=TOUCHED) if mark.seconds else mark
 
 
 def _verdicts(sandbox: "subprocess.Popen[str]", job: dict[str, Any]) -> Iterator[dict[str, Any]]:

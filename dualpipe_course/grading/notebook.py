@@ -6,6 +6,7 @@ A notebook is read as JSON; no cell is executed here.
 
 import json
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MAX_BYTES = 20_000_000
+_KEYS = re.compile(r"\bdualpipe_course\.(?!check\b)[\w.]+|\bdualpipe_course\b(?! +import +check\b)|['\"/]solutions\b")
 
 
 class Unreadable(ValueError):  # noqa: N818
@@ -85,7 +87,7 @@ def parse(data: bytes) -> list[Cell]:
         Unreadable: it is not a notebook of format 4.
     """
     try:
-        notebook = json.loads(data.decode("utf-8"))
+        notebook = json.loads(data.decode("utf-8-sig"))
         return [_cell(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"no notebook of format 4 ({type(error).__name__}); save it from Jupyter again") from None
@@ -144,3 +146,5 @@ def _notes(pristine: list[Cell], submitted: list[Cell], answers: dict[str, list[
     for tag, parts in answers.items():
         if tag in known and len(parts) > 1:
             yield f"{tag} occurs {len(parts)} times: joined"
+        if tag in known and (names := sorted({found[0].lstrip("'\"/") for found in _KEYS.finditer("\n".join(parts))})):
+            yield f"{tag} names {', '.join(names)}, where answers are: they are closed to it; read this answer"

@@ -9,6 +9,7 @@ import base64
 import json
 from typing import Any
 
+from dualpipe_course.grading import guard
 from dualpipe_lab.launch import payload
 
 MAX_BYTES = 20_000_000
@@ -26,13 +27,29 @@ class SealedFunction:
         raise TypeError("a submitted function runs on ranks only")
 
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
-        return payload.loads, (self._data,)
+        return open_on_rank, (self._data,)
+
+
+def seal_calls() -> None:
+    """Guard the ranks of every launch in this process, too."""
+    pack_call = payload.pack_call
+    payload.pack_call = lambda fn, args: payload.dumps(SealedFunction(pack_call(fn, args)))
+
+
+def open_on_rank(data: bytes) -> Any:
+    """Return a sealed function, in a process that is guarded from then on."""
+    guard.close()
+    return payload.loads(data)
 
 
 def pack(value: object) -> Any:
     """Return an answer as JSON values; a value that is neither plain nor callable becomes the name of its type."""
     plain = _plain(value, 0)
     if plain is not None:
+        try:
+            json.dumps(plain)
+        except ValueError as error:  # an int of more digits than Python prints
+            return {"error": f"the answer holds a number that is too long: {error}"}
         return {"plain": plain}
     if callable(value):
         try:

@@ -23,7 +23,9 @@ from dualpipe_course.grading.limits import Limits, Stopped
 SANITIZE = Path(__file__).parents[1] / "sanitize.cfg"
 STARTUP_SECONDS = 60.0  # pytest and a kernel, maybe on a busy machine
 MAX_REPORT_BYTES = 32 * 2**20
+ENDING_SECONDS = 30.0  # from pytest's last line to its end
 LOOK_SECONDS = 0.05
+_EXIT_CODES = {"same": 0, "differs": 1, "no outputs": 5}  # pytest's; the two others come with any
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -61,10 +63,15 @@ def replay(
     ) as process:
         try:
             printed = _watch(process, limits, STARTUP_SECONDS + seconds, look)
-        except Stopped as error:
+            code = process.wait(ENDING_SECONDS)
+        except (Stopped, subprocess.TimeoutExpired) as error:
             found = Replayed("stopped", str(error))
         else:
             found = _read(report, printed, limits.seconds)
+            if code != _EXIT_CODES.get(found.status, code):
+                found = Replayed(
+                    "stopped", f"pytest was ended from inside, exit code {code}; its report said {found.status}"
+                )
         finally:
             process.kill()
     return Replayed(found.status, found.message, round(time.monotonic() - started, 2))

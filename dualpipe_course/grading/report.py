@@ -75,12 +75,12 @@ def has_replays(results: list[Graded]) -> bool:
 
 
 def plain(text: str) -> str:
-    r"""Return text for a terminal, with control and unencodable characters escaped.
+    r"""Return text for a terminal, with control, invisible and unencodable characters escaped.
 
     >>> print(plain("a" + chr(27) + "[2J" + chr(0xD800)))
     a\x1b[2J\ud800
     """
-    return "".join(c if category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in text)
+    return "".join(c if category(c) not in ("Cc", "Cf", "Cs") else repr(c)[1:-1] for c in text)
 
 
 def _row(graded: Graded) -> str:

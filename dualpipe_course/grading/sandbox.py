@@ -21,6 +21,7 @@ from typing import Any
 
 from dualpipe_course.grading import process_tree
 from dualpipe_course.grading.limits import Limits, Stopped
+from dualpipe_course.grading.pristine import close_path
 from dualpipe_course.grading.replay import Replayed, replay
 
 STARTUP_SECONDS = 180.0  # the fork server imports torch, maybe on a busy machine
@@ -38,7 +39,7 @@ class EvaluatorProcess:
         code = "from dualpipe_course.grading.evaluator import main; main()"
         environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", "DUALPIPE_LAB_START": "forkserver"}
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-P", "-c", code, str(tasks_read), str(verdicts_write)],
+            [sys.executable, "-B", "-P", "-c", code, str(tasks_read), str(verdicts_write)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -188,6 +189,7 @@ def _limit() -> None:
 
 def main() -> None:
     """Evaluate submissions until standard input is closed; `sys.argv[1]` is the scratch folder."""
+    close_path()
     process_tree.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what follows is cleaned up
     sandbox = Sandbox(Path(sys.argv[1]))

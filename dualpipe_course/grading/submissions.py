@@ -5,10 +5,11 @@ The answer tags determine the exercise; without any, the file name does.  A lear
 `make lab` made: copies of chapters, which answer nothing, are left out.
 """
 
-import hashlib
 import os
 import re
-from dataclasses import dataclass, field
+import unicodedata
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 from dualpipe_course.grading.notebook import (
@@ -22,9 +23,8 @@ from dualpipe_course.grading.notebook import (
     read_bytes,
     topic_tags,
 )
+from dualpipe_course.grading.pristine import digest as library_digest
 from dualpipe_course.retired import page_of
-
-COURSE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Submission:
         overlay: its tasks.
         problem: why it cannot be evaluated, or an empty string.
         source: the notebook as it was handed in.
+        path: where it lies.
     """
 
     learner: str
@@ -47,6 +48,7 @@ class Submission:
     overlay: Overlay
     problem: str = ""
     source: bytes = field(default=b"", repr=False)
+    path: Path = Path()
 
 
 def exercises(folder: Path) -> dict[str, list[Cell]]:
@@ -55,7 +57,7 @@ def exercises(folder: Path) -> dict[str, list[Cell]]:
     Raises:
         ValueError: the folder has none.
     """
-    paths = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+    paths = _notebooks(folder)
     if not paths:
         raise ValueError(f"no exercise notebook in {folder}; run `make exercises`, or name the folder by --exercises")
     return {path.stem: read(path) for path in paths}
@@ -67,20 +69,17 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
     Raises:
         ValueError: the folder holds no notebook.
     """
-    paths = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
-    paths = [path for path in paths if not path.parent.resolve().is_relative_to(out.resolve())]
+    paths = [path for path in _notebooks(folder) if not path.parent.resolve().is_relative_to(out.resolve())]
     if not paths:
         raise ValueError(f"no notebook (*.ipynb) in {folder}; one folder per learner, or one file per learner")
     library = library_digest()
     return [_submission(path, folder, pristine, library) for path in paths if not _is_chapter(path)]
 
 
-def library_digest() -> str:
-    """Return a digest of checks and grading, which must not change while submissions run."""
-    digest = hashlib.sha256()
-    for path in sorted([*COURSE.rglob("*.py"), *COURSE.rglob("*.cfg")]):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+def _notebooks(folder: Path) -> list[Path]:
+    """Return the notebooks below a folder, without the copies that Jupyter keeps and what macOS puts beside files."""
+    paths = (path for path in folder.rglob("*.ipynb") if not path.name.startswith("._"))
+    return sorted(path for path in paths if not {".ipynb_checkpoints", "__MACOSX"} & set(path.parts))
 
 
 def _is_chapter(path: Path) -> bool:
@@ -94,20 +93,24 @@ def _is_chapter(path: Path) -> bool:
 
 def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], library: str) -> Submission:
     relative = path.relative_to(folder)
-    learner = relative.parts[0] if len(relative.parts) > 1 else path.stem
+    learner = unicodedata.normalize("NFC", relative.parts[0] if len(relative.parts) > 1 else path.stem)
     problem, data, cells = "", b"", []
     try:
         data = _read_inside(path, folder / relative.parts[0] if len(relative.parts) > 1 else folder)
         cells = parse(data)
     except Unreadable as error:
         problem = str(error)
-    name = _exercise_of(path, cells, pristine)
+    names = _exercises_of(path, cells, pristine)
+    name = names[0] if names else ""
     if not name:
         problem = problem or _why_unknown(path, cells, pristine)
     found = overlay(pristine[name], cells) if name else Overlay([])
-    digest = hashlib.sha256(f"{library} {name} {pristine.get(name)} {problem}".encode())
+    if len(names) > 1:
+        others = f"it answers {', '.join(names[1:])} too, which is not graded: hand in a notebook for each"
+        found = replace(found, notes=[others, *found.notes])
+    digest = sha256(f"{library} {name} {pristine.get(name)} {problem}".encode())
     digest.update(data)
-    return Submission(learner, name, _key(relative), digest.hexdigest(), found, problem, data)
+    return Submission(learner, name, _key(relative), digest.hexdigest(), found, problem, data, path)
 
 
 def _read_inside(path: Path, folder: Path) -> bytes:
@@ -124,7 +127,7 @@ def _read_inside(path: Path, folder: Path) -> bytes:
 def _key(relative: Path) -> str:
     """Return a short unique name of a path: its readable characters and a digest."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", str(relative.with_suffix("")))
-    return f"{readable[:80]}-{hashlib.sha256(os.fsencode(relative)).hexdigest()[:16]}"
+    return f"{readable[:80]}-{sha256(os.fsencode(relative)).hexdigest()[:16]}"
 
 
 def _why_unknown(path: Path, cells: list[Cell], pristine: dict[str, list[Cell]]) -> str:
@@ -135,9 +138,8 @@ def _why_unknown(path: Path, cells: list[Cell], pristine: dict[str, list[Cell]])
     return f"it answers none of {', '.join(pristine)}: no answer cell, and another file name"
 
 
-def _exercise_of(path: Path, cells: list[Cell], pristine: dict[str, list[Cell]]) -> str:
+def _exercises_of(path: Path, cells: list[Cell], pristine: dict[str, list[Cell]]) -> list[str]:
+    """Return the exercises that a notebook answers, the one with most answers first."""
     topics = {topic_tags(found).most_common(1)[0][0]: name for name, found in pristine.items() if topic_tags(found)}
-    for topic, _ in topic_tags(cells).most_common():
-        if topic in topics:
-            return topics[topic]
-    return max((name for name in pristine if name in path.stem), key=len, default="")
+    answered = [topics[topic] for topic, _ in topic_tags(cells).most_common() if topic in topics]
+    return answered or sorted((name for name in pristine if name in path.stem), key=len)[-1:]

@@ -2,37 +2,45 @@
 
 In: cells, names.  Out: the values of the names (`protocol.pack`) and the first error.
 The worker is a fresh process in its own session.  Names that were defined before an error are sent too.
+A cell with magics, shell lines or questions is run by IPython's own shell, so that it does what it does in JupyterLab.
 """
 
 import ast
-import contextlib
+import asyncio
+import inspect
 import linecache
 import os
 import sys
 import tempfile
 import traceback
 import types
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
-from dualpipe_course.grading.protocol import encode, pack
+from dualpipe_course.grading import guard
+from dualpipe_course.grading.protocol import encode, pack, seal_calls
+
+ELSEWHERE = ("matplotlib", "pylab", "gui", "pip", "conda", "mamba", "micromamba", "uv")
 
 
 def main(
     channel: "Connection[Any, Any]", cells: list[tuple[str, str]], names: list[str], folders: dict[str, str]
 ) -> None:
     """Run cells (title, source) in the scratch folders; send the values of `names` and the first error."""
-    with contextlib.suppress(PermissionError):  # the fork server's child may lead a session already
+    with suppress(PermissionError):  # the fork server's child may lead a session already
         os.setsid()
     enter(folders)
     module = types.ModuleType("__main__")  # what is defined here travels to the ranks by value, as from a notebook
     sys.modules["__main__"] = module
+    guard.close()
+    seal_calls()
     problem = ""
     for title, source in cells:
         if error := run_cell(title, source, module.__dict__):
             problem = problem or error
     found = {name: pack(module.__dict__[name]) for name in names if name in module.__dict__}
-    channel.send_bytes(encode({"answers": found, "problem": problem[:2000]}))
+    channel.send_bytes(encode({"answers": found, "problem": problem[:2000], "refused": guard.refusals[:5]}))
     channel.close()
 
 
@@ -46,9 +54,10 @@ def enter(folders: dict[str, str]) -> None:
 def run_cell(title: str, source: str, names: dict[str, Any]) -> str:
     """Execute one cell; return its error as text, or an empty string."""
     try:
-        code = compile(_tree(source, title), title, "exec")
         remember(title, source)
-        exec(code, names)  # noqa: S102 - it is what a notebook does
+        coroutine = eval(_compiled(source, title, names), names)  # noqa: S307 - it is what a notebook does
+        if inspect.iscoroutine(coroutine):  # the cell awaits something
+            asyncio.run(coroutine)
     except SystemExit:
         return f"{title} left with sys.exit()"
     except BaseException as error:
@@ -63,18 +72,41 @@ def remember(title: str, source: str) -> None:
     linecache.cache[title] = (len(source), None, source.splitlines(keepends=True), title)
 
 
-def _tree(source: str, title: str) -> ast.Module:
-    """Parse a cell without its magics and shell lines: the worker has no notebook kernel."""
+def _compiled(source: str, title: str, names: dict[str, Any]) -> types.CodeType:
+    """Compile a cell; one that is no Python becomes what IPython makes of it."""
     try:
-        return ast.parse(source, title)
+        return _compile(source, title)
     except SyntaxError:
-        lines = source.splitlines()
-        plain = [_without_magic(line) for line in lines]
-        if plain == lines:
-            raise
-        return ast.parse("\n".join(plain), title)
+        with suppress(ModuleNotFoundError):
+            python = _without_magics(source, names)
+            remember(title, python)
+            return _compile(python, title)
+        raise
 
 
-def _without_magic(line: str) -> str:
-    bare = line.lstrip()
-    return line[: len(line) - len(bare)] + "pass" if bare.startswith(("%", "!")) else line
+def _compile(source: str, title: str) -> types.CodeType:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return cast(types.CodeType, compile(source, title, "exec", flags=flags, dont_inherit=True))
+
+
+def _without_magics(source: str, names: dict[str, Any]) -> str:
+    """Return a cell with calls of IPython's shell in place of magics and shell lines; start that shell with `names`.
+
+    Raises:
+        ModuleNotFoundError: there is no IPython.
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class Shell(InteractiveShell):  # type: ignore[misc]
+        def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
+            """Leave out what needs a notebook's window or another environment."""
+            return None if magic_name in ELSEWHERE else super().run_line_magic(magic_name, line, _stack_depth + 1)
+
+    python = TransformerManager().transform_cell(source)
+    if "get_ipython()" in python:
+        config = Config({"HistoryManager": {"enabled": False}})
+        InteractiveShell.clear_instance()
+        Shell.instance(user_module=sys.modules["__main__"], user_ns=names, config=config)
+    return str(python)

@@ -160,7 +160,8 @@ def _judge_reading(answers: Answers, offset: int, outcome: tuple[bool, Any]) -> 
     why = next((words for words, value in _slips(answers) if abs(value - found) < 1), "")
     if abs(found - offset) > bound + 1:
         raise Wrong(
-            f"{where}: {found:,.1f} within {bound:,.1f} ns, but the other clock was {offset:,} ns ahead"
+            f"{where}: {found:,.1f} within {bound:,.1f} ns, but the other clock was "
+            f"{abs(offset):,} ns {'behind' if offset < 0 else 'ahead'}"
             + (f"; {why}" if why else "; the way there and the way back may take unequal times")
         )
     if bound > least + 1:

@@ -204,5 +204,8 @@ def _deals() -> Iterator[tuple[list[str], Grid, str]]:
     yield ["n-2", "n-1", "n-1", "n-2"], [("tp", 2), ("dp", 2)], "tp"
     yield list("abc"), [("dp", 3)], "dp"
     yield list("aab"), [("dp", 3)], "dp"
+    yield list("aba"), [("dp", 3)], "dp"  # the ends are on one host
+    yield list("ababbaba"), [("dp", 4), ("tp", 2)], "dp"
+    yield list("aabb"), [("pp", 1), ("dp", 4)], "pp"
     yield list("aaaa"), [("dp", 4)], "dp"
     yield list("aaaabbbb") + list("bbbbaaaa"), [("dp", 2), ("cp", 2), ("tp", 4)], "cp"

@@ -3,11 +3,13 @@
 Chapter: book/pp/dualpipe-copies.  Both copies of each stage are judged against one process, messages by the ledger.
 """
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.differences import apart
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function
 
@@ -161,7 +163,11 @@ def _gradient_in_words(off: Off) -> str:
         return f"{off.name} is twice the sum of both directions: this tensor was summed twice"
     if off.slip or off.found is None or off.has_other_shape:
         return in_words(off)
-    return f"{off.name} is not the sum of both directions"
+    both = apart(off.found.flat[off.place], off.expected.flat[off.place])
+    return (
+        f"{off.name} is not the sum of both directions: number {off.place} {both}. Do both mirrors sum the "
+        "same tensors in the same order?"
+    )
 
 
 def _draw(*seed: int, shape: tuple[int, ...]) -> "Tensor":
@@ -194,6 +200,7 @@ def _owned_step(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     alone = {stage: [w.clone() for w in expected[stage]] for stage in numbers_of}  # by one direction
     slow = {stage: [torch.zeros_like(w) for w in expected[stage]] for stage in numbers_of}
     momentum = [torch.zeros_like(w) for w in expected[rank]]
+    given = list(momentum)
     for step in range(STEPS):
         for stage in numbers_of:
             for index, w in enumerate(stages[stage].parameters()):
@@ -209,7 +216,10 @@ def _owned_step(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     words = "moved by this rank's own gradient; the mirror's is missing"
     slips = {_whose(stage, rank): {words: _flat(alone[stage])} for stage in numbers_of}
     own_name = "the momentum of its own stage"
-    return Found({**values, own_name: _flat(momentum)}, {**right, own_name: _flat(speeds[rank])}, slips)
+    replaced = "" if all(map(operator.is_, given, momentum)) else "momentum holds another tensor; update it in place"
+    return Found(
+        {**values, own_name: _flat(momentum)}, {**right, own_name: _flat(speeds[rank])}, slips, changed=replaced
+    )
 
 
 def _whose(stage: int, rank: int) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NUMBERS = ("kept for segments of 3", "peak for segments of 3", "best length")
 EXPECTED = [12, 39, 2]  # 36 blocks of 9 units
 # of the puzzle: what an operation keeps (units) and how long its forward takes (ticks)
+SHOWN = ("OPERATIONS",)  # what an answer may use
 OPERATIONS = {
     "norm 1": (2, 1),
     "qkv": (1, 12),

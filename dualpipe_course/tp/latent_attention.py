@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
+from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.tp.layers import draw
 from dualpipe_course.trial import check_ints, needs_function
@@ -197,7 +198,9 @@ def _remember(rank: int, world_size: int, fn: Callable[..., Any], first: int, nu
     size, features = 3, 4
     gamma, down = draw("gamma", (size,)), draw("down", (num_tokens, size + features))
     cache = down.new_empty(0, size + features)
-    found, expected = {}, {}
+    found: dict[str, Numbers | None] = {}
+    expected, slips = {}, {}
+    again = "it was right before this token and has changed: a row of the cache is normed or rotated already"
     for number in range(num_tokens):
         cache = fn(cache, down[number].clone(), gamma.clone(), first + number)
         angles = rotation(torch.arange(first, first + number + 1), features, 10_000.0, down.dtype)
@@ -208,4 +211,8 @@ def _remember(rank: int, world_size: int, fn: Callable[..., Any], first: int, nu
             name = f"row {row} after {number + 1} token(s)"
             found[name] = Numbers.of(cache[row]) if row < len(cache) else None
             expected[name] = Numbers.of(right[row])
-    return Found(found, expected)
+            if row < number and (before := found[f"row {row} after {number} token(s)"]):
+                slips[name] = {again: found[name]} if before.equals(expected[name], TOLERANCE) else {}
+        name = f"the number of rows after {number + 1} token(s)"
+        found[name], expected[name] = Numbers((), [float(len(cache))]), Numbers((), [float(number + 1)])
+    return Found(found, expected, slips)

@@ -100,7 +100,7 @@ def uneven(fn: Callable[..., Any]) -> str:
         answer = Without(_Tokens(fn, tokens), *layers.LIBRARY)
         size = layers.num_bytes((-(-tokens // num_ranks) * num_ranks, features))
         why = "An all-gather and a reduce-scatter of the padded tokens each way are enough."
-        layers.check_layer(answer, _pair, case, summed="", forward=size, backward=size, because=why)
+        layers.check_layer(answer, _pair, case, summed="", forward=size, backward=size, because=why, hints=_TOKENS)
     return f"outputs and gradients equal one process in {len(UNEVEN)} cases, ranks without tokens included"
 
 
@@ -129,6 +129,10 @@ def bias(fn: Callable[..., Any]) -> str:
         why = "Beside the tokens, the gradient of the bias alone is summed."
         layers.check_layer(fn, _biased, case, summed="dbias", forward=size, backward=back, because=why, hints=_BIAS)
     return f"output and all gradients equal one process in {len(sizes) + 1} cases"
+
+
+_SUMS = ". A rank's product with its part of a matrix is a summand: sum those of all ranks, then keep a rank's tokens"
+_TOKENS = {"y": _SUMS, "dx": _SUMS}
 
 
 class _Tokens:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks, norm_in_words
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import call_each, check_ints, needs_function
 
@@ -168,14 +168,10 @@ def one_norm(fn: Callable[..., Any]) -> str:
             num_ranks,
             fn,
             case=f"{num_ranks} rank(s)",
-            why=_norm_in_words,
+            why=norm_in_words,
             limits=[Limit("bytes", 32 * num_ranks, "{found} bytes sent by all ranks; a square is one number")],
         )
     return "1 to 3 ranks: the norm of the full model, from one number per rank"
-
-
-def _norm_in_words(off: Off) -> str:
-    return off.slip or "it differs from the norm of the full model's gradient"
 
 
 def _with_norm(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words, norm_in_words
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function
 from dualpipe_course.whole.planned import plan_of
@@ -173,7 +173,7 @@ def full_norm(fn: Callable[..., Any]) -> str:
         grid = " x ".join(f"{name} {size}" for name, size in axes)
         case = grid + (", mirrored stages" if holders == 2 else "")
         world = prod(size for _, size in axes)
-        compare_on_ranks(_normed, world, fn, axes, holders, case=case, why=_norm_in_words)
+        compare_on_ranks(_normed, world, fn, axes, holders, case=case, why=norm_in_words)
     return f"{len(cases)} grids, with mirrors and without: every element counts once"
 
 
@@ -293,10 +293,6 @@ def _total(number: int, axes: Axes, here: Mapping[str, int], over: Sequence[str]
     for other in summands[1:]:
         total += other
     return total
-
-
-def _norm_in_words(off: Off) -> str:
-    return off.slip or "it differs from the norm of the full model's gradient"
 
 
 def _normed(rank: int, world_size: int, fn: Callable[..., Any], axes: Axes, holders: int) -> Found:

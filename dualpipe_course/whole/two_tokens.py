@@ -146,12 +146,12 @@ def right_rows(documents: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _layouts() -> list[list[list[int]]]:
-    """Contiguous, zigzag and striped shards of several sizes, and one with pieces of unequal lengths."""
+    """Contiguous, zigzag and striped shards of several sizes, pieces of unequal lengths, and shards out of order."""
     found = [[[0, 1, 2, 3]], [[0, 1, 2], [3, 4, 5]], [[0, 4], [1, 5], [2, 6], [3, 7]]]
     for num_ranks, piece in ((2, 2), (3, 1), (4, 3)):
         starts = [(rank * piece, (2 * num_ranks - 1 - rank) * piece) for rank in range(num_ranks)]
         found.append([[*range(low, low + piece), *range(high, high + piece)] for low, high in starts])
-    found.append([[0, 1, 5, 8], [2, 3, 4], [6, 7]])
+    found += [[[0, 1, 5, 8], [2, 3, 4], [6, 7]], [[1, 0], [2]], [[5, 2, 4], [], [0, 3, 1]]]
     return found
 
 

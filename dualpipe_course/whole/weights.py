@@ -161,7 +161,7 @@ def halves(fn: Callable[..., Any]) -> str:
 
 
 def _cases() -> Iterator[tuple[int, int, int, int, int]]:
-    """Ranks and heads that divide, the smallest first."""
+    """Ranks that divide the query heads, the smallest first; in the last the ranks do not divide the key heads."""
     for num_ranks, num_heads, num_kv_heads, size in (
         (1, 1, 1, 2),
         (1, 4, 2, 3),
@@ -173,6 +173,10 @@ def _cases() -> Iterator[tuple[int, int, int, int, int]]:
         (8, 8, 4, 2),
         (8, 32, 8, 128),
         (16, 32, 8, 128),
+        (2, 12, 3, 1),
+        (3, 12, 2, 4),
+        (4, 20, 5, 2),
+        (6, 30, 10, 3),
     ):
         yield from ((rank, num_ranks, num_heads, num_kv_heads, size) for rank in range(num_ranks))
 

@@ -16,7 +16,7 @@ RIGHT, WRONG, STARTED, STOPPED, MISSING, UNREADABLE = (
 )
 
 MISBEHAVIOURS = {
-    "hang": ("while True:\n    pass\n", STOPPED, "took more than"),
+    "hang": ("import time\nwhile True:\n    time.sleep(1)\n", STOPPED, "took more than"),
     "flood": ("while True:\n    print('x' * 10_000)\n", STOPPED, "printed more than"),
     "memory": ("x = []\nwhile True:\n    x.append(bytearray(50_000_000))\n", STOPPED, "memory"),
     "fork": (

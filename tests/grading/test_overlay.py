@@ -1,16 +1,20 @@
 """What of a submission counts: its answer cells, by tag, and nothing else."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from dualpipe_course.grading import notebook, protocol
+from dualpipe_course.grading import notebook, protocol, submissions
 from dualpipe_course.grading.evaluator import arguments_of
 from dualpipe_course.grading.grader import Graded, Mark
 from dualpipe_course.grading.notebook import Cell, Unreadable, overlay, read
 from dualpipe_course.grading.report import write_csv, write_html
 from dualpipe_course.grading.worker import run_cell
+from dualpipe_lab.launch import payload
 
+ROOT = Path(__file__).parents[2]
 OLD_IMPORT = "from dualpipe_lab import checks as check"
 PRISTINE = [Cell("", "import x"), Cell("answer-a-1", "raise"), Cell("check-a-1", "check.a.one(one)")]
 
@@ -98,8 +102,9 @@ def test_a_function_stays_sealed_in_the_evaluator():
     sealed = protocol.unpack(protocol.pack(lambda: print("run")))
     with pytest.raises(TypeError, match="runs on ranks only"):
         sealed()
-    loads, (data,) = sealed.__reduce__()
-    assert callable(loads(data))
+    opens, (data,) = sealed.__reduce__()
+    assert opens is protocol.open_on_rank  # which guards its process, so it is not called here
+    assert callable(payload.loads(data))
 
 
 @pytest.mark.parametrize("packed", [{}, [], 3, {"plain": {"list": 3}}, {"plain": {"what": []}}, {"function": 3}])
@@ -110,12 +115,103 @@ def test_forged_answers_are_refused(packed):
 
 def test_a_cell_runs_as_in_a_notebook():
     names = {}
-    assert run_cell("cell", "x = 1\n%timeit x\nif x:\n    !ls\ny = 2", names) == ""
+    assert run_cell("cell", "x = 1\n%timeit -n1 -r1 x\nif x:\n    !ls\ny = 2", names) == ""
     assert names["y"] == 2
     assert run_cell("cell", "z = 3\nraise ValueError('no')", names) == "cell, line 2: ValueError: no"
     assert names["z"] == 3
     assert run_cell("cell", "import sys; sys.exit()", names) == "cell left with sys.exit()"
     assert "SyntaxError" in run_cell("cell", "a = = 3", names)
+
+
+R = "bytes_sent = [40, 40, 32]"
+NOTEBOOK_CELLS = {  # each of them defines `bytes_sent` in JupyterLab
+    "time statement": f"%time {R}",
+    "time above": f"%%time\n{R}",
+    "capture": f"%%capture\n{R}",
+    "timeit beside": f"%timeit -n1 -r1 1 + 1\n{R}",
+    "matplotlib": f"%matplotlib inline\n{R}",
+    "pip": f"%pip install torch\n{R}",
+    "shell line": f"!true\n{R}",
+    "shell into a name": f"files = !echo a\nassert files == ['a']\n{R}",
+    "magic into a name": f"here = %pwd\nassert here\n{R}",
+    "help": f"{R}\nlen?",
+    "help first": f"?len\n{R}",
+    "in a block": f"for i in range(1):\n    %time {R}",
+    "in an if": f"if True:\n    !true\n{R}",
+    "bash": f"{R}\n!echo {{bytes_sent[0]}}",
+    "indented": f"    x = 1\n    {R}",
+    "await": f"import asyncio\nawait asyncio.sleep(0)\n{R}",
+    "a name used by a magic": f"x = 3\n%timeit -n1 -r1 x + 1\n{R}",
+    "a failing statement is shown, and the cell goes on or not as in JupyterLab": f"{R}\n%time 1 / 0",
+    "% continues an expression": "x = (7\n  % 5)\nbytes_sent = [40, 40, 16 * x]",
+    "% in a string": f's = """\n%time x\n!ls\n"""\nassert s.strip().startswith("%time"), s\n{R}',
+    "a magic, and % continues an expression": "%precision 3\nx = (7\n  % 5)\nbytes_sent = [40, 40, 16 * x]",
+    "a magic, and a string with !": f'%precision 3\ns = """\n! note\n"""\nassert "! note" in s\n{R}',
+}
+
+
+@pytest.mark.parametrize("label", NOTEBOOK_CELLS)
+def test_a_cell_with_magics_defines_what_it_defines_in_jupyterlab(label, capfd):
+    names = {}
+    told = run_cell("cell", NOTEBOOK_CELLS[label], names)
+    assert names["bytes_sent"] == [40, 40, 32]
+    assert told == ("" if "1 / 0" not in NOTEBOOK_CELLS[label] else "cell, line 2: ZeroDivisionError: division by zero")
+
+
+def test_a_magic_without_ipython_is_a_syntax_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython.core.inputtransformer2", None)
+    assert "SyntaxError" in run_cell("cell", "%time x = 3", {})
+
+
+def saved(cells):
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}).encode()
+
+
+def answering(*names):
+    return [{"cell_type": "code", "source": "x = 1", "metadata": {"tags": [f"answer-{name}"]}} for name in names]
+
+
+def test_submissions_as_learning_systems_hand_them_out(tmp_path):
+    """A byte-order mark, what macOS adds, two topics in a notebook, two forms of one name."""
+    files = {
+        "bom/x.ipynb": b"\xef\xbb\xbf" + saved(answering("ranks-1")),
+        "mac/x.ipynb": saved(answering("ranks-1")),
+        "mac/._x.ipynb": b"\x00\x05\x16\x07",
+        "__MACOSX/mac/x.ipynb": b"\x00\x05\x16\x07",
+        "two/x.ipynb": saved(answering("ranks-1", "ranks-2", "gpipe-1")),
+        "jose\u0301/x.ipynb": saved(answering("ranks-1")),
+    }
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    found = submissions.find(tmp_path, submissions.exercises(ROOT / "exercises"), tmp_path / "out")
+    by_learner = {submission.learner: submission for submission in found}
+    assert sorted(by_learner) == ["bom", "jos\u00e9", "mac", "two"]
+    assert len(found) == 4
+    assert not any(submission.problem for submission in found)
+    assert by_learner["two"].notebook == "ranks-and-messages"
+    assert "it answers gpipe too, which is not graded" in by_learner["two"].overlay.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ("from dualpipe_course.whole.two_tokens import EXPECTED as a", "dualpipe_course.whole.two_tokens"),
+        ("import importlib\na = importlib.import_module('dualpipe_course.whole.two_tokens')", "dualpipe_course.whole"),
+        ("import dualpipe_course", "dualpipe_course"),
+        ("open('/course/solutions/pp/gpipe/gpipe.md')", "solutions"),
+        ("%time a = (root / 'solutions').read_text()", "solutions"),
+        ("from dualpipe_course import check\ncheck.a.hint()  # two solutions", ""),
+        ("from dualpipe_lab import solutions_of", ""),
+    ],
+)
+def test_an_answer_that_names_where_the_answers_are_is_noted(answer, named):
+    notes = overlay(PRISTINE, [PRISTINE[0], Cell("answer-a-1", answer), PRISTINE[2]]).notes
+    assert [note.startswith(f"answer-a-1 names {named}") for note in notes] == [True] * bool(named)
+
+
+def test_a_number_that_is_too_long_is_told():
+    assert "too long" in protocol.pack([10**5_000])["error"]
 
 
 def test_every_check_cell_calls_its_own_check(book):

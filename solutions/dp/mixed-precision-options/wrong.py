@@ -39,7 +39,13 @@ def join(weight, rest):
         "one noise along tp": Bad([("tp_rank if is_cut else 0", "0")], "need their own"),
         "a sum": Bad([("((seed * 2**16 + step) * 2**10 + index)", "(seed + step + index)")], "need their own"),
         "never the largest": Bad([("randint(2**16,", "randint(2**16 - 1,")], "the largest 65,534"),
-        "no seed": Bad([("seed * 2**16", "2**16")], "another seed"),
+        "no seed": Bad([("seed * 2**16", "2**16")], "the noise is that of seed 1"),
+        "bits above 32": Bad([("seed * 2**16 + step", "seed * 2**17 + step")], "seed 2, step 0, parameter 0"),
+        "a sum with factors": Bad(
+            [("((seed * 2**16 + step) * 2**10 + index) * 2**4", "seed * 1_000_003 + step * 10_007 + index * 101")],
+            "need their own",
+        ),
+        "room for eight ranks": Bad([("2**4 + part", "2**3 + part")], "need their own"),
         "other type": Bad([("dtype=torch.int32", "dtype=torch.int64")], "int32 numbers"),
     },
 }
@@ -70,8 +76,9 @@ def join(weight, rest):
         ),
         "a counter": Bad(
             "def noise(size, seed, step, index, dp_rank, tp_rank, is_cut):\n"
-            "    place = seed * 5_000 + (step * 64 + index) * 8 + (tp_rank if is_cut else 0)\n"
-            "    return (torch.arange(size) + place).to(torch.int32) % 2**16",
+            "    place = ((seed * 2**16 + step) * 2**10 + index) * 2**4 + (tp_rank if is_cut else 0)\n"
+            "    i, stride = torch.arange(size), 2 * (place // 2**16) + 1\n"
+            "    return ((place + i * stride + i * i * (place // 2**31)) % 2**16).to(torch.int32)",
             "follow each other by a rule",
         ),
     },

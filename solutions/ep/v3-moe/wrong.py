@@ -70,6 +70,11 @@ def choose(values, k, num_groups, num_kept):
             "train: load",
         ),
         "no call without gradients": Bad([("        if weights.requires_grad:\n    ", "")], "doesn't require gradient"),
+        "weights with the bias": Bad(
+            [("chosen = scores.gather(1, indices)", "chosen = (scores + self.bias).gather(1, indices)")],
+            "the bias helps to choose and is no part of a weight",
+        ),
+        "chosen without the bias": Bad([("scores.detach() + self.bias", "scores.detach()")], "other experts"),
         "once and for all": Bad(
             [("        if weights.requires_grad:", "        if weights.requires_grad and not self.load.any():")],
             "train, train: load",

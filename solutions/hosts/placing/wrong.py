@@ -30,6 +30,13 @@ def apart(hosts, axes, axis):
 """,
             "expected",
         ),
+        "the ends": Bad(
+            """
+def apart(hosts, axes, axis):
+    return [group for group in lab.Topology(axes).groups(axis) if hosts[group[0]] != hosts[group[-1]]]
+""",
+            "hosts a b a, dp: got [], expected [[0, 1, 2]]",
+        ),
         "blocks of ranks": Bad(
             """
 def apart(hosts, axes, axis):

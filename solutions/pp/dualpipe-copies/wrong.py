@@ -20,6 +20,15 @@ TYPICAL = {
         "a momentum of its own": Bad(
             [("momentum[index].mul_(beta)", "momentum[index].clone().mul_(beta)")], "differs from one process"
         ),
+        "a new momentum": Bad(
+            [
+                (
+                    "momentum[index].mul_(beta).add_(w.grad + theirs)",
+                    "momentum[index] = beta * momentum[index] + w.grad + theirs",
+                )
+            ],
+            "update it in place",
+        ),
         "both at once": Bad([("in sorted(stages)", "in stages")], "2 ranks"),
         "everything to everybody": Bad(
             [("                comm.send(w.data, mirror)\n", "                comm.broadcast(w.data.clone(), rank)\n")],

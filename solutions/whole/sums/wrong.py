@@ -52,5 +52,5 @@ CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
     TWO: {"does nothing": Bad("def reduce_gradients(parameters, said, mesh):\n    pass", "gradient 0")},
     THREE: {"no plan": Bad("plan = {}", "is a plan for 1 ranks")},
-    FOUR: {"no message": Bad([("    comm.all_reduce(square)\n", "")], "differs from the norm")},
+    FOUR: {"no message": Bad([("    comm.all_reduce(square)\n", "")], "the norm of the full model: it is 0.71")},
 }

@@ -22,6 +22,16 @@ TYPICAL = {
         "its own tokens too": Bad([(" and owner[after] != rank", "")], "holds position"),
         "round the end": Bad([("after = position + 1", "after = (position + 1) % len(owner)")], "is not needed"),
         "the token before": Bad([("after = position + 1", "after = position - 1")], "is not needed"),
+        "to itself": Bad(
+            [
+                (
+                    "for position in shard:\n            after",
+                    "for next, position in zip([*shard[1:], -1], shard):\n            after",
+                ),
+                ("owner[after] != rank", "after != next"),
+            ],
+            "the message (0, 0, 1) is not needed: rank 0 holds position 1 itself",
+        ),
         "each twice": Bad([("    return messages", "    return messages * 2")], "listed twice"),
     },
     THREE: {

@@ -9,20 +9,16 @@ def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):
     heads = [*queries, *(num_heads + key for key in keys), *(num_heads + num_kv_heads + key for key in keys)]
     return [(head * head_size, head * head_size + head_size) for head in heads]
 """,
-        "two cases, joined runs": """
+        "heads by their numbers, row for row": """
 import torch
 
 def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):
     numbers = torch.arange((num_heads + 2 * num_kv_heads) * head_size).split(head_size)
     q, k, v = numbers[:num_heads], numbers[num_heads:-num_kv_heads], numbers[-num_kv_heads:]
-    if num_ranks > num_kv_heads:
-        copies = num_ranks // num_kv_heads
-        k, v = ([part[rank // copies]] for part in (k, v))
-    else:
-        size = num_kv_heads // num_ranks
-        k, v = (part[rank * size : (rank + 1) * size] for part in (k, v))
     size = num_heads // num_ranks
-    rows = torch.cat([*q[rank * size : (rank + 1) * size], *k, *v]).tolist()
+    mine = range(rank * size, (rank + 1) * size)
+    heads = sorted({head * num_kv_heads // num_heads for head in mine})
+    rows = torch.cat([*(q[head] for head in mine), *(part[head] for part in (k, v) for head in heads)]).tolist()
     return [(row, row + 1) for row in rows]
 """,
     },
