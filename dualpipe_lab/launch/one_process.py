@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab.launch import launcher
-from dualpipe_lab.launch.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +28,7 @@ def same_as_one_process(
     reference: Callable[..., Any] | None = None,
     tolerance: float = FLOAT64,
     **launch_options: Any,
-) -> dict[int, Results]:
+) -> None:
     """Run `fn(rank, world_size, *args)` on several ranks, compare its values with one process, and print the result.
 
     `fn` returns a tensor, a number, or dicts, lists and tuples of them.  A rank returns the whole value, its shard
@@ -44,9 +43,6 @@ def same_as_one_process(
             value is as large.
         launch_options: as for `launch`.
 
-    Returns:
-        What each launch returned, by its number of ranks.
-
     Raises:
         AssertionError: a value differs; the message has its name, the number of ranks, and the usual cause.
         RankError, RankTimeout, TypeError, ValueError: as `launch`.
@@ -57,7 +53,7 @@ def same_as_one_process(
     ...     part = torch.arange(12.0, dtype=torch.float64).chunk(world_size)[rank].sum()
     ...     lab.comm.all_reduce(part)
     ...     return {"sum": part}
-    >>> runs = lab.same_as_one_process(total, ranks=(2, 3))
+    >>> lab.same_as_one_process(total, ranks=(2, 3))
     equal to one process on 2 and 3 ranks: 1 value, largest difference 0
     """
     __tracebackhide__ = True
@@ -70,10 +66,9 @@ def same_as_one_process(
     unit = min(1.0, max(map(_largest, expected.values()), default=0.0))  # 1e-12 of tiny gradients is no proof
     if not expected:
         raise ValueError("one process returns no tensor and no number, so there is nothing to compare; return some")
-    runs, worst = {}, (0.0, "")
+    worst = 0.0, ""
     for num_ranks in sizes:
-        runs[num_ranks] = launcher.launch(fn, num_ranks, *args, **options)
-        found = [dict(_tensors(value, "")) for value in runs[num_ranks]]
+        found = [dict(_tensors(value, "")) for value in launcher.launch(fn, num_ranks, *args, **options)]
         if unknown := next((name for values in found for name in values if name not in expected), None):
             raise AssertionError(f"on {num_ranks} ranks: {_named(unknown)} is not among the values of one process")
         for name, value in expected.items():
@@ -85,7 +80,6 @@ def same_as_one_process(
         f"equal to one process on {counts} rank{'s' * (sizes != [1])}: "
         f"{len(expected)} value{'s' * (len(expected) > 1)}, largest difference {worst[0]:.1g}{where}"
     )
-    return runs
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, "Tensor"]]:
@@ -121,7 +115,7 @@ def _compared(name: str, by_rank: ByRank, expected: "Tensor", num_ranks: int, to
         error = _largest(found, expected)
         if not error <= allowed:
             problem = f"{where} differs from one process by {error:.2g} on {rank}, allowed is {allowed:.0e}"
-            raise AssertionError(f"{problem}: {cause(by_rank, found, expected, num_ranks)}")
+            raise AssertionError(f"{problem}:\n{cause(by_rank, found, expected, num_ranks)}")
         worst = max(worst, error)
     return worst
 

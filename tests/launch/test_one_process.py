@@ -27,22 +27,20 @@ def layer(rank, world_size, mistake):
 
 
 def test_shards_whole_values_and_values_of_some_ranks_are_compared(capsys):
-    runs = lab.same_as_one_process(layer, False, ranks=(2, 3))
-    assert [len(runs[2]), len(runs[3])] == [2, 3]
-    assert runs[2].ledger.count("all_reduce", 0) == 1
+    lab.same_as_one_process(layer, False, ranks=(2, 3))
     told = capsys.readouterr().out
     assert told.startswith("equal to one process on 2 and 3 ranks: 4 values, largest difference ")
 
 
 def test_a_difference_has_its_name_and_its_cause():
     with pytest.raises(
-        AssertionError, match=r"on 2 ranks grads\[0\] differs .* on rank 0, .*: an all-reduce is missing"
+        AssertionError, match=r"on 2 ranks grads\[0\] differs .* on rank 0, .*\n.*: an all-reduce is missing"
     ):
         lab.same_as_one_process(layer, True, ranks=2)
 
 
 def test_a_reference_of_its_own_is_called_here():
-    with pytest.raises(AssertionError, match=r"on 2 ranks the result differs .* 2 times as large"):
+    with pytest.raises(AssertionError, match=r"on 2 ranks the result differs .*\n.* 2 times as large"):
         lab.same_as_one_process(lambda rank, n: WHOLE, ranks=[2], reference=lambda: WHOLE / 2)
     with pytest.raises(AssertionError, match="on 1 ranks a is missing"):
         lab.same_as_one_process(lambda rank, n: {}, ranks=[1], reference=lambda: {"a": WHOLE})
