@@ -111,6 +111,14 @@ def test_shards_of_unequal_size_are_joined_in_the_order_of_the_ranks(dim):
     assert torch.equal(joined, WHOLE)
 
 
+def test_zeros_behind_the_last_shard_are_padding():
+    flat = torch.cat([WHOLE.flatten()[:23], torch.zeros(1, dtype=torch.float64)])
+    ((_, joined),) = wholes(dict(enumerate(flat.chunk(3))), WHOLE.flatten()[:23], "it")
+    assert torch.equal(joined, WHOLE.flatten()[:23])
+    with pytest.raises(AssertionError, match="gather what is sharded otherwise"):
+        wholes(dict(enumerate(WHOLE.flatten().chunk(3))), WHOLE.flatten()[:23], "it")
+
+
 def test_what_is_no_shard_is_refused_with_all_shapes():
     with pytest.raises(
         AssertionError, match=r"\(4, 3\) on rank 0, \(2, 6\) on rank 1.*gather what is sharded otherwise"
