@@ -92,7 +92,7 @@ def numbers(answer: object) -> str:
     hints=(
         "dh = dy @ down is the gradient of g(a) * u. The product rule gives du, and with g' also da.",
         "With s = sigmoid(C a) the derivative of s is C s (1 - s). g(a) = a s is a product: what is its derivative?",
-        "dx = da @ gate + du @ up is this rank's summand: sum it once. For dW flatten batch and tokens into rows.",
+        "dx = da @ gate + du @ up is this rank's partial sum: sum it once. For dW flatten batch and tokens into rows.",
     ),
 )
 def backward(fn: Callable[..., Any]) -> str:
