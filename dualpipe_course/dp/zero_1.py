@@ -18,7 +18,7 @@ from dualpipe_course.trial import check_ints, needs_function, partial_score
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 EXPECTED = (334, 8016, 2672)
 _SLIPS = (
-    {333: "3 shards of 333 hold 999 numbers, and one parameter belongs to nobody", 1002: "this is the whole buffer"},
+    {333: "3 shards of 333 hold 999 numbers, and one parameter belongs to no rank", 1002: "this is the whole buffer"},
     {
         16000: "this is plain data parallelism: 16 bytes for each parameter",
         8000: "4 + 12 / 3 is exact where 3 divides the size; here the buffer has 1,002 numbers, two of them padding",

@@ -107,8 +107,8 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     points=3,
     hints=(
         "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",
-        "So each rank finds a partial sum of the gradient of all tokens, and a slice of one partial sum is no sum. A row "
-        "of dW is a sum over all tokens: whose tokens does the backward have?",
+        "So each rank finds a partial sum of the gradient of all tokens, and a slice of one partial sum is no sum. A "
+        "row of dW is a sum over all tokens: whose tokens does the backward have?",
         "grad belongs to all tokens. dW needs the input of all tokens, and the backward may gather it; dx is a sum "
         "over the ranks, of which each wants its own tokens.",
     ),

@@ -59,7 +59,7 @@ ONE_MESSAGE = (
 )
 _TOO_EARLY = {
     "dscale": ". dx is right, so f stands too early: scale is used before it",
-    "dweight": ". Every rank has other rows: their gradients belong to nobody else",
+    "dweight": ". Every rank has other rows: their gradients belong to this rank alone",
 }
 
 

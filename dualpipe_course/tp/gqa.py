@@ -112,7 +112,7 @@ def heads(fn: Callable[..., Any]) -> str:
     minutes=12,
     points=3,
     hints=(
-        "x was read three times on every rank: add the three parts of dx at home, then sum once over all ranks.",
+        "x was read three times on every rank: add the three parts of dx locally, then sum once over all ranks.",
         "d_keys has what this rank's query heads contribute; others read the same KV head on the ranks of `copies`.",
         "dk = d_keys.T @ x is linear in d_keys: sum dk and dv over `copies`. dx needs nothing more than its sum.",
     ),

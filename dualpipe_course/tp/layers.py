@@ -83,7 +83,7 @@ def check_layer(
             lacks = "return a tensor" if off.name == "y" else "no gradient has arrived there"
             return f"{off.name} is missing; {lacks}"
         if off.name == summed and off.are_summands:
-            return f"each rank has its own partial sum of {off.name}; their sum is right, and nobody has it"
+            return f"each rank has its own partial sum of {off.name}; their sum is right, and no rank has it"
         return in_words(off) + (hints.get(off.name, "") if off.difference else "")
 
     compare_on_ranks(

@@ -38,7 +38,7 @@ _SLIPS = (
         384: "those are the bytes of dx; an all-reduce sends 2 (t - 1) / t of them",
         288: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
         1440: "that sums the middle; it stays cut, and dx has 16 numbers for each token",
-        1152: "both branches add their parts at home before anything is sent",
+        1152: "both branches add their parts locally before anything is sent",
         0: "x was read by all ranks: its gradient is summed",
     },
     {

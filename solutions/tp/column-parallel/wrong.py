@@ -80,7 +80,7 @@ def column_linear(*tensors):
         "each by itself": Bad(
             [("copy_to_ranks(x * scale)", "copy_to_ranks(x) * copy_to_ranks(scale)")], "One sum is enough"
         ),
-        "the weight": Bad([("scale), weight)", "scale), copy_to_ranks(weight))")], "belong to nobody else"),
+        "the weight": Bad([("scale), weight)", "scale), copy_to_ranks(weight))")], "belong to this rank alone"),
     },
 }
 
