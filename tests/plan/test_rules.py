@@ -23,7 +23,7 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
         {"dp": 2, "tp": 3},
         replace(LLAMA, num_heads=6, num_kv_heads=2, head_size=8),
         None,
-        "key heads must divide among the ranks, or ranks among key heads, got 2 heads on 3 ranks",
+        "KV heads must divide among the ranks, or ranks among KV heads, got 2 heads on 3 ranks",
         "dp 3 x tp 2 = 6 ranks",
     ),
     ({"ep": 2}, LLAMA, None, "ep shards experts, and this model has none, got ep 2", "dp 2 = 2 ranks"),

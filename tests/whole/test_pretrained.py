@@ -67,7 +67,7 @@ def test_a_folder_of_transformers_gives_its_logits_loss_and_gradients(folders, k
 
 
 TRAINED = {  # axes, schedule, microbatches
-    "tp 4, more ranks than key heads": ({"tp": 4}, "gpipe", 2),
+    "tp 4, more ranks than KV heads": ({"tp": 4}, "gpipe", 2),
     "dp 2 x tp 2": ({"dp": 2, "tp": 2}, "gpipe", 2),
     "cp 2": ({"cp": 2}, "gpipe", 2),
     "pp 2 x cp 2 x tp 2": ({"pp": 2, "cp": 2, "tp": 2}, "1f1b", 4),

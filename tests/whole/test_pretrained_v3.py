@@ -146,7 +146,7 @@ REFUSED = {
     "another selection": ({"topk_method": "greedy"}, "topk_method='greedy'"),
     "other scores": ({"scoring_func": "softmax"}, "scoring_func='softmax'"),
     "a tied table": ({"tie_word_embeddings": True}, "tie_word_embeddings=True"),
-    "key heads": ({"num_key_value_heads": 2}, "every head has its own keys"),
+    "KV heads": ({"num_key_value_heads": 2}, "every head has its own keys"),
     "a size missing": ({"kv_lora_rank": None}, "needs kv_lora_rank as a whole number, got None"),
     "groups that do not divide": ({"n_group": 3}, "groups divide the experts"),
     "odd positions": ({"qk_rope_head_dim": 3}, "use an even one"),
