@@ -107,7 +107,7 @@ def tree_all_reduce(fn: Callable[..., Any]) -> str:
 
 @exercise(
     "ranks-3",
-    "The exchange that stands still",
+    "An exchange that hangs",
     "find the bug",
     minutes=15,
     points=2,

@@ -82,7 +82,7 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "row_parallel-2",
-    "A bias that is dealt out",
+    "A sharded bias",
     "implement",
     minutes=15,
     points=3,
@@ -93,7 +93,7 @@ def numbers(answer: object) -> str:
     ),
 )
 def layer(fn: Callable[..., Any]) -> str:
-    """Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a bias that is dealt out."""
+    """Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a sharded bias."""
     needs_function(fn)
     for num_ranks, shape, inputs in DEALT:
         outputs = shape[-1]
@@ -107,7 +107,7 @@ def layer(fn: Callable[..., Any]) -> str:
 
 @exercise(
     "row_parallel-3",
-    "Everybody's bias",
+    "A bias on every rank",
     "find the bug",
     minutes=6,
     points=2,
