@@ -10,6 +10,7 @@ from .launch.cluster.environment import cluster as cluster
 from .launch.cluster.emulated_hosts import emulated_hosts as emulated_hosts
 from .launch.accelerator import nccl_ready as nccl_ready
 from .launch.compare import compare_backends as compare_backends
+from .launch.one_process import same_as_one_process as same_as_one_process
 
 # Inside a rank: messages, time, places
 from . import comm as comm

@@ -38,7 +38,7 @@ _SLIPS = (
         2048: "a block visits the other three ranks and needs no fourth hop",
         768: "keys travel, and values too",
         512: "that is one hop; a rank passes on three blocks",
-        3072: "there are 2 key heads; queries stay at home",
+        3072: "there are 2 KV heads; queries stay at home",
     },
     {
         1536: "gradients travel as well",

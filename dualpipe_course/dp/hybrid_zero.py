@@ -134,7 +134,7 @@ def plan(stage: object, shard_ranks: object, num_microbatches: object) -> str:
 
     shard_ranks, num_microbatches = plain(shard_ranks), plain(num_microbatches)
     if stage is ... or shard_ranks is ... or num_microbatches is ...:
-        raise Wrong("not answered yet: put your plan in place of the dots")
+        raise Wrong("not answered yet: put your plan where the dots are")
     if type(stage) is not str or stage not in STAGES:
         raise Wrong(f"a stage is one of {', '.join(STAGES)}")
     if type(shard_ranks) is not int or shard_ranks < 1 or RANKS % shard_ranks:

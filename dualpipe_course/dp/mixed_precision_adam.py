@@ -57,7 +57,7 @@ def numbers(answer: object) -> str:
                 256: "after the first overflow, three good steps in a row double the scale",
                 2048: "the first two good steps do not count with those after the overflow",
             },
-            {9: "an overflow is a step that nobody makes", 5: "only the two overflows are skipped"},
+            {9: "an overflow is a step that no rank makes", 5: "only the two overflows are skipped"},
             {
                 16: "that is a rank without shards; masters and moments are divided by 4",
                 4: "only masters and moments are sharded; weights and gradients stay whole",

@@ -18,7 +18,7 @@ from dualpipe_course.trial import check_ints, needs_function, partial_score
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 EXPECTED = (334, 8016, 2672)
 _SLIPS = (
-    {333: "3 shards of 333 hold 999 numbers, and one parameter belongs to nobody", 1002: "this is the whole buffer"},
+    {333: "3 shards of 333 hold 999 numbers, and one parameter belongs to no rank", 1002: "this is the whole buffer"},
     {
         16000: "this is plain data parallelism: 16 bytes for each parameter",
         8000: "4 + 12 / 3 is exact where 3 divides the size; here the buffer has 1,002 numbers, two of them padding",
@@ -252,7 +252,7 @@ def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Fou
     size = -(-numel // world_size)
     flat = torch.tensor([float(_element(index)) for index in range(numel)], dtype=torch.float64)
     unfinished = torch.tensor([not rank * size <= index < (rank + 1) * size for index in range(numel)])
-    flat[unfinished] /= rank + 2  # the others' shards hold some summands only
+    flat[unfinished] /= rank + 2  # the others' shards hold some partial sums only
     found = fn(flat)
     if type(found) not in (int, float):
         return Found({}, refused=f"returned a {type(found).__name__}, not a number; write float(...) around it")

@@ -22,7 +22,7 @@ NAMES = ("pair", "waiting", "split backward", "bytes")
 EXPECTED = (168, 48, 83, 12288)
 _SLIPS = (
     {120: "that is the work; the ranks wait for the rows too", 148: "C and D travel in the backward too"},
-    {24: "two journeys forward and two back", 36: "there are four layers"},
+    {24: "two all-to-alls forward and two back", 36: "there are four layers"},
     {
         104: "that is the serial backward: M_W and A_W can run while rows travel",
         80: "the first C_B has nothing to hide behind",
@@ -59,17 +59,17 @@ def hint(exercise: int | None = None) -> None:
     minutes=10,
     points=1,
     hints=(
-        "Forward: 2 pieces of work and 2 journeys per layer. Backward: 4 and 2.",
-        "If M_W runs while D_B travels and A_W while the next C_B does, one journey is left: which?",
+        "Forward: 2 pieces of work and 2 all-to-alls per layer. Backward: 4 and 2.",
+        "If M_W runs while D_B travels and A_W while the next C_B does, one all-to-all is left: which?",
         "One all-to-all of a rank: 3 of 4 parts of 16 * 2 rows of 8 numbers of 4 bytes. How many per layer?",
     ),
 )
 def numbers(answer: object) -> str:
     """Predict times and bytes of a pair of four layers."""
     general = (
-        "per layer 6 pieces of work and 4 journeys",
+        "per layer 6 pieces of work and 4 all-to-alls",
         "what the pair takes beyond its work",
-        "4 pieces of work per layer, and the journey that nothing hides",
+        "4 pieces of work per layer, and the all-to-all that nothing hides",
         "4 layers, 4 all-to-alls in each, (e - 1) / e of T k rows each",
     )
     check_ints(answer, NAMES, EXPECTED, _SLIPS, general)

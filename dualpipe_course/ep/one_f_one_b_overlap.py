@@ -38,8 +38,8 @@ _SLIPS = (
     },
     {
         121: "that is the split pair; unsplit, D_B leaves only after M_W, and M_F alone hides it",
-        131: "the first wait is counted already: each layer has two journeys that stick out by 1 tick",
-        125: "two journeys of each layer stick out, D_B and C_B",
+        131: "the first wait is counted already: each layer has two all-to-alls that stick out by 1 tick",
+        125: "two all-to-alls of each layer stick out, D_B and C_B",
     },
     {
         120: "communication is longer than work now",
@@ -65,15 +65,15 @@ def hint(exercise: int | None = None) -> None:
     minutes=10,
     points=1,
     hints=(
-        "Per layer there are 6 pieces of work of 4 ticks and 4 journeys of 5.",
+        "Per layer there are 6 pieces of work of 4 ticks and 4 all-to-alls of 5.",
         "Overlapped, look at the longer sum, then at what happens before the first M_B can start.",
-        "Unsplit, two journeys of every layer have one piece of work to hide behind: 4 ticks of 5.",
+        "Unsplit, two all-to-alls of every layer have one piece of work to hide behind: 4 ticks of 5.",
     ),
 )
 def numbers(answer: object) -> str:
     """Predict how long a pair takes in four settings."""
     general = (
-        "5 layers, 6 pieces of work and 4 journeys in each, one after the other",
+        "5 layers, 6 pieces of work and 4 all-to-alls in each, one after the other",
         "the longer of the two sums, and what the beginning adds",
         "per layer the 6 pieces of work, and what sticks out of D_B and C_B",
         "the longer of the two sums, and what the beginning adds",

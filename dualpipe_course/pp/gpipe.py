@@ -130,7 +130,7 @@ def recompute_step(fn: Callable[..., Any]) -> str:
     points=2,
     hints=(
         "From its F on rank 0 to the end of its B there, a microbatch takes 4 + 8 ticks if it never waits. With room "
-        "for 3, how many such journeys follow one another?",
+        "for 3, how many such hops follow one another?",
         "Which is more urgent on rank 1, a backward that makes room on rank 0 or a forward that fills the ranks below?",
         "Let every rank run a backward as soon as its gradient is there, and a forward only where none is. Rank 1 "
         "begins 1F0 1F1 1F2 1B0 1B1 1F3.",

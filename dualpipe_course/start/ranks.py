@@ -107,7 +107,7 @@ def tree_all_reduce(fn: Callable[..., Any]) -> str:
 
 @exercise(
     "ranks-3",
-    "The exchange that stands still",
+    "An exchange that hangs",
     "find the bug",
     minutes=15,
     points=2,
@@ -135,7 +135,7 @@ def exchange(fn: Callable[..., Any]) -> str:
         sent = [sum(results.ledger.sent(name, rank) for name in SENDS) for rank in range(world_size)]
         if set(sent) != {2 * 8}:
             raise Wrong(f"{case}: the ranks sent {sent} bytes; two elements of 8 bytes each are enough")
-    return "2 to 5 ranks, two elements each, and nobody waits in a circle"
+    return "2 to 5 ranks, two elements each, and no ranks wait in a circle"
 
 
 def check_messages_only(results: Results, case: str) -> None:
@@ -155,7 +155,7 @@ def all_waited_for() -> None:
 
     if open_works := rank_context().in_flight:
         raise RuntimeError(
-            f"{len(open_works)} message(s) that nobody has waited for: until its wait() a message's tensor may neither "
+            f"{len(open_works)} message(s) without a wait(): until its wait() a message's tensor may neither "
             "be read nor changed"
         )
 

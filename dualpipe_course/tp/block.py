@@ -107,7 +107,7 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     points=3,
     hints=(
         "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",
-        "So each rank finds a summand of the gradient of all tokens, and the slice of one summand is not a sum. And a "
+        "So each rank finds a partial sum of the gradient of all tokens, and a slice of one partial sum is no sum. A "
         "row of dW is a sum over all tokens: whose tokens does the backward have?",
         "grad belongs to all tokens. dW needs the input of all tokens, and the backward may gather it; dx is a sum "
         "over the ranks, of which each wants its own tokens.",
@@ -147,7 +147,7 @@ CASES = {  # norms of heads, sequence parallelism
 
 _NORMS = ("attention_norm.weight", "mlp_norm.weight", "norm.weight")
 _REPLACED = "is the tensor that it was, and grads has another; the optimizer reads the old one"
-_SUMMAND = "is still a summand: this rank used the weight for its own tokens or heads"
+_SUMMAND = "is still a partial sum: this rank used the weight for its own tokens or heads"
 _COMPLETE = "was complete, and is not any more"
 
 
@@ -196,7 +196,7 @@ def _judge(results: Sequence[Found], case: str) -> None:
         raise Wrong(f"{case}: {messages} messages per rank; {'one is' if size else 'none are'} enough")
     needed, sent = 2 * (num_ranks - 1) * size, sum(int(found.costs["sent"]) for found in results)
     if sent != needed:
-        raise Wrong(f"{case}: the ranks sent {sent:,} bytes in all; an all-reduce of the summands sends {needed:,}")
+        raise Wrong(f"{case}: the ranks sent {sent:,} bytes in all; an all-reduce of the partial sums sends {needed:,}")
 
 
 def _gradient_in_words(off: Off) -> str:
@@ -204,7 +204,7 @@ def _gradient_in_words(off: Off) -> str:
     if off.slip:
         return where + off.slip
     if num_ranks > 1 and off.ratio is not None and abs(off.ratio * num_ranks - 1) < TOLERANCE:
-        return where + "is a mean of the ranks' summands; one process adds them up"
+        return where + "is a mean of the ranks' partial sums; one process adds them up"
     return where + "differs from one process"
 
 

@@ -28,7 +28,7 @@ _SLIPS = (
     {
         216: "that is the all-gather of y, which this layer leaves out",
         288: "the sum of dx is a matter of the backward",
-        432: "y_r is a slice of y, not a summand: there is nothing to sum",
+        432: "y_r is a slice of y, not a partial sum: there is nothing to sum",
     },
     {
         432: "that sums dy; dx has 8 numbers for each token, whatever the outputs are",
@@ -59,7 +59,7 @@ ONE_MESSAGE = (
 )
 _TOO_EARLY = {
     "dscale": ". dx is right, so f stands too early: scale is used before it",
-    "dweight": ". Every rank has other rows: their gradients belong to nobody else",
+    "dweight": ". Every rank has other rows: their gradients belong to this rank alone",
 }
 
 
@@ -100,7 +100,7 @@ def numbers(answer: object) -> str:
     points=3,
     hints=(
         "The forward is a linear with this rank's rows for each input. Only dx and dz need a message.",
-        "Give the two products what CopyBoth.apply(x, z) returns. Its backward gets this rank's summands of both.",
+        "Give the two products what CopyBoth.apply(x, z) returns. Its backward gets this rank's partial sums of both.",
         "One flat tensor, torch.cat([dx.flatten(), dz.flatten()]), one comm.all_reduce, and split it again.",
     ),
 )

@@ -48,7 +48,7 @@ def numbers(answer: object) -> str:
             16_777_216: "that is the tensor; an all-reduce sends 2 (t - 1) / t of it",
             58_720_256: "a number in bf16 has 2 bytes",
         },
-        {29_360_128: "every rank has the gradient of x already, and adds up its own rows at home"},
+        {29_360_128: "every rank has the gradient of x already, and adds up its own rows locally"},
         {
             6_283: "that is a full part; seven of them leave less for the last",
             6_282: "50,257 / 8 is rounded up for the first seven ranks",

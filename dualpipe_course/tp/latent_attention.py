@@ -101,7 +101,7 @@ def numbers(answer: object) -> str:
         "the latent of keys and values, and the key position",
         "2 heads of 12 + 10 rows, 28 columns",
         "3/2 of 6 tokens of 24 + 28 + 4 numbers of 4 bytes",
-        "8 heads of 16 + 16 numbers in place of 28 + 4",
+        "8 heads of 16 + 16 numbers instead of 28 + 4",
     )
     check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
     return "32 numbers cached, 1,232 held, 2,016 bytes in a backward, a ring passes on 8 times fewer numbers"

@@ -23,10 +23,10 @@ _SLIPS = (
     {
         2_048: "those are the bytes of the weight; an all-reduce sends 2 (t - 1) / t of them",
         1_536: "that is the reduce-scatter alone; the finished sums are gathered too",
-        196_608: "the sum over this rank's tokens is done at home; 512 numbers travel, not 512 for each token",
+        196_608: "the sum over this rank's tokens is local; 512 numbers are sent, not 512 for each token",
     },
     {
-        1_597_440: "a gradient that stays partial goes on growing at home; it is summed once, not per microbatch",
+        1_597_440: "a gradient that stays partial goes on growing locally; it is summed once, not per microbatch",
         3_072: "that is one norm",
         24_576: "that is one norm, summed after each microbatch",
     },
@@ -87,7 +87,7 @@ def numbers(answer: object) -> str:
     hints=(
         "This rank's squares add up to one number per token. Sum it over the ranks before you divide by hidden_size.",
         "dx is (gamma dy - normal * mean) / root. Over which features does that mean of gamma dy normal run?",
-        "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma needs nobody.",
+        "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma needs no message.",
     ),
 )
 def cut_norm(function: Any) -> str:

@@ -36,7 +36,7 @@ _SLIPS = (
         864: "that sums the gradient of the middle; each rank needs its own slice alone",
         576: "one sum backward: that of the first layer's dx",
     },
-    {1: "every one of the 4 summands contains the bias, and the sum contains it as often"},
+    {1: "every one of the 4 partial sums contains the bias, and the sum contains it as often"},
 )
 # ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
 SIZES = (
@@ -65,7 +65,7 @@ def hint(exercise: int | None = None) -> None:
     hints=(
         "A quarter of 24 is 6. The first weight has 6 rows of 8 here, the second 8 rows of 6.",
         "The middle never travels. Each direction sums 6 tokens of 8 numbers, 2 (t - 1) / t of their bytes per rank.",
-        "If each of the 4 summands contains b, what does their sum contain?",
+        "If each of the 4 partial sums contains b, what does their sum contain?",
     ),
 )
 def numbers(answer: object) -> str:
@@ -74,7 +74,7 @@ def numbers(answer: object) -> str:
         "6 rows of 8 and 6 biases of the first layer; 8 rows of 6 and 8 biases of the second",
         "2 (t - 1) / t of the bytes of y, which is 6 by 8",
         "2 (t - 1) / t of the bytes of dx, which is 6 by 8",
-        "as many as there are summands",
+        "as many as there are partial sums",
     )
     check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
     return "110 numbers held, 288 bytes forward, 288 backward, a careless bias counts 4 times"
@@ -82,18 +82,18 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "row_parallel-2",
-    "A bias that is dealt out",
+    "A sharded bias",
     "implement",
     minutes=15,
     points=3,
     hints=(
-        "linear(x, weight), without the bias, is this rank's summand of every output. Who may add which bias?",
-        "A number that one rank alone adds to its summand is in the sum once. The others' biases need no message.",
+        "linear(x, weight), without the bias, is this rank's partial sum of every output. Who may add which bias?",
+        "A number that one rank alone adds to its partial sum is in the sum once. The others' biases need no message.",
         "pad(bias, (first, outputs - first - len(bias))) has zeros elsewhere. The backward of g returns grad as it is.",
     ),
 )
 def layer(fn: Callable[..., Any]) -> str:
-    """Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a bias that is dealt out."""
+    """Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a sharded bias."""
     needs_function(fn)
     for num_ranks, shape, inputs in DEALT:
         outputs = shape[-1]
@@ -107,7 +107,7 @@ def layer(fn: Callable[..., Any]) -> str:
 
 @exercise(
     "row_parallel-3",
-    "Everybody's bias",
+    "A bias on every rank",
     "find the bug",
     minutes=6,
     points=2,

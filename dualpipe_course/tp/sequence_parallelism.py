@@ -42,7 +42,7 @@ _SLIPS = (
     },
 )
 _BIAS = {
-    "dbias": ". A rank adds the bias to its own tokens, and so it finds the summand of these tokens",
+    "dbias": ". A rank adds the bias to its own tokens, and so it finds the partial sum of these tokens",
     "y": ". The bias belongs to every token once",
 }
 # ranks, tokens, features, width of the middle: among them ranks without tokens

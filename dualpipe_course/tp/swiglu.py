@@ -38,7 +38,7 @@ _SLIPS = (
         384: "those are the bytes of dx; an all-reduce sends 2 (t - 1) / t of them",
         288: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
         1440: "that sums the middle; it stays cut, and dx has 16 numbers for each token",
-        1152: "both branches add their parts at home before anything is sent",
+        1152: "both branches add their parts locally before anything is sent",
         0: "x was read by all ranks: its gradient is summed",
     },
     {
@@ -92,7 +92,7 @@ def numbers(answer: object) -> str:
     hints=(
         "dh = dy @ down is the gradient of g(a) * u. The product rule gives du, and with g' also da.",
         "With s = sigmoid(C a) the derivative of s is C s (1 - s). g(a) = a s is a product: what is its derivative?",
-        "dx = da @ gate + du @ up is this rank's summand: sum it once. For dW flatten batch and tokens into rows.",
+        "dx = da @ gate + du @ up is this rank's partial sum: sum it once. For dW flatten batch and tokens into rows.",
     ),
 )
 def backward(fn: Callable[..., Any]) -> str:

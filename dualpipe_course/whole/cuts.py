@@ -83,7 +83,7 @@ def shares(answer: object) -> str:
     points=3,
     hints=(
         "Three loops over the divisors of num_ranks; the fourth size follows.",
-        "Key heads: either each rank gets several, or several ranks share one. (3 key heads on 2 ranks are neither.)",
+        "KV heads: either each rank gets several, or several ranks share one. (3 KV heads on 2 ranks are neither.)",
         "The fullest stage has -(-num_layers // pp) layers, which is num_layers / pp rounded up.",
     ),
 )
@@ -202,7 +202,7 @@ def problem_of(sizes: Sequence[int], case: tuple[int, ...]) -> str | None:
 def _sizes_fault(case: tuple[int, ...], is_fine: bool, value: Any) -> str | None:
     num_ranks, num_layers, num_heads, num_kv_heads, length, batch, room = case
     words = (
-        f"{num_ranks} ranks, {num_layers} layers, {num_heads} heads, {num_kv_heads} key heads, {length} tokens, "
+        f"{num_ranks} ranks, {num_layers} layers, {num_heads} heads, {num_kv_heads} KV heads, {length} tokens, "
         f"{batch} sequences, room for {room}"
     )
     if not is_fine:

@@ -116,7 +116,7 @@ class KeptUnits(FullySharded):
 
 
 class KeyCopiesApart(TensorParallel):
-    """The gradients of a key head's copies are not summed; each copy sees its rank's query heads alone."""
+    """The gradients of a KV head's copies are not summed; each copy sees its rank's query heads alone."""
 
     def sum_gradients(self) -> None:
         """Left out."""
@@ -261,7 +261,7 @@ DEFECTS = (
     _defect(
         KeyCopiesApart,
         {NORM, CURVE, COPIES, BYTES, TIME},
-        "BigCode's Megatron-LM, 2023, with one key head on several tensor parallel ranks: the validation loss after\n"
+        "BigCode's Megatron-LM, 2023, with one KV head on several tensor parallel ranks: the validation loss after\n"
         "5,000 steps was 3.74, and 2.64 when the gradients were summed.",
         "bigcode-project/Megatron-LM/pull/37",
     ),

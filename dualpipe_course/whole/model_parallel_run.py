@@ -18,17 +18,17 @@ V3 = models.V3MoEConfig(
 
 
 class TensorParallel(TrainingRun):
-    """Two ranks that share each layer, with one key head, of which both hold a copy."""
+    """Two ranks that share each layer, with one KV head, of which both hold a copy."""
 
     topology, data_axes = Topology([("tp", 2)]), ()
 
     def make_model(self) -> nn.Module:
-        """A model whose ranks share one key head."""
+        """A model whose ranks share one KV head."""
         config = replace(LLAMA, num_kv_heads=1)
         return models.Llama(config, self.mesh, coalesce=True, dtype=torch.float64)
 
     def sum_gradients(self) -> None:
-        """Sum what each rank knows in part: the gradients of the key head."""
+        """Sum what each rank knows in part: the gradients of the KV head."""
         tp.sum_partial_gradients(self.model)
 
     def norm(self) -> float:

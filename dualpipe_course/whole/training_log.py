@@ -120,7 +120,7 @@ def beside(sound: Log, suspect: Log, steps: int = 4) -> str:
                           sound   suspect
     loss                 2.0000    2.0000
     gradient norm        3.0000    3.0000
-    summand of rank 0    2.0000    2.0000
+    sum of rank 0        2.0000    2.0000
     bytes sent, step 1        8         8
     ms, step 1            5.000     5.000
     """
@@ -132,7 +132,7 @@ def beside(sound: Log, suspect: Log, steps: int = 4) -> str:
         "norm of the experts": [log.expert_norms for log, _ in pairs],
     }
     for rank in range(len(sound.ranks)):
-        curves[f"summand of rank {rank}"] = [summands[rank] for _, summands in pairs]
+        curves[f"sum of rank {rank}"] = [summands[rank] for _, summands in pairs]
     for name, (mine, theirs) in curves.items():
         if mine:
             rows.append((name, [_digits(x) for x in mine[:steps]], [_digits(x) for x in theirs[:steps]]))

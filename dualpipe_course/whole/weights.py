@@ -21,9 +21,9 @@ EXPECTED = (256, 524_288, 2048, 3_145_728, 4_194_304)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         320: "an eighth of 512 rows is half a head; two ranks read the same whole head",
-        640: "there are only 512 rows: 4 key heads, each of which two ranks read",
-        128: "neighbours share a key head: ranks 0 and 1 have head 0",
-        2: "that is the key head; each has 128 rows",
+        640: "there are only 512 rows: 4 KV heads, each of which two ranks read",
+        128: "neighbours share a KV head: ranks 0 and 1 have head 0",
+        2: "that is the KV head; each has 128 rows",
     },
     {
         262_144: "half a head; a rank reads 128 rows",
@@ -41,20 +41,20 @@ _SLIPS: tuple[dict[int, str], ...] = (
         6_291_456: "a number in bf16 has 2 bytes",
     },
     {
-        2_097_152: "that is the tensor once; every key head is read by two ranks",
+        2_097_152: "that is the tensor once; every KV head is read by two ranks",
         8_388_608: "8 ranks read one head each, and a whole tensor has 4",
     },
 )
 _GENERAL = (
-    "which key head belongs to rank 5, if ranks 0 and 1 share head 0?",
+    "which KV head belongs to rank 5, if ranks 0 and 1 share head 0?",
     "one head: 128 rows of 2,048 numbers of 2 bytes",
     "a piece of every row, and a row for every output",
     "2,048 rows, an eighth of 6,144 columns, 2 bytes",
     "eight ranks, each with the bytes of question 2",
 )
-SIZES = (("two key heads", 4, 2, 8), ("as many key heads as query heads", 3, 3, 4), ("one key head", 2, 1, 6))
+SIZES = (("two KV heads", 4, 2, 8), ("as many KV heads as query heads", 3, 3, 4), ("one KV head", 2, 1, 6))
 _TRANSPOSED = "the numbers are those of the transposed matrix"
-_IN_ORDER = "these rows are cut as if all query heads came first, then all key heads, then all value heads"
+_IN_ORDER = "these rows are cut as if all query heads came first, then all KV heads, then all value heads"
 _SWAPPED = "gate and up are exchanged"
 
 
@@ -70,13 +70,13 @@ def hint(exercise: int | None = None) -> None:
     minutes=8,
     points=1,
     hints=(
-        "Four key heads for eight ranks: ranks 0 and 1 read head 0, ranks 2 and 3 read head 1.",
+        "Four KV heads for eight ranks: ranks 0 and 1 read head 0, ranks 2 and 3 read head 1.",
         "A matrix in a file has a row per output and a column per input. down_proj has 2,048 outputs.",
-        "Every rank reads one whole key head, also where another rank reads the same one.",
+        "Every rank reads one whole KV head, also where another rank reads the same one.",
     ),
 )
 def numbers(answer: object) -> str:
-    """Predict rows, bytes and places that one rank of eight reads of a layer with four key heads."""
+    """Predict rows, bytes and places that one rank of eight reads of a layer with four KV heads."""
     check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
     return "from row 256; 524,288 bytes of keys; 3,145,728 bytes in 2,048 places; 4,194,304 bytes by all ranks"
 
@@ -88,8 +88,8 @@ def numbers(answer: object) -> str:
     minutes=15,
     points=3,
     hints=(
-        "Query heads are shared out first: size = num_heads // num_ranks of them for each rank, neighbours together.",
-        "The rank reads the key heads of its query heads: from queries[0] // group to queries[-1] // group.",
+        "Query heads are split first: size = num_heads // num_ranks of them for each rank, neighbours together.",
+        "The rank reads the KV heads of its query heads: from queries[0] // group to queries[-1] // group.",
         "Keys begin at row num_heads * head_size of the tensor, values another num_kv_heads * head_size later.",
     ),
 )
@@ -99,11 +99,11 @@ def fused(fn: Callable[..., Any]) -> str:
     cases = list(_cases())
     for case, (is_fine, found) in zip(cases, call_each(fn, cases), strict=True):
         rank, num_ranks, num_heads, num_kv_heads, head_size = case
-        where = f"rank {rank} of {num_ranks}, {num_heads} query and {num_kv_heads} key head(s) of {head_size} rows"
+        where = f"rank {rank} of {num_ranks}, {num_heads} query and {num_kv_heads} KV head(s) of {head_size} rows"
         if not is_fine:
             raise Wrong(ended(where, found))
         _judge_rows(where, plain(found), *case)
-    return f"rows of queries, keys and values are right in {len(cases)} cases, shared key heads included"
+    return f"rows of queries, keys and values are right in {len(cases)} cases, shared KV heads included"
 
 
 @exercise(
@@ -114,7 +114,7 @@ def fused(fn: Callable[..., Any]) -> str:
     points=4,
     hints=(
         "Begin with a table of the names that need nothing but a new name, and copy these tensors.",
-        "qkv.unflatten(0, (num_kv_heads, -1, head_size)) has a row of heads for each key head: some queries, one key, "
+        "qkv.unflatten(0, (num_kv_heads, -1, head_size)) has a row of heads for each KV head: some queries, one key, "
         "one value. What is head_size, if qkv has (num_heads + 2 num_kv_heads) head_size rows?",
         "out and down are stored with a row per input. A square matrix fits either way: turn both round.",
     ),
@@ -152,7 +152,7 @@ def halves(fn: Callable[..., Any]) -> str:
             num_heads,
             num_kv_heads,
             head_size,
-            case=f"{num_heads} query and {num_kv_heads} key head(s) of {head_size} features",
+            case=f"{num_heads} query and {num_kv_heads} KV head(s) of {head_size} features",
             why=_order_in_words,
             at=": ",
             tolerance=0,

@@ -5,7 +5,7 @@ Chapter: book/cp/ring-attention.  In: this rank's queries, keys and values, a la
   backward       (c - 1) / c * S_dkv       the ring form: S_kv (c - 1) / c + S_dkv
   holds          S_kv, until the backward has ended
 It holds c times the memory of a block and overlaps no message with work, but needs no exchange between two steps of
-work.  It suits few key heads, and masks that are not known block by block.
+work.  It suits few KV heads, and masks that are not known block by block.
 Elsewhere: torch `set_rotate_method("allgather")`.
 Source: Grattafiori et al. 2024 (arXiv 2407.21783), section 3.3.2.
 """

@@ -22,7 +22,7 @@ FORMS: tuple[Form, ...] = ("ring", "all-gather")
 
 
 class AttentionSizes(NamedTuple):
-    """The sizes of one attention layer: batch, query heads, key heads, numbers per head, bytes per number."""
+    """The sizes of one attention layer: batch, query heads, KV heads, numbers per head, bytes per number."""
 
     batch: int
     num_heads: int

@@ -9,8 +9,8 @@ with s positions and head size d; per batch and head.  Activations grow with s i
   backward    P = exp(S - LSE),  D = rowsum(dO * O) = rowsum(P * dP),  dS = P * (dP - D)
               dQ = c dS K,  dK = c dS^T Q,  dV = P^T dO                  with dP = dO V^T and the scale c
 Given LSE and D over all keys, P and dS of any subset of the keys are exact.  Ring attention relies on this.
-Several query heads may share a key head.  Their rows form one matrix, so that a product needs no copies of the keys and
-sums the gradient of a key head over its query heads.
+Several query heads may share a KV head.  Their rows form one matrix, so that a product needs no copies of the keys and
+sums the gradient of a KV head over its query heads.
 Elsewhere: `torch.nn.functional.scaled_dot_product_attention`; the flash-attn package.  `is_causal` of torch aligns the
 first query with the first key (`top_left`), flash-attn from 2.1 the last with the last (`bottom_right`).
 Source: Dao 2023 (arXiv 2307.08691), algorithms 1 and 2; Ainslie et al. 2023 (arXiv 2305.13245) for grouped heads.
@@ -220,7 +220,7 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q and k need the same batch and head size, got {shapes[0]} and {shapes[1]}")
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(
-            f"query heads are shared out among key heads, and {q.shape[1]} do not divide among {k.shape[1]}"
+            f"query heads must divide among KV heads, and {q.shape[1]} do not divide among {k.shape[1]}"
         )
 
 

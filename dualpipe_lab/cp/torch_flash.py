@@ -44,7 +44,7 @@ def _is_triangle(offset: int | None) -> bool:
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:
-    """Return `x` with each key head repeated for each of its query heads, side by side."""
+    """Return `x` with each KV head repeated for each of its query heads, side by side."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 

@@ -43,7 +43,7 @@ class Sharing:
     Attributes:
         mesh: the ranks.
         tp: the ranks that share a layer, and how.
-        replicas: the ranks that hold the same key heads; None if key heads are not replicated.
+        replicas: the ranks that hold the same KV heads; None if KV heads are not replicated.
         attend, layout, recompute, dtype, loss_chunk: as in `Llama` and `build_stages`.
     """
 

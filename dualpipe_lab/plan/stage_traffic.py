@@ -158,7 +158,7 @@ class StageTraffic:
         self.sum_output()
 
     def _attention_input_grad(self) -> None:
-        """Sum what queries, keys and values share: norms over one head, their input's gradient, copies of key heads."""
+        """Sum what queries, keys and values share: norms over one head, their input's gradient, copies of KV heads."""
         config = self.config
         if config.qk_norm:
             for _ in range(2):

@@ -25,7 +25,7 @@ _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "
 class Sum:
     """One sum of a gradient."""
 
-    along: str  # the axes, or `mirrors`, `key heads` (copies of one within tp), `tied stages`
+    along: str  # the axes, or `mirrors`, `KV heads` (copies of one within tp), `tied stages`
     ranks: tuple[int, ...]  # of the first group
     num_groups: int  # with other parts of the model, or other copies
 
@@ -135,7 +135,7 @@ class _Rows:
         along_tp, is_tied = axis != "tp" and plan.tp > 1, stages is not None and len(set(stages)) > 1
         sums = []
         if kv_copies > 1:
-            sums.append(Sum("key heads", tuple(self.ranks("tp")[:kv_copies]), plan.world_size // kv_copies))
+            sums.append(Sum("KV heads", tuple(self.ranks("tp")[:kv_copies]), plan.world_size // kv_copies))
         if along_tp and is_partial:
             sums.append(Sum("tp", self.ranks("tp", home=homes[0]), self.groups(stages, ("tp",))))
         if len(homes) > 1:
@@ -146,8 +146,8 @@ class _Rows:
             ends = tuple(home for stage in stages or () for home in plan.holders(stage))
             sums.append(Sum("tied stages", self.ranks_of(ends), plan.world_size // plan.pp))
         copied = [*over] if len(ranks) > 1 else []
-        copied += ["tp"] * along_tp + ["key heads"] * (kv_copies > 1) + ["mirrors"] * (len(homes) > 1)
-        firsts = ["tp rank 0"] * along_tp + ["first copy of a key head"] * (kv_copies > 1)
+        copied += ["tp"] * along_tp + ["KV heads"] * (kv_copies > 1) + ["mirrors"] * (len(homes) > 1)
+        firsts = ["tp rank 0"] * along_tp + ["first copy of a KV head"] * (kv_copies > 1)
         firsts += ["first mirror"] * (len(homes) > 1) + ["first of the tied stages"] * is_tied
         if len(ranks) > 1:
             of_zero = "each shard on the first node" if plan.hybrid else "each its shard"

@@ -57,7 +57,7 @@ def norm_bytes(hidden_size: int, element_bytes: int, tp_size: int) -> int:
 
 
 def kv_bytes(hidden_size: int, head_size: int, num_kv_heads: int, element_bytes: int, tp_size: int) -> int:
-    """Bytes that a rank sends to sum dW_k and dW_v over the ranks that hold the same key head.
+    """Bytes that a rank sends to sum dW_k and dW_v over the ranks that hold the same KV head.
 
     >>> kv_bytes(64, 16, 2, 4, tp_size=4), kv_bytes(64, 16, 4, 4, tp_size=4)
     (8192, 0)
@@ -139,12 +139,12 @@ def check_heads(
     if (head_size or hidden_size // num_heads) % 2:
         raise ValueError(f"rotary positions need an even head_size, got {head_size or hidden_size // num_heads}")
     if num_heads % num_kv_heads:
-        raise ValueError(f"every key head serves as many query heads, got {num_heads} for {num_kv_heads} key heads")
+        raise ValueError(f"every KV head serves as many query heads, got {num_heads} for {num_kv_heads} KV heads")
     if num_heads % tp_size:
         raise ValueError(f"num_heads must divide among the ranks, got {num_heads} on {tp_size} ranks")
     if num_kv_heads % tp_size and tp_size % num_kv_heads:
         raise ValueError(
-            f"key heads must divide among the ranks, or ranks among key heads, got {num_kv_heads} heads on {tp_size} "
+            f"KV heads must divide among the ranks, or ranks among KV heads, got {num_kv_heads} heads on {tp_size} "
             "ranks"
         )
 

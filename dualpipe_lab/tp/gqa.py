@@ -1,16 +1,16 @@
-"""`GroupedQueryAttention`: heads are sharded over the ranks; a group's query heads stay with their key head.
+"""`GroupedQueryAttention`: heads are sharded over the ranks; a group's query heads stay with their KV head.
 
 Chapter: book/tp/gqa.  In: `x_..SD`.  Out: `y_..SD`.
-  t <= key heads    rank r holds key heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
-  t >  key heads    key head j is replicated on t / a_kv neighbouring ranks, each with a shard of the group's query
+  t <= KV heads    rank r holds KV heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
+  t >  KV heads    KV head j is replicated on t / a_kv neighbouring ranks, each with a shard of the group's query
                     heads: dW_k and dW_v are summed over these ranks, 2 (1 - a_kv / t) * 2 h d * bytes
   messages          forward: the sum of y; backward: one sum of dx for q, k and v; T * h * bytes each
-Each replica of a key head contributes the summand of its local query heads to dx, so the usual sum of dx is right.
-`causal_attention` attends with a rank's local heads; query head i uses key head i // (H / G):
+Each replica of a KV head contributes the summand of its local query heads to dx, so the usual sum of dx is right.
+`causal_attention` attends with a rank's local heads; query head i uses KV head i // (H / G):
   s = q k^T / sqrt(K)    p = softmax of s over the earlier tokens and the token itself    o = p v
   dv = p^T do    dp = do v^T    ds = p (dp - sum over keys of dp p)    dq = ds k / sqrt(K)    dk = ds^T q / sqrt(K)
 dk and dv are sums over the query heads of the group.  Only q, k and v are kept; the backward recomputes p.
-Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= key heads, and
+Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= KV heads, and
 `scaled_dot_product_attention(is_causal=True, enable_gqa=True)`.
 Source: Ainslie et al. 2023 (arXiv 2305.13245), section 2; Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
@@ -32,13 +32,13 @@ from dualpipe_lab.tp.shard import Shard, TensorParallel, ranks_of
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention: o_BHSV of q_BHSK, k_BGSK and v_BGSV; G key heads divide H query heads."""
+    """Causal softmax attention: o_BHSV of q_BHSK, k_BGSK and v_BGSV; G KV heads divide H query heads."""
     out: Tensor = CausalAttention.apply(q, k, v)
     return out
 
 
 class CausalAttention(torch.autograd.Function):
-    """Softmax attention; the query heads of a group are stacked, so that each key head needs one matrix product."""
+    """Softmax attention; the query heads of a group are stacked, so that each KV head needs one matrix product."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class CausalAttention(torch.autograd.Function):
 
 
 def _grouped(q: Tensor, k: Tensor) -> Tensor:
-    """Return q_BHSK as _BGRK: for every key head, the tokens of its query heads stacked."""
+    """Return q_BHSK as _BGRK: for every KV head, the tokens of its query heads stacked."""
     return q.reshape(*k.shape[:2], -1, q.shape[-1])
 
 
@@ -84,7 +84,7 @@ class GroupedQueryAttention(nn.Module):
         num_heads, num_kv_heads: of the full layer.
         head_size: of one head (default: hidden_size / num_heads).
         tp: the ranks (default: the world).
-        replicas: the ranks that hold the same key heads (default: a new group, made by `kv_replicas`).
+        replicas: the ranks that hold the same KV heads (default: a new group, made by `kv_replicas`).
         rope_base: of the rotary angles.
         qk_norm: normalise each head's queries and keys, with weights that all heads share.
         attend: the attention function of q_BHSK, k_BGSK, v_BGSK (default: `causal_attention`).
@@ -154,8 +154,8 @@ class GroupedQueryAttention(nn.Module):
 
 
 def kv_replicas(num_kv_heads: int, tp: TensorParallel) -> Group | None:
-    """Make the group of ranks that hold the same key head; None if key heads are not replicated.
+    """Make the group of ranks that hold the same KV head; None if KV heads are not replicated.
 
-    There are replicas where the ranks outnumber the key heads.  All ranks of the tp group call this.
+    There are replicas where the ranks outnumber the KV heads.  All ranks of the tp group call this.
     """
     return tp.neighbours(tp.size // num_kv_heads) if tp.size > num_kv_heads else None

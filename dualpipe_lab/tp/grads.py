@@ -5,7 +5,7 @@ Out: gradients that are equal on all replicas.  The norm is that of `dualpipe_la
   parameter                 on the ranks of tp    gradient there         in the norm
   sharded: linear layers    other shards          complete               a sum over tp
   replicated: norms         the same              complete or partial    once; summed over tp, it would count t times
-  replicas of a key head    t / a_kv of each      complete or partial    the first rank's alone
+  replicas of a KV head    t / a_kv of each      complete or partial    the first rank's alone
 A replicated weight that each rank uses for other tokens or other heads has a partial gradient on each.  Layers sum it
 in their backward; with `TensorParallel(coalesce=True)` they leave it to `sum_partial_gradients`, which is called after
 the last backward of a step and sends

@@ -13,7 +13,7 @@ Under sequence parallelism each rank holds its tokens of the replicated x and y:
 replaces each sum; each sends half the bytes of a sum.
 Several column-parallel weights behind one input are fused into one product:
   messages   one sum of dx for all weights together, `T * in * bytes`, instead of one for each
-  replicas   ranks that hold the same shard (replicas of a key head) sum its dW among themselves, beside the sum of dx
+  replicas   ranks that hold the same shard (replicas of a KV head) sum its dW among themselves, beside the sum of dx
 Elsewhere: Megatron layers of the same names and `LinearWithGradAccumulationAndAsyncCommunication`; torch
 `ColwiseParallel`, `RowwiseParallel`; picotron `LinearWithAsyncAllReduce`.  Megatron packs the weights behind one input
 into one matrix (`linear_qkv`, `linear_fc1`).

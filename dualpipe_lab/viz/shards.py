@@ -30,14 +30,14 @@ class ShardedTensor(NamedTuple):
         shape: the shape of the full tensor.
         dim: the sharded dimension, 0 or 1; None if every rank holds the full tensor.
         intervals: for each rank, the pieces of its shard along `dim`; None: equal shards in the order of the ranks.
-        is_summand: every rank holds a tensor of the full shape, and only their sum has a meaning.
+        is_partial: every rank holds a tensor of the full shape, and only their sum has a meaning.
     """
 
     name: str
     shape: tuple[int, int]
     dim: int | None = None
     intervals: Sequence[Intervals] | None = None
-    is_summand: bool = False
+    is_partial: bool = False
 
     def shard(self, rank: int, num_ranks: int) -> Intervals:
         """Return the pieces of one rank's shard along `dim`.
@@ -55,7 +55,7 @@ class ShardedTensor(NamedTuple):
 
     def owner(self, rank: int, num_ranks: int) -> int | None:
         """Return the first rank that holds the same shard; None if all ranks hold it."""
-        if self.is_summand:
+        if self.is_partial:
             return rank
         shards = [self.shard(other, num_ranks) for other in range(num_ranks)]
         return None if shards.count(shards[rank]) == num_ranks else shards.index(shards[rank])
@@ -63,7 +63,7 @@ class ShardedTensor(NamedTuple):
     def words(self, rank: int, num_ranks: int) -> str:
         """Return a rank's shard in words."""
         if self.dim is None:
-            return "a summand" if self.is_summand else "all"
+            return "a partial sum" if self.is_partial else "all"
         pieces = [f"{start}-{stop - 1}" for start, stop in self.shard(rank, num_ranks) if stop > start]
         return f"{('rows', 'columns')[self.dim]} {', '.join(pieces)}" if pieces else "nothing"
 
@@ -181,7 +181,7 @@ class Shards:
                 else:
                     yield rect(x, y + begin * height, width, length * height, colour)
             yield rect(x, y, width, height, 'fill="none" stroke="currentColor" stroke-opacity=".6"')
-            if tensor.is_summand:
+            if tensor.is_partial:
                 place = f'x="{centre + width / 2 + 3:.1f}" y="{_middle(rank) + 5}"'
                 yield f'<text {place} font-size="15" font-weight="600">+</text>'
 

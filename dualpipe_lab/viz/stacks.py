@@ -67,9 +67,9 @@ class Stacks(Drawing):
 
     @property
     def summary(self) -> str:
-        """The heaviest row, the mean, and their ratio; or the limit."""
+        """The heaviest row, the mean, and their ratio; or the largest row and the limit."""
         if self.limit is not None:
-            return f"heaviest {self.heaviest:.4g} {self.unit}; {self.limit[0]}: {self.limit[1]:g} {self.unit}"
+            return f"largest {self.heaviest:.4g} {self.unit}; {self.limit[0]}: {self.limit[1]:g} {self.unit}"
         ratio = self.heaviest / self.mean
         return f"heaviest {self.heaviest:.5g} {self.unit}, mean {self.mean:.4g}, max/mean {ratio:.4g}"
 

@@ -12,7 +12,7 @@ ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "flash_attention.js
 
 
 def heads(case):
-    """Query heads with the key head that each uses."""
+    """Query heads with the KV head that each uses."""
     groups = len(case["Q"]) // len(case["K"])
     return [(head, head // groups) for head in range(len(case["Q"]))]
 

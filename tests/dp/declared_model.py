@@ -23,7 +23,7 @@ from dualpipe_lab.tp.shard import TensorParallel, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 HIDDEN, FFN, EXPERTS, NUM_LAYERS = 3, 5, 4, 2  # 5 rows on 2 ranks of tp: 3 and 2
-HEADS, KV_HEADS, HEAD_SIZE = 2, 1, 2  # on 2 ranks of tp both hold the key head
+HEADS, KV_HEADS, HEAD_SIZE = 2, 1, 2  # on 2 ranks of tp both hold the KV head
 HYPER = Hyperparameters(lr=0.01, weight_decay=0.1)
 
 

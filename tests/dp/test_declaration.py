@@ -22,7 +22,7 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import TensorParallel
 
-# one key head, so that tp has replicas of it
+# one KV head, so that tp has replicas of it
 CONFIG = V3MoEConfig(
     vocabulary_size=29, hidden_size=12, num_layers=2, num_heads=2, num_kv_heads=1, ffn_size=20, expert_ffn_size=6,
     num_experts=4, num_groups=2, balance=0.0,

@@ -89,7 +89,7 @@ def test_four_ranks_hold_the_bytes_of_the_estimate():
     dense = [
         lab.Plan(dp=4, zero=1, precision="bfloat16"),
         lab.Plan(dp=4, zero=3, hybrid=True, ranks_per_node=2),
-        lab.Plan(tp=4),  # more ranks than key heads, and an uneven vocabulary
+        lab.Plan(tp=4),  # more ranks than KV heads, and an uneven vocabulary
         lab.Plan(pp=2, dp=2, num_microbatches=4, schedule="dualpipe", zero=2, layers=(4, 1)),
         lab.Plan(pp=2, tp=2, num_microbatches=4, schedule="interleaved", chunks=2),
     ]
@@ -208,7 +208,7 @@ def test_it_prints_a_row_for_ranks_that_are_equal():
 
 
 def test_ranks_whose_buffers_alone_differ_have_rows_of_their_own():
-    """On tp 4 every second rank has copies of two key heads, which are in buckets of their own."""
+    """On tp 4 every second rank has copies of two KV heads, which are in buckets of their own."""
     config = LlamaConfig(vocabulary_size=64, hidden_size=32, ffn_size=48, num_layers=1, num_heads=4, num_kv_heads=2)
     found = planner.memory(config, lab.Plan(dp=2, tp=4, zero=2), 16, 2)
     assert len({memory.states for memory in found.places.values()}) == 1

@@ -97,7 +97,7 @@ REFUSED_OTHERS = [  # with another model or a length of sequences
         {"dp": 2, "tp": 3},
         replace(LLAMA, num_heads=6, num_kv_heads=2, head_size=8),
         None,
-        "key heads must divide among the ranks, or ranks among key heads, got 2 heads on 3 ranks",
+        "KV heads must divide among the ranks, or ranks among KV heads, got 2 heads on 3 ranks",
         "dp 3 x tp 2 = 6 ranks",
     ),
     ({"cp": 2}, LLAMA, 18, "18 positions do not divide", r"cp 2 \(striped\)"),

@@ -35,9 +35,9 @@ def test_copies_along_tp_are_summed_where_their_gradients_are_partial():
     assert sums(sequence, config, "norms") == [("tp", (0, 1, 2, 3), 1)]
     assert sums(plain, config, "norms of heads") == [("tp", (0, 1, 2, 3), 1)]
     assert sums(plain, replace(V3, qk_norm=True), "norms of heads") == [("tp", (0, 1, 2, 3), 1)]
-    assert sums(plain, config, "keys and values") == [("key heads", (0, 1), 2)]
+    assert sums(plain, config, "keys and values") == [("KV heads", (0, 1), 2)]
     assert sums(plain, config, "queries and output") == []
-    assert plain.sums(config).of("keys and values").norm == "first copy of a key head"
+    assert plain.sums(config).of("keys and values").norm == "first copy of a KV head"
 
 
 def test_mirrors_add_before_the_data_ranks_and_tied_stages_add_too():

@@ -57,7 +57,7 @@ def test_two_axes_send_what_the_plan_says():
         for name in ("dualpipe", "dualpipev", "zbv")
     ]
     uneven = [lab.Plan(pp=2, cp=2, num_microbatches=2, layout="striped", layers=(4, 1))]
-    copies = [lab.Plan(tp=4), lab.Plan(tp=4, sequence_parallel=True)]  # more ranks than key heads
+    copies = [lab.Plan(tp=4), lab.Plan(tp=4, sequence_parallel=True)]  # more ranks than KV heads
     nodes = [lab.Plan(dp=4, zero=zero, hybrid=True, ranks_per_node=2) for zero in (1, 3)]
     nodes += [lab.Plan(dp=2, cp=2, zero=3, hybrid=True, ranks_per_node=2)]  # the copies on a node differ along cp
     assert_exact(pipelines + sharded + uneven + copies + nodes, CONFIG)

@@ -44,13 +44,13 @@ def change_text(page):
 
 
 def change_tags(page):
-    page.write_text(page.read_text().replace("[hide-input, ", "["))
+    page.write_text(page.read_text().replace("[remove-input, ", "["))
     return "Metadata differ on code cell #5"
 
 
 def change_kind(page):
     first = (
-        "```{code-cell} ipython3\n:tags: [hide-input]\n\nfrom fractions"  # behind the install cell, so no text before
+        "```{code-cell} ipython3\n:tags: [remove-input]\n\nfrom fractions"  # behind the install cell, so no text before
     )
     assert first in page.read_text()
     page.write_text(page.read_text().replace(first, "```\nfrom fractions"))

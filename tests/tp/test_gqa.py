@@ -1,4 +1,4 @@
-"""Grouped attention cut over heads: raw gradients, copies of key heads, rotary positions, its messages, refusals."""
+"""Grouped attention cut over heads: raw gradients, copies of KV heads, rotary positions, its messages, refusals."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ HEADS = {1: [(4, 2), (3, 1)], 3: [(6, 3), (3, 1)], 4: [(8, 2)]}
 
 @pytest.mark.parametrize("world_size", HEADS)
 def test_it_equals_plain_torch(world_size):
-    """Also with more ranks than key heads: 4 ranks share 2 key heads, 3 ranks one."""
+    """Also with more ranks than KV heads: 4 ranks share 2 KV heads, 3 ranks one."""
     x, dy = draw(20, BATCH, TOKENS, HIDDEN), draw(21, BATCH, TOKENS, HIDDEN)
 
     def fn(rank, world_size):
@@ -144,9 +144,9 @@ def test_rotations_keep_lengths_and_depend_on_distances_alone():
     [
         ((30, 4, 4, 1), "hidden_size must divide by num_heads, got 30 and 4"),
         ((12, 4, 4, 1), "need an even head_size, got 3"),
-        ((24, 6, 4, 1), "serves as many query heads, got 6 for 4 key heads"),
+        ((24, 6, 4, 1), "serves as many query heads, got 6 for 4 KV heads"),
         ((24, 6, 3, 4), "num_heads must divide among the ranks, got 6 on 4 ranks"),
-        ((24, 12, 6, 4), "or ranks among key heads, got 6 heads on 4 ranks"),
+        ((24, 12, 6, 4), "or ranks among KV heads, got 6 heads on 4 ranks"),
     ],
 )
 def test_heads_that_do_not_divide_are_refused_without_a_rank(sizes, message):

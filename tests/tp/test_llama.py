@@ -24,7 +24,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("world_size", CONFIGS)
 def test_loss_and_gradients_are_those_of_plain_torch(world_size):
-    """Vocabularies of 37, and of 9, which leaves the last of 4 ranks nothing; few key heads; tied tables."""
+    """Vocabularies of 37, and of 9, which leaves the last of 4 ranks nothing; few KV heads; tied tables."""
 
     def fn(rank, world_size):
         found, topology = {}, lab.Mesh(lab.Topology([("tp", world_size)]))

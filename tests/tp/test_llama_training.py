@@ -18,7 +18,7 @@ from dualpipe_lab.tp.shard import full_state_dict, shards_of
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.every)])
 def test_replicated_parameters_stay_equal_to_the_bit(world_size):
-    """Norms, and key heads that several ranks hold, after 5 steps of AdamW in fp32; and the loss falls."""
+    """Norms, and KV heads that several ranks hold, after 5 steps of AdamW in fp32; and the loss falls."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True)
 
     def fn(rank, world_size):
@@ -52,7 +52,7 @@ def test_replicated_parameters_stay_equal_to_the_bit(world_size):
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.every)])
 def test_the_norm_of_the_gradient_counts_every_element_once(world_size):
-    """Norms are on all ranks, key heads on several: neither may count more than once."""
+    """Norms are on all ranks, KV heads on several: neither may count more than once."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
 
     def fn(rank, world_size):

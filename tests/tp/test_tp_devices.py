@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.on_gloo("each launch names its back end"), pytest.mark
 
 
 def test_a_model_with_every_layer_computes_on_the_device_what_it_computes_on_the_cpu():
-    """Shared key heads, norms of queries and keys, a tied table; whole and sharded tokens, partial gradients."""
+    """Shared KV heads, norms of queries and keys, a tied table; whole and sharded tokens, partial gradients."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True, tied=True)
     ids = torch.arange(TOKENS)[None] % SIZES["vocabulary_size"]
 

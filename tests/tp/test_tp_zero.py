@@ -26,7 +26,7 @@ STAGES = Ddp, Zero1, Zero2, Zero3
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2
-MODELS = {  # key heads: 1 is on both ranks of tp, 2 are dealt out
+MODELS = {  # KV heads: 1 is on both ranks of tp, 2 are dealt out
     "copies": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True),
     "tied": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, tied=True),
 }
@@ -106,7 +106,7 @@ def test_norms_and_weights_are_those_of_one_process(name, amount):
 
 @pytest.mark.parametrize(("sizes", "kv_heads"), [((2, 2), 1), ((1, 4), 2)], ids=str)
 def test_on_a_mesh_gradients_left_partial_are_those_of_one_process(sizes, kv_heads, amount):
-    """Norms of token shards over all ranks of tp, key heads over their copies: one message per step for each."""
+    """Norms of token shards over all ranks of tp, KV heads over their copies: one message per step for each."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=kv_heads, qk_norm=True)
     stages = (Zero3, Zero1, Ddp, Zero2)[: amount(4, 2)]
 

@@ -38,7 +38,7 @@ def test_what_all_hold_has_no_colour_and_a_replica_that_of_its_first_rank():
     assert [part[-1] for part in parts(Shards("x", 2, [ShardedTensor("x", (2, 2))]))] == ["currentColor"] * 2
     replicas = ShardedTensor("W_k", (4, 2), 0, [((0, 2),), ((0, 2),), ((2, 4),), ((2, 4),)])
     assert [part[-1] for part in parts(Shards("k", 4, [replicas]))] == [BLUE, BLUE, "#009e73", "#009e73"]
-    summands = Shards("y", 2, [ShardedTensor("y", (2, 2), is_summand=True)])
+    summands = Shards("y", 2, [ShardedTensor("y", (2, 2), is_partial=True)])
     assert [part[-1] for part in parts(summands)] == [BLUE, ORANGE]
     assert summands.to_svg().count(">+<") == 2
 

@@ -75,7 +75,7 @@ def test_nothing_to_draw_is_refused():
 
 def test_a_limit_stands_in_place_of_the_mean():
     stacks = Stacks("a limit", {"1 GPU": [("a", 9), ("b", 4)], "1 of 8": [("a", 3)]}, "bytes", "GB", ("H100", 10))
-    assert stacks.summary == "heaviest 13 GB; H100: 10 GB"
+    assert stacks.summary == "largest 13 GB; H100: 10 GB"
     root = ET.fromstring(stacks.to_svg())
     (outline,), (line,) = styled(root, "stroke-linejoin: miter"), styled(root, "stroke-dasharray")
     assert box(line)[0] - box(outline)[0] == pytest.approx(box(outline)[2] * 10 / 13, abs=0.5)

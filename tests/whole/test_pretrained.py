@@ -108,7 +108,7 @@ def test_a_folder_gives_the_numbers_of_transformers_and_transformers_loads_what_
 
 
 DENSE_CUTS = {  # axes, schedule, edp, layout, options
-    "tp 4, more ranks than key heads": ({"tp": 4}, "gpipe", None, None, {}),
+    "tp 4, more ranks than KV heads": ({"tp": 4}, "gpipe", None, None, {}),
     "dp x tp": ({"dp": 2, "tp": 2}, "gpipe", None, None, {}),
     "pp x cp": ({"pp": 2, "cp": 2}, "1f1b", None, "zigzag", {}),
     "DualPipe": ({"pp": 2, "tp": 2}, "dualpipe", None, None, {}),

@@ -20,7 +20,7 @@ ROUTED = {
 }
 KINDS = DENSE | ROUTED
 CUTS = {  # of 4 ranks: axes, schedule, more of the topology
-    "more ranks than key heads": ({"tp": 4}, None, {}),
+    "more ranks than KV heads": ({"tp": 4}, None, {}),
     "dp 2 x tp 2": ({"dp": 2, "tp": 2}, None, {}),
     "dp 2 x cp 2": ({"dp": 2, "cp": 2}, None, {}),
     "1F1B": ({"pp": 2, "tp": 2}, ("1f1b", 2, 4), {}),

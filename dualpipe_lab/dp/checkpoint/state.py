@@ -6,7 +6,7 @@ experts), and names count from the nearest enclosing module with `names_start_he
 Every element of every tensor is written once, and nothing that could not be read:
   one shard on several ranks      the first rank writes; a sample of weights and buffers must agree: copies may drift
                                   apart by rounding, and other layers, or statistics of other data, are not alike in 1%
-  copies that lie otherwise       (a key head's replica, a mirror, a tied weight under ZeRO) are left out
+  copies that lie otherwise       (a KV head's replica, a mirror, a tied weight under ZeRO) are left out
   the rest                        must be the full tensor, once
 Elsewhere: Megatron `sharded_state_dict`; torch.distributed.checkpoint.state_dict.
 """

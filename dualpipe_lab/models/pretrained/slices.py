@@ -4,7 +4,7 @@ Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per ran
   cut by rows     q, k, v, gate, up, the embedding and the head: their outputs are shared along tp; of latent attention
                   what unfolds queries, keys and values
   cut by columns  o and down: their inputs are
-  key heads       with more ranks than key heads, several ranks read the same rows
+  KV heads       with more ranks than KV heads, several ranks read the same rows
   experts         whole, those of the rank along ep, whether it is an axis or within the data ranks
   fp8             the scales of the blocks in which a slice lies; a block on an edge is read by both ranks
   everywhere      norms, routers with their biases, what makes latents; along dp and cp everything else too
@@ -107,7 +107,7 @@ def _stage_names(names: Iterable[str], config: ModelConfig, split: Sequence[rang
 
 def _cut(name: str, config: ModelConfig, tp: int, tp_size: int) -> tuple[int, int, int]:
     """Return axis, number and count of a rank's shard of a parameter; 1 of 1 is all of it."""
-    if name.endswith(_KEYS):  # ranks share a key head where there are more of them
+    if name.endswith(_KEYS):  # ranks share a KV head where there are more of them
         num_shards = min(tp_size, config.num_kv_heads)
         return 0, tp * num_shards // tp_size, num_shards
     if name.endswith((*_ROWS, *_COLUMNS)):

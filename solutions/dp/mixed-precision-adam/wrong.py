@@ -11,7 +11,7 @@ TYPICAL = {
         "whole spacing": Bad(f"{NAMES} = 79, 512, 7, 7", "half is enough"),
         "spacing below 1": Bad(f"{NAMES} = 20, 512, 7, 7", "twice that"),
         "count goes on": Bad(f"{NAMES} = 40, 1024, 7, 7", "the last overflow"),
-        "skipped counted": Bad(f"{NAMES} = 40, 512, 9, 7", "nobody makes"),
+        "skipped counted": Bad(f"{NAMES} = 40, 512, 9, 7", "no rank makes"),
         "without shards": Bad(f"{NAMES} = 40, 512, 7, 16", "a rank without shards"),
         "all divided": Bad(f"{NAMES} = 40, 512, 7, 4", "stay whole"),
     },

@@ -7,7 +7,7 @@ NUMBERS = "shard, held, sent"
 
 TYPICAL = {
     ONE: {
-        "rounded down": Bad(f"{NUMBERS} = 333, 8016, 2672", "one parameter belongs to nobody"),
+        "rounded down": Bad(f"{NUMBERS} = 333, 8016, 2672", "one parameter belongs to no rank"),
         "no padding": Bad(f"{NUMBERS} = 334, 8000, 2672", "two of them padding"),
         "plain data parallelism": Bad(f"{NUMBERS} = 334, 16000, 2672", "this is plain data parallelism"),
         "one half": Bad(f"{NUMBERS} = 334, 8016, 1336", "one of the two"),

@@ -32,7 +32,7 @@ def {name}(W_A, w_R, W_M, saved, dy, exchange):
 TYPICAL = {
     "one_f_one_b_basic-1": {
         "work alone": Bad(_PREDICT + "120, 48, 83, 12288", "wait for the rows too"),
-        "one direction": Bad(_PREDICT + "168, 24, 83, 12288", "two journeys forward and two back"),
+        "one direction": Bad(_PREDICT + "168, 24, 83, 12288", "two all-to-alls forward and two back"),
         "serial backward": Bad(_PREDICT + "168, 48, 104, 12288", "can run while rows travel"),
         "its own part": Bad(_PREDICT + "168, 48, 83, 16384", "does not travel"),
     },

@@ -90,7 +90,7 @@ def slot(num_ranks, num_microbatches, stage, kind, microbatch):
 """,
             "`first` did not work on this rank's own inputs",
         ),
-        "a send nobody waits for": Bad([("        sending.wait()\n", "")], "nobody has waited for"),
+        "a send nobody waits for": Bad([("        sending.wait()\n", "")], "without a wait()"),
         "mean over one direction": Bad([("/ num_microbatches", "/ len(inputs)")], "twice that of one process"),
         "summed over stages": Bad(
             [("in (first, last)", "in ((first, last) if rank == 0 else (last, first))")], "one order"

@@ -139,7 +139,7 @@ def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, l
             ],
             "some rank could work on a microbatch that is there",
         ),
-        "sends nobody waits for": Bad([("        send.wait()", "        pass")], "nobody has waited for"),
+        "sends nobody waits for": Bad([("        send.wait()", "        pass")], "without a wait()"),
     },
     "gpipe-4": {
         "GPipe": Bad(

@@ -60,7 +60,7 @@ TYPICAL = {
             "a float64 tensor of shape (3, 4): rank 1 got another element",
         ),
         "a send nobody waits for": Bad(
-            [("comm.send(x.contiguous(), dst)", "comm.isend(x.contiguous(), dst)")], "nobody has waited for"
+            [("comm.send(x.contiguous(), dst)", "comm.isend(x.contiguous(), dst)")], "without a wait()"
         ),
         "always float64": Bad([("dtype=TYPES[dtype]", "dtype=torch.float64")], "float32 tensor of shape (5,)"),
         "three dimensions at most": Bad([("sizes[:num_dims]", "sizes[:min(num_dims, 3)]")], "(2, 2, 1, 2, 2)"),

@@ -90,7 +90,7 @@ def tree_all_reduce(x):
             [("received = torch.empty_like(x)", "received = torch.empty(x.numel(), dtype=x.dtype)")], "2 x 3 elements"
         ),
         "a send nobody waits for": Bad(
-            [("comm.send(x, rank + distance)", "comm.isend(x, rank + distance)")], "nobody has waited for"
+            [("comm.send(x, rank + distance)", "comm.isend(x, rank + distance)")], "without a wait()"
         ),
         "returns the sum": Bad(
             [("received = torch.empty_like(x)", "received = torch.empty_like(x); x = x.clone()")],
@@ -121,7 +121,7 @@ def exchange(x):
             ],
             "in the order in which it sent them",
         ),
-        "sends nobody waits for": Bad([("for work in works:", "for work in works[:2]:")], "nobody has waited for"),
+        "sends nobody waits for": Bad([("for work in works:", "for work in works[:2]:")], "without a wait()"),
         "sends everything": Bad(
             [
                 (

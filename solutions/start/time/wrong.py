@@ -14,7 +14,7 @@ TYPICAL = {
         "wait at once": Bad(
             [("sends.append(comm.isend(x, rank + 1))", "comm.isend(x, rank + 1).wait()")], "ms are possible"
         ),
-        "sends nobody waits for": Bad([("        send.wait()", "        pass")], "nobody has waited for"),
+        "sends nobody waits for": Bad([("        send.wait()", "        pass")], "without a wait()"),
         "one message for all": Bad(
             """
 def relay(rank, world_size, work, num_blocks, size):

@@ -28,7 +28,7 @@ TYPICAL = {
             ],
             "is the tensor that it was, and grads has another",
         ),
-        "nothing": Bad("def finish(grads, sequence_parallel):\n    pass", "still a summand"),
+        "nothing": Bad("def finish(grads, sequence_parallel):\n    pass", "still a partial sum"),
         "norms always": Bad(
             [("    if sequence_parallel:\n        endings", "    if True:\n        endings")], "was complete"
         ),

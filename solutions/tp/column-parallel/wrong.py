@@ -7,12 +7,12 @@ _PREDICT = "held, forward_bytes, backward_bytes, gather_bytes = "
 TYPICAL = {
     "column_parallel-1": {
         "no bias": Bad(_PREDICT + "24, 0, 288, 216", "the weight alone"),
-        "sums y": Bad(_PREDICT + "27, 432, 288, 216", "a slice of y, not a summand"),
+        "sums y": Bad(_PREDICT + "27, 432, 288, 216", "a slice of y, not a partial sum"),
         "sums dy": Bad(_PREDICT + "27, 0, 432, 216", "that sums dy"),
         "own quarter": Bad(_PREDICT + "27, 0, 288, 288", "own quarter does not travel"),
     },
     "column_parallel-2": {
-        "no f": Bad([("    x, z = CopyBoth.apply(x, z)\n", "")], "rank 0: each rank has its own summand of dx"),
+        "no f": Bad([("    x, z = CopyBoth.apply(x, z)\n", "")], "rank 0: each rank has its own partial sum of dx"),
         "averages": Bad([("all_reduce(flat)", 'all_reduce(flat, "avg")')], "one over the number of ranks"),
         "f for one of the two": Bad(
             [("x, z = CopyBoth.apply(x, z)", "x, _ = CopyBoth.apply(x, z)")], "rank 0: dz differs from one process"
@@ -80,7 +80,7 @@ def column_linear(*tensors):
         "each by itself": Bad(
             [("copy_to_ranks(x * scale)", "copy_to_ranks(x) * copy_to_ranks(scale)")], "One sum is enough"
         ),
-        "the weight": Bad([("scale), weight)", "scale), copy_to_ranks(weight))")], "belong to nobody else"),
+        "the weight": Bad([("scale), weight)", "scale), copy_to_ranks(weight))")], "belong to this rank alone"),
     },
 }
 
@@ -102,7 +102,7 @@ def column_linear(x, z, weight, other, bias):
     },
     "column_parallel-3": {
         "as it was": Bad(
-            "def scaled_linear(x, scale, weight):\n    return linear(x * scale, weight)", "own summand of dx"
+            "def scaled_linear(x, scale, weight):\n    return linear(x * scale, weight)", "own partial sum of dx"
         ),
     },
 }

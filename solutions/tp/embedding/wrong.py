@@ -7,7 +7,7 @@ _NAMES = "forward_bytes, backward_bytes, last_rows = "
 TYPICAL = {
     "embedding-1": {
         "one way": Bad(_NAMES + "14_680_064, 0, 6_276", "each byte passes a rank twice"),
-        "a sum backward": Bad(_NAMES + "29_360_128, 29_360_128, 6_276", "adds up its own rows at home"),
+        "a sum backward": Bad(_NAMES + "29_360_128, 29_360_128, 6_276", "adds up its own rows locally"),
         "a full part": Bad(_NAMES + "29_360_128, 0, 6_283", "seven of them leave less"),
         "rounded down": Bad(_NAMES + "29_360_128, 0, 6_282", "rounded up"),
     },

@@ -16,13 +16,13 @@ TYPICAL = {
     "gqa-2": {
         "dealt out in turn": Bad(
             [("range(rank * size, (rank + 1) * size)", "range(rank, num_heads, num_ranks)")],
-            "rank 0 of 2, 4 query heads and 1 key head(s): query heads [0, 2]",
+            "rank 0 of 2, 4 query heads and 1 KV head(s): query heads [0, 2]",
         ),
-        "key head modulo": Bad(
+        "KV head modulo": Bad(
             [("range(queries[0] // group, queries[-1] // group + 1)", "sorted({i % num_kv_heads for i in queries})")],
             "while query heads [0, 1] read 1",
         ),
-        "always alone": Bad([("max(num_ranks // num_kv_heads, 1)", "1")], "rank 1 reads the same key heads"),
+        "always alone": Bad([("max(num_ranks // num_kv_heads, 1)", "1")], "rank 1 reads the same KV heads"),
         "no head for two": Bad(
             [
                 (
@@ -30,7 +30,7 @@ TYPICAL = {
                     "range(rank * num_kv_heads // num_ranks, (rank + 1) * num_kv_heads // num_ranks)",
                 )
             ],
-            "query head 0 is here, and the key head that it reads is not among []",
+            "query head 0 is here, and the KV head that it reads is not among []",
         ),
         "groups beyond the ranks": Bad(
             [("max(num_ranks // num_kv_heads, 1)", "num_heads // num_kv_heads")], "read other"
@@ -40,7 +40,7 @@ TYPICAL = {
         "copies forgotten": Bad([("if copies is not None", "if False")], "is what this rank's query heads contribute"),
         "dx is not summed": Bad([("    comm.all_reduce(dx)\n", "")], "dx is what this rank's query heads contribute"),
         "over all ranks": Bad(
-            [("group=copies", "group=None")], "4 rank(s), 4 query and 2 key head(s): rank 0: numbers of dk"
+            [("group=copies", "group=None")], "4 rank(s), 4 query and 2 KV head(s): rank 0: numbers of dk"
         ),
         "averaged": Bad([("(dk, group=copies)", '(dk, "avg", group=copies)')], "dk is 0.5 times"),
         "keys summed early": Bad(
@@ -52,7 +52,7 @@ TYPICAL = {
                     "        copies = None\n    dx = d_queries",
                 )
             ],
-            "2 rank(s), 2 query and 1 key head(s): rank 0: numbers of dx differ from one process",
+            "2 rank(s), 2 query and 1 KV head(s): rank 0: numbers of dx differ from one process",
         ),
         "three sums of dx": Bad(
             [
@@ -80,7 +80,7 @@ TYPICAL = {
                     "    optimizer",
                 ),
             ],
-            "4 rank(s), 4 query and 2 key head(s), 2 microbatch(es): rank 0: numbers of W_k differ",
+            "4 rank(s), 4 query and 2 KV head(s), 2 microbatch(es): rank 0: numbers of W_k differ",
         ),
         "averages": Bad(
             [("(weight.grad, group=layer.replicas)", '(weight.grad, "avg", group=layer.replicas)')],
@@ -90,7 +90,7 @@ TYPICAL = {
             [("(layer.k.weight, layer.v.weight)", "(layer.k.weight,)")], "copies of the same rows of W_v"
         ),
         "every weight": Bad(
-            [("(layer.k.weight, layer.v.weight)", "layer.parameters()")], "2 rank(s), 2 query and 1 key head(s)"
+            [("(layer.k.weight, layer.v.weight)", "layer.parameters()")], "2 rank(s), 2 query and 1 KV head(s)"
         ),
         "weights made equal": Bad(
             [
@@ -117,7 +117,7 @@ CHEATS = {
         "everything everywhere": Bad(
             "def heads_of(rank, num_ranks, num_heads, num_kv_heads):\n"
             "    return range(num_heads), range(num_kv_heads), range(num_ranks)",
-            "rank 0 of 2, 2 query heads and 1 key head(s): query heads [0, 1]",
+            "rank 0 of 2, 2 query heads and 1 KV head(s): query heads [0, 1]",
         ),
     },
     "gqa-3": {

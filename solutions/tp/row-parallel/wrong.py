@@ -13,7 +13,7 @@ TYPICAL = {
         "once": Bad(_PREDICT + "110, 288, 288, 1", "contains it as often"),
     },
     "row_parallel-2": {
-        "no sum": Bad([("ReduceFromRanks.apply(linear", "(linear")], "each rank has its own summand of y"),
+        "no sum": Bad([("ReduceFromRanks.apply(linear", "(linear")], "each rank has its own partial sum of y"),
         "sums back too": Bad(
             [
                 (

@@ -13,7 +13,7 @@ TYPICAL = {
         "the norm whole": Bad(_PREDICT + "1_572_864, 2_359_296, 524_288, 2_097_152", "norm's input is cut"),
     },
     "sequence_parallelism-2": {
-        "a slice of one summand": Bad(
+        "a slice of one partial sum": Bad(
             [
                 (
                     _SCATTER,
@@ -38,7 +38,7 @@ TYPICAL = {
         ),
     },
     "sequence_parallelism-3": {
-        "in the summand": Bad(
+        "in the partial sum": Bad(
             [("linear(wide, second)) + copy_to_ranks(bias)", "linear(wide, second, bias))")],
             "The bias belongs to every token once",
         ),
@@ -74,7 +74,7 @@ def pair(x, first, second, num_tokens):
     "sequence_parallelism-3": {
         "as it was": Bad(
             [("+ copy_to_ranks(bias)", "+ bias")],
-            "each rank has its own summand of dbias",
+            "each rank has its own partial sum of dbias",
         ),
     },
 }

@@ -13,7 +13,7 @@ TYPICAL = {
     },
     TWO: {
         "stages without layers": Bad([(" or pp > num_layers", "")], "is not legal"),
-        "key heads never shared": Bad(
+        "KV heads never shared": Bad(
             [("(num_kv_heads % tp and tp % num_kv_heads)", "num_kv_heads % tp")], "is missing"
         ),
         "contiguous pieces": Bad([("length % (2 * cp)", "length % cp")], "is not legal"),

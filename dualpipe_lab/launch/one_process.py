@@ -1,0 +1,248 @@
+"""`same_as_one_process`: what a function returns on several ranks beside one process, and the cause of a difference.
+
+Chapter: every one that proves gradients.  In: a function that returns its numbers on each rank.  Out: one sentence.
+  whole      a value with the shape that one process has must be equal on every rank that returns it
+  shards     values that are shorter along one dimension lie one behind the other, in the order of the ranks; the last
+             of them may end in zeros of padding, fewer than there are ranks
+  equal      max |a - b| <= tolerance max(1, max |b|)
+Elsewhere: torch's own tests compare with `DTensor.full_tensor()` after a gather; none names a cause.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dualpipe_lab.launch import launcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOAT64 = 1e-12
+_LIKE_FLOAT32 = 1e-5  # relative difference that many roundings to float32 leave behind
+_RATIO = 1e-9  # relative, within which one tensor is a multiple of another
+ByRank: TypeAlias = "dict[int, Tensor]"  # ranks that return the value, in order
+
+
+def same_as_one_process(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int | Sequence[int] = (2, 4),
+    reference: Callable[..., Any] | None = None,
+    tolerance: float = FLOAT64,
+    **launch_options: Any,
+) -> None:
+    """Run `fn(rank, world_size, *args)` on several ranks, compare its values with one process, and print the result.
+
+    `fn` returns a tensor, a number, or dicts, lists and tuples of them.  A rank returns the whole value, its shard
+    along one dimension, or nothing (None, or a dict without the key) where other ranks have it.
+
+    Args:
+        fn: the function, as for `launch`.
+        args: further arguments of `fn` and of `reference`.
+        ranks: numbers of ranks, one launch for each.
+        reference: `reference(*args)` returns what one process has; by default that is `fn` on 1 rank.
+        tolerance: largest difference, relative to the largest number of the tensor, or to 1 if that is larger and some
+            value is as large.
+        launch_options: as for `launch`.
+
+    Raises:
+        AssertionError: a value differs; the message has its name, the number of ranks, and the usual cause.
+        RankError, RankTimeout, TypeError, ValueError: as `launch`.
+
+    >>> import torch
+    >>> import dualpipe_lab as lab
+    >>> def total(rank, world_size):
+    ...     part = torch.arange(12.0, dtype=torch.float64).chunk(world_size)[rank].sum()
+    ...     lab.comm.all_reduce(part)
+    ...     return {"sum": part}
+    >>> lab.same_as_one_process(total, ranks=(2, 3))
+    equal to one process on 2 and 3 ranks: 1 value, largest difference 0
+    """
+    __tracebackhide__ = True
+    sizes = [ranks] if isinstance(ranks, int) else list(ranks)
+    if not sizes:
+        raise ValueError("same_as_one_process needs at least one number of ranks, got none; pass ranks=(2, 4)")
+    options = {"output": "collect"} | launch_options
+    whole = launcher.launch(fn, 1, *args, **options)[0] if reference is None else reference(*args)
+    expected = dict(_tensors(whole, ""))
+    unit = min(1.0, max(map(_largest, expected.values()), default=0.0))  # 1e-12 of tiny gradients is no proof
+    if not expected:
+        raise ValueError("one process returns no tensor and no number, so there is nothing to compare; return some")
+    worst = 0.0, ""
+    for num_ranks in sizes:
+        found = [dict(_tensors(value, "")) for value in launcher.launch(fn, num_ranks, *args, **options)]
+        if unknown := next((name for values in found for name in values if name not in expected), None):
+            raise AssertionError(f"on {num_ranks} ranks: {_named(unknown)} is not among the values of one process")
+        for name, value in expected.items():
+            by_rank = {rank: values[name] for rank, values in enumerate(found) if name in values}
+            worst = max(worst, (_compared(name, by_rank, value, num_ranks, tolerance, unit), name))
+    counts = " and ".join(", ".join(map(str, sizes)).rsplit(", ", 1))
+    where = f", in {_named(worst[1])}" if worst[0] and worst[1] else ""
+    print(
+        f"equal to one process on {counts} rank{'s' * (sizes != [1])}: "
+        f"{len(expected)} value{'s' * (len(expected) > 1)}, largest difference {worst[0]:.1g}{where}"
+    )
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, "Tensor"]]:
+    """Yield the tensors and numbers in a nested value, with their places as names."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield name, value.detach().cpu()
+    elif isinstance(value, bool | int | float | complex):
+        yield name, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _tensors(one, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from _tensors(one, f"{name}[{index}]")
+    elif value is not None:
+        raise TypeError(
+            f"{_named(name)} is a {type(value).__name__}; return tensors, numbers, and dicts, lists and tuples of them"
+        )
+
+
+def _compared(name: str, by_rank: ByRank, expected: "Tensor", num_ranks: int, tolerance: float, unit: float) -> float:
+    """Return the largest difference of a value on all ranks that have it; AssertionError if it is too large."""
+    __tracebackhide__ = True
+    where = f"on {num_ranks} ranks {_named(name)}"
+    if not by_rank:
+        raise AssertionError(f"{where} is missing: no rank returns it, and one process does")
+    if other := {one.dtype for one in by_rank.values()} - {expected.dtype}:
+        raise AssertionError(f"{where} is {other.pop()}, and {expected.dtype} in one process")
+    worst, allowed = 0.0, tolerance * max(unit, _largest(expected))
+    for rank, found in wholes(by_rank, expected, where):
+        error = _largest(found, expected)
+        if not error <= allowed:
+            problem = f"{where} differs from one process by {error:.2g} on {rank}, allowed is {allowed:.0e}"
+            raise AssertionError(f"{problem}:\n{cause(by_rank, found, expected, num_ranks)}")
+        worst = max(worst, error)
+    return worst
+
+
+def wholes(by_rank: ByRank, expected: "Tensor", where: str) -> list[tuple[str, "Tensor"]]:
+    """Return the full tensor of each rank, or the one that the ranks' shards make up, with the ranks in words."""
+    import torch
+
+    if all(one.shape == expected.shape for one in by_rank.values()):
+        return [(f"rank {rank}", one) for rank, one in by_rank.items()]
+    shapes = [tuple(one.shape) for one in by_rank.values()]
+    for dim in range(expected.dim()):
+        others = {shape[:dim] + shape[dim + 1 :] for shape in shapes if len(shape) == expected.dim()}
+        if others == {(*expected.shape[:dim], *expected.shape[dim + 1 :])}:
+            joined = torch.cat(list(by_rank.values()), dim)
+            size, padding = expected.shape[dim], joined.shape[dim] - expected.shape[dim]
+            if 0 <= padding < len(by_rank) and not joined.narrow(dim, size, padding).any():
+                return [(f"ranks {', '.join(map(str, by_rank))}", joined.narrow(dim, 0, size))]
+    each = ", ".join(f"{shape} on rank {rank}" for shape, rank in zip(shapes, by_rank, strict=True))
+    raise AssertionError(
+        f"{where} has the shapes {each}, and {tuple(expected.shape)} in one process; a rank returns the whole value or "
+        "its shard along one dimension, and all shards together are the whole: gather what is sharded otherwise"
+    )
+
+
+def cause(by_rank: ByRank, found: "Tensor", expected: "Tensor", num_ranks: int) -> str:
+    """Say what usually makes a tensor differ in this way.
+
+    >>> import torch
+    >>> whole = torch.tensor([1.0, 2.0])
+    >>> cause({0: 2 * whole, 1: 2 * whole}, 2 * whole, whole, 2)
+    'it is 2 times as large, the number of ranks: it was added up twice, or summed where a mean is meant'
+    """
+    import torch
+
+    if not torch.isfinite(found).all() and torch.isfinite(expected).all():
+        return "it is not finite: read before it was written or gathered, or divided by zero"
+    if not found.any():
+        return "it is zero: nothing was written to it, or detach or no_grad cuts its graph"
+    are_whole = all(one.shape == expected.shape for one in by_rank.values())
+    if are_whole and (words := _of_several(list(by_rank.values()), expected)):
+        return words
+    if (ratio := _ratio(found, expected)) is not None:
+        return f"it is {ratio:.4g} times as large{_of_ratio(ratio, num_ranks)}"
+    if torch.equal(found.flatten().sort().values, expected.flatten().sort().values):
+        return (
+            "its numbers are right and in another order: a rank has another rank's shard, or shards are joined wrongly"
+        )
+    relative = _largest(found, expected) / (_largest(expected) or 1.0)
+    if expected.is_floating_point() and relative <= 16 * torch.finfo(expected.dtype).eps:
+        remedy = (
+            "pass a larger tolerance" if expected.dtype == torch.float64 else "compare in float64, or pass a tolerance"
+        )
+        return f"that is what {expected.dtype} rounds: {remedy}"
+    if relative <= _LIKE_FLOAT32:
+        return "something inside is float32"
+    off = (found - expected).abs() > _RATIO * _largest(expected)
+    if off.sum() < off.numel():
+        first = [int(index) for index in off.nonzero()[0]]
+        return f"{int(off.sum())} of {off.numel()} numbers are off, the first at {first}, and the others are right"
+    return "it is no multiple, and the ranks have no partial sums of it"
+
+
+def _of_several(values: "list[Tensor]", expected: "Tensor") -> str:
+    """The cause where ranks have different values: partial sums, over all ranks or over the wrong ones."""
+    import torch
+
+    distinct = [one for index, one in enumerate(values) if not any(map(torch.equal, values[:index], [one] * index))]
+    if len(distinct) == 1:
+        return ""
+    if _is_close(sum(values), expected):
+        return "the ranks have partial sums, and their sum is right: an all-reduce is missing"
+    if _is_close(sum(values) / len(values), expected):
+        return "the mean over the ranks is right: an average over them is missing"
+    if len(distinct) < len(values) and _is_close(sum(distinct), expected):
+        return (
+            f"{len(distinct)} groups of ranks have a sum each, and together they are right: summed over the wrong group"
+        )
+    right = [str(rank) for rank, one in enumerate(values) if _is_close(one, expected)]
+    return f"it is right on rank {', '.join(right)} alone: the other ranks do not get the result" if right else ""
+
+
+def _of_ratio(ratio: float, num_ranks: int) -> str:
+    known = {
+        -1.0: ": the sign is wrong",
+        2.0: ": it was added twice",
+        0.5: ": it was halved, or one of two parts is missing",
+        num_ranks**2: ", the square of the number of ranks: it was summed twice too often",
+        num_ranks: ", the number of ranks: it was added up twice, or summed where a mean is meant",
+        1 / num_ranks: ", one over the number of ranks: it was divided twice, or a sum over the ranks is missing",
+    }
+    words = next((text for factor, text in known.items() if abs(ratio / factor - 1) < _RATIO), "")
+    if not words and ratio > 1 and num_ranks % round(ratio) == 0 and abs(ratio - round(ratio)) < _RATIO:
+        words = f": it was summed over {round(ratio)} of the {num_ranks} ranks, the wrong group"
+    return words
+
+
+def _ratio(found: "Tensor", expected: "Tensor") -> float | None:
+    """The factor, if one tensor is a multiple of the other."""
+    place = int(expected.abs().argmax())
+    largest = expected.flatten()[place]
+    if not largest or found.is_complex():
+        return None
+    ratio = float(found.flatten()[place] / largest)
+    is_multiple = abs(ratio - 1) > 1e-4 and _is_close(found, ratio * expected)
+    return ratio if is_multiple else None
+
+
+def _is_close(one: "Tensor", other: "Tensor") -> bool:
+    return _largest(one, other) <= _RATIO * _largest(other)
+
+
+def _largest(one: "Tensor", other: "Tensor | None" = None) -> float:
+    """The largest number of a tensor, or the largest difference of two; NaN and an infinity equal themselves."""
+    import torch
+
+    if not one.numel():
+        return 0.0
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    first = one.to(wide)
+    if other is None:
+        return float(first.abs().nan_to_num(nan=0.0, posinf=0.0).max())
+    second = other.to(wide)
+    equal = (first == second) | (first.isnan() & second.isnan())
+    return float(torch.where(equal, 0.0, (first - second).abs()).nan_to_num(nan=float("inf")).max())
+
+
+def _named(name: str) -> str:
+    return name or "the result"
