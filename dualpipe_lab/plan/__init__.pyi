@@ -1,6 +1,6 @@
 # One object that says how a model is trained on its ranks
 from .plan import Plan as Plan
-from .plan import PRECISIONS as PRECISIONS
+from .fields import PRECISIONS as PRECISIONS
 
 # Published models
 from .model_of import model_of as model_of

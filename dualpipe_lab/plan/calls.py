@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.launch.record.ledger import RankLedger
 from dualpipe_lab.launch.record.operation import next_in_ring
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.hardware import Hardware, collective_seconds, exchange_seconds, message_seconds
-from dualpipe_lab.plan.plan import Plan
 
 
 class Calls:
@@ -69,7 +69,7 @@ class Calls:
 class TimedCalls(Calls):
     """The calls of one rank, entered as seconds by axis, `times` times each; receives run beside sends."""
 
-    def __init__(self, plan: Plan, rank: int, hardware: Hardware) -> None:
+    def __init__(self, plan: PlanFields, rank: int, hardware: Hardware) -> None:
         super().__init__(rank)
         self.hardware, self.size = hardware, plan.ranks_per_node or hardware.gpus_per_node
         here = plan.topology.at(rank)

@@ -15,9 +15,10 @@ from itertools import product
 
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.estimate import POINT, Estimate, Step, estimate
+from dualpipe_lab.plan.fields import text_table
 from dualpipe_lab.plan.hardware import H100, Hardware
 from dualpipe_lab.plan.memory import fitting_bytes, model_states
-from dualpipe_lab.plan.plan import Plan, text_table
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, grids, has_experts
 
 _ROWS = (1, 2, 4)  # sequences of a microbatch

@@ -23,7 +23,7 @@ from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import has_second, layers_of, sizes_of
 from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
@@ -124,7 +124,7 @@ class _Place(NamedTuple):
         return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
 
 
-def parts_of(plan: Plan, config: ModelConfig, rank: int) -> list[Part]:
+def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     here = plan.topology.at(rank)
     stages = plan.stages(here.rank("pp"))
@@ -132,12 +132,12 @@ def parts_of(plan: Plan, config: ModelConfig, rank: int) -> list[Part]:
     return [part._replace(stage=stages[part.stage]) for part in parts]
 
 
-def buffers_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[tuple[int, bool]]:
+def buffers_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[tuple[int, bool]]:
     """Return elements of every flat buffer of the ranks at a place along pp and tp, and whether it has experts."""
     return _buffers_at(_place(plan, config, pp_rank, tp_rank), plan.zero == 3, plan.precision)
 
 
-def _place(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> _Place:
+def _place(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> _Place:
     shares, first, stages = layers_of(plan, config), getattr(config, "num_dense_layers", config.num_layers), []
     for stage in plan.stages(pp_rank):
         num_dense = max(min(first, shares[stage].stop) - shares[stage].start, 0)
@@ -174,7 +174,7 @@ class Bucket(NamedTuple):
 class GradientTraffic:
     """Enters the sums of one rank's gradients and the gathers of its weights, for one step."""
 
-    def __init__(self, plan: Plan, config: ModelConfig, calls: Calls) -> None:
+    def __init__(self, plan: PlanFields, config: ModelConfig, calls: Calls) -> None:
         self.plan, self.config, self.calls, self.here = plan, config, calls, plan.topology.at(calls.rank)
         self.parts = parts_of(plan, config, calls.rank)
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
@@ -285,7 +285,7 @@ class GradientTraffic:
         )
 
 
-def rank_actions(plan: Plan, rank: int) -> list[Action]:
+def rank_actions(plan: PlanFields, rank: int) -> list[Action]:
     """Return the actions of a rank; without pp every microbatch has an F and a B of the one stage."""
     program = plan.program
     if program is None:
@@ -293,7 +293,7 @@ def rank_actions(plan: Plan, rank: int) -> list[Action]:
     return list(program.actions(plan.topology.at(rank).rank("pp")))
 
 
-def copies_of(plan: Plan, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
     ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
     if not plan.hybrid or plan.ranks_per_node is None:

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeAlias
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import sizes_of
 from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.sharding import shard_slice
@@ -46,7 +46,7 @@ Kept: TypeAlias = dict[str, int]  # bytes of tensors by name, of one microbatch 
 class LayerTable:
     """What one rank keeps of each dense layer and of the ends, for `num_rows` sequences of `length` tokens there."""
 
-    def __init__(self, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0) -> None:
+    def __init__(self, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0) -> None:
         self.plan, self.length, self.tp_rank, self.sizes = plan, length, tp_rank, sizes_of(model)
         self.latent = None if isinstance(model, LlamaConfig) else model.latent
         self.element = ELEMENT_BYTES[plan.precision]
@@ -204,7 +204,7 @@ class ExpertTable(LayerTable):
     def __init__(
         self,
         model: V3MoEConfig,
-        plan: Plan,
+        plan: PlanFields,
         num_rows: int,
         length: int,
         tp_rank: int = 0,
@@ -291,7 +291,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
+        cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
     ) -> "Tables":
         """Return those of a model."""
         dense = LayerTable(model, plan, num_rows, length, tp_rank)

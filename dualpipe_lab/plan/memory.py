@@ -25,7 +25,8 @@ from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dualpipe_lab.plan.plan import Plan, text_table
+from dualpipe_lab.plan.fields import text_table
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.pp.program import Action, B, F, I, W
 
 if TYPE_CHECKING:  # they import models

@@ -17,22 +17,23 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
 from math import log2
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, check_multi_token, stage_layers
-from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.pp import schedules
 
-Rule: TypeAlias = Callable[[Plan, ModelConfig, int | None], None]  # raises ValueError
+Rule: TypeAlias = Callable[[PlanFields, ModelConfig, int | None], None]  # raises ValueError
+P = TypeVar("P", bound=PlanFields)
 Distance: TypeAlias = tuple[int, float]  # fields that differ, and the sum of their steps
 _Choice: TypeAlias = tuple[Distance, dict[str, Any]]  # values of the fields of a group, and how far they are
 _AXES = ("pp", "dp", "cp", "tp", "ep")
 _is_synchronous = cache(schedules.is_synchronous)
 
 
-def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
     """The sizes of the axes."""
     config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
     if plan.ep > 1 and not has_experts(config):
@@ -42,7 +43,7 @@ def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
         raise ValueError(f"every stage needs a layer, got {config.num_layers} layers for pp {plan.pp}")
 
 
-def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
     """The schedule, its microbatches and its stages."""
     if not _is_synchronous(plan.schedule):
         raise ValueError(
@@ -61,7 +62,7 @@ def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> No
         )
 
 
-def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
     """How a sequence is sharded along cp and tp, and its second targets."""
     if plan.multi_token is not None:
         check_multi_token(config, plan.tp, plan.multi_token)
@@ -76,7 +77,7 @@ def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> No
         )
 
 
-def zero(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
+def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
     """The stage of ZeRO and its shards."""
     nodes = plan.ranks_per_node
     if nodes is not None and plan.world_size % nodes:
@@ -98,7 +99,7 @@ def zero(plan: Plan, config: ModelConfig, sequence_length: int | None) -> None:
         _check_hybrid(plan)
 
 
-def _check_hybrid(plan: Plan) -> None:
+def _check_hybrid(plan: PlanFields) -> None:
     if plan.ranks_per_node is None:
         raise ValueError("hybrid ZeRO shards within a node, got ranks_per_node=None; give the ranks of a node")
     if not plan.zero:
@@ -113,7 +114,7 @@ def _check_hybrid(plan: Plan) -> None:
 
 
 def first_problem(
-    plan: Plan,
+    plan: PlanFields,
     config: ModelConfig,
     sequence_length: int | None = None,
     rules: Sequence[Rule] = (grid, pipeline, sequence, zero),
@@ -137,17 +138,17 @@ def has_experts(config: ModelConfig) -> bool:
     return config.num_layers > int(getattr(config, "num_dense_layers", config.num_layers))
 
 
-def has_second(plan: Plan, config: ModelConfig) -> bool:
+def has_second(plan: PlanFields, config: ModelConfig) -> bool:
     """Whether the model's last stage predicts a second token under this plan."""
     return plan.multi_token is not None and not isinstance(config, LlamaConfig)
 
 
-def layers_of(plan: Plan, config: ModelConfig) -> tuple[range, ...]:
+def layers_of(plan: PlanFields, config: ModelConfig) -> tuple[range, ...]:
     """Return the layers of every stage."""
     return stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
 
 
-def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
+def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:
     """Return the tokens of a sequence on each rank of cp; ValueError for none, or if the layout does not fit."""
     if sequence_length < 1:
         raise ValueError(f"a sequence has a token at least, got a length of {sequence_length}")
@@ -168,7 +169,7 @@ def factorisations(num_ranks: int, num_factors: int) -> Iterator[tuple[int, ...]
                 yield (first, *others)
 
 
-def distance(plan: Plan, other: Plan, fields: Iterable[str]) -> Distance:
+def distance(plan: PlanFields, other: PlanFields, fields: Iterable[str]) -> Distance:
     """Return how many of the fields differ, and by how much."""
     return _far(_step(name, getattr(plan, name), getattr(other, name)) for name in fields)
 
@@ -183,15 +184,15 @@ def _plus(one: Distance, other: Distance) -> Distance:
 
 
 def nearest_plan(
-    plan: Plan,
+    plan: P,
     config: ModelConfig,
     sequence_length: int | None = None,
     num_ranks: int | None = None,
     global_batch: int | None = None,
-) -> Plan | None:
+) -> P | None:
     """Return what `Plan.nearest` says."""
     world_size = plan.world_size if num_ranks is None else num_ranks
-    best: tuple[Distance, Plan] | None = None
+    best: tuple[Distance, P] | None = None
     found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in grids(plan, config, world_size))
     for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
         if best is not None and far >= best[0]:
@@ -204,13 +205,13 @@ def nearest_plan(
 
 
 def legal_plans(
-    plan: Plan,
+    plan: P,
     config: ModelConfig,
     num_ranks: int,
     sequence_length: int | None,
     zeros: Sequence[int],
     schedule_names: Sequence[str] | None,
-) -> Iterator[Plan]:
+) -> Iterator[P]:
     """Yield what `Plan.all` says: without pp there is one schedule, that of `plan`."""
     names = schedules.names(synchronous=True) if schedule_names is None else list(schedule_names)
     for grid_plan in grids(plan, config, num_ranks):
@@ -220,7 +221,7 @@ def legal_plans(
                 yield found
 
 
-def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
+def grids(plan: P, config: ModelConfig, num_ranks: int) -> Iterator[P]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
     for pp, dp, cp, tp, ep in factorisations(num_ranks, len(_AXES)):
         found = replace(plan, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, experts_in_data=False)
@@ -237,8 +238,8 @@ def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
 
 
 def _settle(
-    plan: Plan, grid_plan: Plan, config: ModelConfig, sequence_length: int | None, share: int | None
-) -> tuple[Distance, Plan] | None:
+    plan: P, grid_plan: P, config: ModelConfig, sequence_length: int | None, share: int | None
+) -> tuple[Distance, P] | None:
     """Choose the fields of each group of rules; `share`: sequences of a data rank to divide into microbatches."""
     total, of_pp = (0, 0.0), replace(plan, pp=grid_plan.pp)  # all that a pipeline depends on; programs take their time
     for rule in (pipeline, sequence, zero):
@@ -252,7 +253,7 @@ def _settle(
 
 @lru_cache(maxsize=1024)
 def _first_legal(
-    rule: Rule, plan: Plan, there: Plan, sequence_length: int | None, config: ModelConfig, share: int | None
+    rule: Rule, plan: PlanFields, there: PlanFields, sequence_length: int | None, config: ModelConfig, share: int | None
 ) -> _Choice | None:
     for choice in _choices(plan, there.pp, config.num_layers, share)[rule]:
         if first_problem(replace(there, **choice[1]), config, sequence_length, [rule]) is None:
@@ -261,7 +262,7 @@ def _first_legal(
 
 
 @lru_cache(maxsize=64)
-def _choices(plan: Plan, pp: int, num_layers: int, share: int | None) -> dict[Rule, list[_Choice]]:
+def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> dict[Rule, list[_Choice]]:
     """Return, for each group of rules behind the grid's, all values of its fields to try, the nearest first."""
     counts = [plan.num_microbatches, 2 * pp, plan.num_microbatches + 1, max(1, plan.num_microbatches - 1)]
     if share is not None:

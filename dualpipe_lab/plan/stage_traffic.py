@@ -33,7 +33,7 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import sizes_of
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 
@@ -45,7 +45,7 @@ Routing: TypeAlias = Mapping[tuple[int, int], Sequence[int]]  # by rank and laye
 class StageTraffic:
     """Enters the calls of one rank's stages, for microbatches of `num_rows` sequences of `sequence_length` tokens."""
 
-    def __init__(self, plan: Plan, model: ModelConfig, calls: Calls, num_rows: int, sequence_length: int) -> None:
+    def __init__(self, plan: PlanFields, model: ModelConfig, calls: Calls, num_rows: int, sequence_length: int) -> None:
         self.plan, self.calls, self.num_rows = plan, calls, num_rows
         self.model, self.config = model, sizes_of(model)
         self.latent = None if isinstance(model, LlamaConfig) else model.latent

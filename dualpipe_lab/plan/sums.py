@@ -15,7 +15,7 @@ from html import escape
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.plan import Plan, text_table
+from dualpipe_lab.plan.fields import PlanFields, text_table
 from dualpipe_lab.plan.rules import has_experts, has_second
 
 _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
@@ -80,13 +80,13 @@ class SumsTable:
         return f'<table class="dp-sums">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def sums_of(plan: Plan, config: ModelConfig) -> SumsTable:
+def sums_of(plan: PlanFields, config: ModelConfig) -> SumsTable:
     """Return who sums what with whom when a model is trained under a plan that fits it."""
     return SumsTable(str(plan), tuple(_Rows(plan, config).rows()))
 
 
 class _Rows:
-    def __init__(self, plan: Plan, config: ModelConfig) -> None:
+    def __init__(self, plan: PlanFields, config: ModelConfig) -> None:
         self.plan, self.config, self.topology = plan, config, plan.topology
         self.last = plan.num_stages - 1
 

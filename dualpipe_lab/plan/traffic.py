@@ -19,8 +19,8 @@ from dualpipe_lab.launch.record.ledger import Ledger, RankLedger
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic, rank_actions
-from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second, layers_of
 from dualpipe_lab.plan.stage_traffic import COUNT_BYTES, Routing, StageTraffic
 from dualpipe_lab.pp.program import B, F, I
@@ -59,7 +59,7 @@ class StepTraffic:
         return f"<p>{escape(self.title)}</p>{self.ledger._repr_html_()}"
 
 
-def check_traffic(plan: Plan, batch_size: int) -> int:
+def check_traffic(plan: PlanFields, batch_size: int) -> int:
     """Return the sequences of a microbatch; ValueError for sequences that do not divide."""
     parts = plan.data_size * plan.num_microbatches
     if batch_size < 1 or batch_size % parts:
@@ -71,7 +71,7 @@ def check_traffic(plan: Plan, batch_size: int) -> int:
 
 
 def traffic_of(
-    plan: Plan, config: ModelConfig, num_rows: int, sequence_length: int, routing: Routing | None, clips: bool
+    plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int, routing: Routing | None, clips: bool
 ) -> StepTraffic:
     """Return the messages and bytes of a step, for microbatches of `num_rows` sequences."""
     found: dict[str, list[RankLedger]] = {part: [] for part in PARTS}
@@ -97,7 +97,7 @@ def traffic_of(
 class _Step:
     """Each method enters the calls of one rank in one part of the step."""
 
-    def __init__(self, plan: Plan, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
+    def __init__(self, plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
         self.has_second, self.shares = has_second(plan, config), layers_of(plan, config)
         first = getattr(config, "num_dense_layers", config.num_layers)

@@ -1,15 +1,17 @@
-"""What live cells show: schedules by name at any size and cost; programs and orders whose rows the reader writes.
+"""What live cells show: schedules at any size and cost; programs and orders that the reader writes; their controls.
 
 Chapter: book/pp/gpipe, book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.
 In: names, sizes, costs; or rows of actions, or of operations of a MoE layer.  Out: `Outcome`s: a timeline, its numbers
 beside the closed forms or beside those of the order as given, and the validator's verdict.
+The short forms of controls are those of `ipywidgets.interact`, but that three numbers are a range around its start.
   makespan, bubble fraction, peak live activations   simulated; the closed form of the schedule stands beside them
 """
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from inspect import signature
-from typing import Any, NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.ep.overlap import simulator as streams
 from dualpipe_lab.ep.overlap.order import InvalidOrder, Order, ticks_of
@@ -31,6 +33,91 @@ ACCEPTED = "The validator accepts the program: every gradient is computed once, 
 COST_NAMES = tuple(signature(Cost).parameters)
 TICKS = {"t_op": (1, 2, 6), "tau": (0, 2, 9)}  # of an operation, of an all-to-all
 ORDER_ACCEPTED = "The order is accepted: every operation runs once, and no stream waits forever."
+
+
+class Slider(NamedTuple):
+    """Whole numbers from `low` to `high`."""
+
+    name: str
+    low: int
+    high: int
+    start: int
+
+
+class Choice(NamedTuple):
+    """One of several values, by the words that the reader sees."""
+
+    name: str
+    options: dict[str, Any]
+    start: Any
+
+
+class Toggle(NamedTuple):
+    """Yes or no."""
+
+    name: str
+    start: bool
+
+
+class Text(NamedTuple):
+    """A text, such as an order of operations."""
+
+    name: str
+    start: str
+
+
+Control: TypeAlias = Slider | Choice | Toggle | Text
+
+
+def split_controls(given: Mapping[str, Any], starts: Mapping[str, Any]) -> tuple[list[Control], dict[str, Any]]:
+    """Return the controls that the short forms describe, and the values that stay fixed.
+
+    (low, high) and (low, start, high): a slider.  A list, or a dictionary from words to values: a choice that starts
+    with its first entry.  True or False: a box.  A text: a text.  Any other value is fixed.
+    `starts`: where the slider of a pair starts, by name (default: at its lower end).
+    Raises ValueError for an empty choice and for a range that is not in order.
+    """
+    controls, fixed = [], {}
+    for name, value in given.items():
+        control = _control(name, value, starts)
+        if control is None:
+            fixed[name] = value
+        else:
+            controls.append(control)
+    return controls, fixed
+
+
+def _control(name: str, value: Any, starts: Mapping[str, Any]) -> Control | None:
+    if isinstance(value, bool):
+        return Toggle(name, value)
+    if isinstance(value, str):
+        return Text(name, value)
+    if isinstance(value, list | dict):
+        options = value if isinstance(value, dict) else {str(option): option for option in value}
+        if not options:
+            raise ValueError(f"{name}: a choice needs at least one entry, got {value!r}")
+        return Choice(name, dict(options), next(iter(options.values())))
+    return _slider(name, value, starts) if isinstance(value, tuple) else None
+
+
+def _slider(name: str, value: tuple[Any, ...], starts: Mapping[str, Any]) -> Slider:
+    numbers = value
+    if len(value) == 2 and all(isinstance(number, int) for number in value):
+        low, high = value
+        numbers = (low, min(max(starts.get(name, low), low), high), high)
+    if len(numbers) != 3 or not all(isinstance(number, int) for number in numbers) or list(numbers) != sorted(numbers):
+        raise ValueError(f"{name}: a slider is (low, high) or (low, start, high) in whole numbers, got {value!r}")
+    low, start, high = numbers
+    return Slider(name, low, high, start)
+
+
+def words_of(value: Any) -> str:
+    """Return a number as a reader wants it: 0.2727 and 1/3 keep four digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) or not isinstance(value, Real):
+        return str(value)
+    return f"{float(value):.4g}"
 
 
 class Outcome(NamedTuple):

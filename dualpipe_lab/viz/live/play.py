@@ -4,8 +4,7 @@ Chapter: book/pp/gpipe.  In: schedules, a program, or a function of what the rea
 The HTML holds the drawing at its start and plays without a kernel: in published pages, exports and notebooks that were
 saved and opened again.  A running notebook puts the ipywidgets into it (`live.widget`); the saved output holds none, so
 that JupyterLab has no widget to miss.
-Elsewhere: `ipywidgets.interact`, whose output a published page does not show; its abbreviations are these, but that
-three numbers are a range around its start.
+Elsewhere: `ipywidgets.interact`, whose output a published page does not show.
 """
 
 import os
@@ -13,8 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
-from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.ep.overlap.order import Order
@@ -23,6 +21,7 @@ from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.embed import Comparison, Spec, element, timeline_spec
 from dualpipe_lab.viz.live import pipeline
+from dualpipe_lab.viz.live.pipeline import Control, split_controls, words_of
 from dualpipe_lab.viz.steplog import Steps
 
 if TYPE_CHECKING:
@@ -32,91 +31,6 @@ Played: TypeAlias = str | Sequence[str] | Program | Order | Callable[..., Any]
 
 STATIC = "DUALPIPE_LAB_STATIC"  # set where pages are built: no widget is made
 _HOW = "Run this cell in a notebook to get its controls: {}."
-
-
-class Slider(NamedTuple):
-    """Whole numbers from `low` to `high`."""
-
-    name: str
-    low: int
-    high: int
-    start: int
-
-
-class Choice(NamedTuple):
-    """One of several values, by the words that the reader sees."""
-
-    name: str
-    options: dict[str, Any]
-    start: Any
-
-
-class Toggle(NamedTuple):
-    """Yes or no."""
-
-    name: str
-    start: bool
-
-
-class Text(NamedTuple):
-    """A text, such as an order of operations."""
-
-    name: str
-    start: str
-
-
-Control: TypeAlias = Slider | Choice | Toggle | Text
-
-
-def split_controls(given: Mapping[str, Any], starts: Mapping[str, Any]) -> tuple[list[Control], dict[str, Any]]:
-    """Return the controls that the short forms describe, and the values that stay fixed.
-
-    (low, high) and (low, start, high): a slider.  A list, or a dictionary from words to values: a choice that starts
-    with its first entry.  True or False: a box.  A text: a text.  Any other value is fixed.
-    `starts`: where the slider of a pair starts, by name (default: at its lower end).
-    Raises ValueError for an empty choice and for a range that is not in order.
-    """
-    controls, fixed = [], {}
-    for name, value in given.items():
-        control = _control(name, value, starts)
-        if control is None:
-            fixed[name] = value
-        else:
-            controls.append(control)
-    return controls, fixed
-
-
-def _control(name: str, value: Any, starts: Mapping[str, Any]) -> Control | None:
-    if isinstance(value, bool):
-        return Toggle(name, value)
-    if isinstance(value, str):
-        return Text(name, value)
-    if isinstance(value, list | dict):
-        options = value if isinstance(value, dict) else {str(option): option for option in value}
-        if not options:
-            raise ValueError(f"{name}: a choice needs at least one entry, got {value!r}")
-        return Choice(name, dict(options), next(iter(options.values())))
-    return _slider(name, value, starts) if isinstance(value, tuple) else None
-
-
-def _slider(name: str, value: tuple[Any, ...], starts: Mapping[str, Any]) -> Slider:
-    numbers = value
-    if len(value) == 2 and all(isinstance(number, int) for number in value):
-        low, high = value
-        numbers = (low, min(max(starts.get(name, low), low), high), high)
-    if len(numbers) != 3 or not all(isinstance(number, int) for number in numbers) or list(numbers) != sorted(numbers):
-        raise ValueError(f"{name}: a slider is (low, high) or (low, start, high) in whole numbers, got {value!r}")
-    low, start, high = numbers
-    return Slider(name, low, high, start)
-
-
-def words_of(value: Any) -> str:
-    """Return a number as a reader wants it: 0.2727 and 1/3 keep four digits."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int) or not isinstance(value, Real):
-        return str(value)
-    return f"{float(value):.4g}"
 
 
 class Play:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from dualpipe_lab._optional import extra
 from dualpipe_lab.viz.bundle import live_module
-from dualpipe_lab.viz.live.play import Choice, Control, Slider, Toggle
+from dualpipe_lab.viz.live.pipeline import Choice, Control, Slider, Toggle
 
 with extra("notebook", "a live cell with controls"):
     import anywidget
