@@ -22,7 +22,7 @@ SIZES = {
     "narrow values": LatentSizes(query_rank=None, kv_rank=5, content=4, position=2, value=3),
     "wide values": LatentSizes(query_rank=None, kv_rank=4, content=2, position=2, value=7),
 }
-LENGTHS = {1: (5,), 2: (12, 7, 1), 3: (12, 7, 2), 4: (16, 7, 3)}
+LENGTHS = {1: (5,), 2: (12, 7, 1), 3: (12, 7), 4: (16, 7, 3)}
 NAMES = ("out", "dq", "dc", "dw")
 
 

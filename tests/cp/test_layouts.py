@@ -99,7 +99,7 @@ def test_what_a_layout_cannot_do_is_named(arguments, message):
 def test_unshard_undoes_shard_for_any_axis_and_length(num_ranks):
     def fn(rank, world_size):
         for name in LAYOUTS:
-            for length in (0, 2, 7, 24):
+            for length in (0, 2, 7):
                 layout = make_layout(name, rounded(name, length, world_size), world_size)
                 for dim, shape in ((0, (layout.length, 2)), (1, (2, layout.length, 3)), (-1, (2, layout.length))):
                     x = draw(*shape)

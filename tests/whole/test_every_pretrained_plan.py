@@ -1,6 +1,6 @@
 """The plans that `make bench LONG=1` compares with transformers: one of them, and that a wrong number is seen.
 
-`test_pretrained.py` and `test_pretrained_v3.py` draw plans of their own.
+`test_pretrained.py` draws plans of its own.
 """
 
 import sys
