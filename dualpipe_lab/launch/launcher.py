@@ -6,6 +6,7 @@ Under `torchrun` the same call runs the function on this rank and gathers the va
 """
 
 import os
+import secrets
 import sys
 import warnings
 from collections.abc import Callable
@@ -71,6 +72,10 @@ def launch(
     start: StartMethod | None = None,
 ) -> Results:
     """Run `fn(rank, world_size, *args)` on `world_size` new processes that form one process group.
+
+    Every rank draws other random numbers: `torch`, `numpy.random` and `random` are seeded with the rank's number plus
+    one draw from the caller's torch generator, as `DataLoader` seeds its workers, so `torch.manual_seed(0)` before
+    `launch` makes a run repeatable; under `torchrun` each process keeps the generators of its script.
 
     Args:
         fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
@@ -155,11 +160,20 @@ def _make_jobs(
 ) -> list[Job]:
     call = payload.spool(payload.pack_call(fn, args), folder, fn, args)
     sources, environment = payload.cell_sources(), dict(os.environ)
-    directory, search_path = os.getcwd(), list(sys.path)
+    directory, search_path, seed = os.getcwd(), list(sys.path), _draw_seed()
     return [
-        Job(rank, world_size, call, sources, folder, environment, directory, search_path, config)
+        Job(rank, world_size, call, sources, folder, environment, directory, search_path, config, seed + rank)
         for rank in range(world_size)
     ]
+
+
+def _draw_seed() -> int:
+    """Draw 63 bits from torch's generator; a caller who has not imported torch has not seeded it either."""
+    if "torch" not in sys.modules:
+        return secrets.randbits(63)
+    import torch
+
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
 def _run(jobs: list[Job], mode: OutputMode, timeout: float, start: StartMethod | None) -> tuple[list[bytes], list[str]]:

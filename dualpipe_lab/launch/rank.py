@@ -90,6 +90,7 @@ class Job:
     directory: str
     search_path: list[str]
     config: LaunchConfig
+    seed: int
 
 
 def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
@@ -205,9 +206,10 @@ def _prepare(job: Job) -> tuple[Any, Any]:
     import torch
 
     torch.set_num_threads(job.config.threads)
-    random.seed()
+    random.seed(job.seed)  # forked ranks would all draw the server's numbers
+    torch.manual_seed(job.seed)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # forked ranks would all draw the server's numbers
+        sys.modules["numpy.random"].seed(job.seed % 2**32)
     device = accelerator.start(job.config.backend, job.rank)
     return device, payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
 

@@ -181,6 +181,8 @@ class ShardedLinear(nn.Module):
 class ColumnParallelLinear(ShardedLinear):
     """y = x W^T + b, with the rows of W and the elements of b sharded over the ranks.
 
+    Weights are drawn by name, and layers of one size start alike; `initialize_parameters(model)` draws by full names.
+
     Args:
         in_features, out_features: of the full layer; with outputs that do not divide, the last ranks have fewer.
         bias: whether there is one.
@@ -230,6 +232,8 @@ class ColumnParallelLinear(ShardedLinear):
 
 class RowParallelLinear(ShardedLinear):
     """y = sum over the ranks of x_r W_r^T, plus b: the columns of W are sharded, b is replicated.
+
+    Weights are drawn by name, and layers of one size start alike; `initialize_parameters(model)` draws by full names.
 
     Args:
         in_features, out_features: of the full layer; with inputs that do not divide, the last ranks have fewer.

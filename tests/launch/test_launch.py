@@ -150,17 +150,29 @@ def test_ranks_see_this_process_environment_folder_and_threads(tmp_path, monkeyp
     assert lab.launch(fn, 1, threads=2)[0][2] == 2
 
 
-def test_ranks_draw_different_numpy_and_python_random_numbers():
+def test_ranks_and_launches_draw_other_numbers_and_the_callers_seed_repeats_them(subtests):
+    """Ranks once inherited the generator of the fork server: dropout was the same on all ranks and in all launches."""
+
     def fn(rank, world_size):
         import random
 
         import numpy as np
 
-        return random.random(), float(np.random.rand())
+        mask = torch.nn.functional.dropout(torch.ones(64)).tolist()
+        return torch.rand(()).item(), random.random(), float(np.random.rand()), tuple(mask)
 
-    (python0, numpy0), (python1, numpy1) = lab.launch(fn, 2)
-    assert python0 != python1
-    assert numpy0 != numpy1
+    for start in (None, "spawn"):
+        with subtests.test(start=start):
+            torch.manual_seed(5)
+            launches = [lab.launch(fn, 2, start=start) for _ in range(2)]
+            after = torch.rand(())
+            every = [values for launch in launches for values in launch]
+            assert all(len(set(drawn)) == 4 for drawn in zip(*every, strict=True)), every
+            torch.manual_seed(5)
+            assert [lab.launch(fn, 2, start=start) for _ in range(2)] == launches
+            assert torch.rand(()) == after
+            torch.manual_seed(6)
+            assert not set(lab.launch(fn, 2, start=start)) & set(every)
 
 
 def test_ranks_may_start_processes_of_their_own():
