@@ -218,11 +218,26 @@ class Declaration:
         return global_norm(counted, {"mesh": self.mesh.everyone}, p)
 
     def broadcast(self) -> None:
-        """Broadcast every parameter and buffer from the first of its copies."""
+        """Broadcast every parameter and buffer from the first of its copies, of mirrors and tied stages too."""
         for parameter in self.parameters:
             broadcast_over(parameter, self.copies(parameter))
         for buffer in self.module.buffers():
             broadcast_over(buffer, self.dense)
+        mirrored = [(found.stage or 0, found.holders, parameter) for parameter, found in self.parameters.items()]
+        for _, holders, parameter in sorted(mirrored, key=lambda found: found[0]):  # in one order on both mirrors
+            if len(holders) > 1:
+                self._send_to_mirrors(parameter.detach(), [self.mesh.ranks("pp")[rank] for rank in holders])
+        self.tied.broadcast()
+
+    def _send_to_mirrors(self, weight: Tensor, holders: Sequence[int]) -> None:
+        first, *others = holders
+        contiguous = weight.contiguous()
+        if self.mesh.global_rank != first:
+            comm.recv(contiguous, first)
+            weight.copy_(contiguous)
+        else:
+            for other in others:
+                comm.send(contiguous, other)
 
 
 class TiedStages:
@@ -255,10 +270,23 @@ class TiedStages:
         self._counted = {index for index in names if holders.get(index, (here,))[0] == here}
         ranks = sorted({rank for index in names for rank in holders.get(index, ())})
         self._group: Group | None = None
+        self._first = min(names, default=0)
         self._is_local = all(holders.get(index, ()) == tuple(ranks) for index in names)
         if not self._is_local:
             groups = [tuple(group[rank] for rank in ranks) for group in mesh.topology.groups("pp")]
             self._group = _make(groups, mesh.global_rank)
+
+    def broadcast(self) -> None:
+        """Give the weight the values of the first stage, in every stage."""
+        held = {index: parameter.detach() for parameter, index in self.stage_of.items()}
+        if not held or (self._is_local and len(held) < 2):
+            return
+        is_source = self._first in held and (self._is_local or self._first in self._counted)
+        values = held[self._first].clone() if is_source else torch.zeros_like(next(iter(held.values())))
+        if not self._is_local:
+            comm.all_reduce(values, group=self._group)
+        for weight in held.values():
+            weight.copy_(values)
 
     def add(self, gradients: Mapping[int, Tensor]) -> None:
         """Replace this rank's gradients of the weight, by stage, by the sum over all stages."""

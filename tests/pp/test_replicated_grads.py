@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import dualpipe_lab as lab
+from dualpipe_lab import dp
 from dualpipe_lab.pp.runtime import PipelineRuntime
 from dualpipe_lab.pp.schedules import build
 
@@ -44,6 +45,75 @@ def test_mirrors_are_summed_during_or_after_the_step(name):
                 assert bitwise(ours, theirs), (rank, stage)
     sent = sum(p.numel() for stage in stages for p in stage.parameters() if p.requires_grad) * 8
     assert out.ledger.sent("isend") == 2 * (2 * 3 * 8 * LIKE.nbytes + 2 * sent)  # twice: messages, each copy once
+
+
+class Holder(nn.Module):
+    """The stages of a rank, drawn there without a seed: copies of a stage or of a tied weight start unlike."""
+
+    def __init__(self, numbers, last=None):
+        super().__init__()
+        self.stages = {number: nn.Linear(4, 4).double() for number in numbers}
+        self.parts = nn.ModuleDict({str(number): stage for number, stage in self.stages.items()})
+        self.tied = {0: "weight", last: "weight"} if last else {}
+
+
+def numbers_of(program, rank):
+    """The stages of a rank, in another order on every other one."""
+    return sorted({action.stage for action in program.actions(rank)}, reverse=bool(rank % 2))
+
+
+@pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.parametrize("name", ["dualpipe", "easy_dualpipe"])
+def test_copies_of_a_stage_that_start_with_different_weights_are_refused(name, manual):
+    program = build(name, 2, 4)
+    batch = [torch.ones(2, 4, dtype=torch.float64)] * 4
+
+    def fn(rank, world_size):
+        runtime = PipelineRuntime(
+            program, Holder(numbers_of(program, rank)).stages, nn.functional.mse_loss, sum_mirrors=not manual
+        )
+        runtime.step(batch, batch)
+        runtime.sum_mirrors()
+
+    words = r"ranks \d and \d of the pipeline hold stage 0 with different weights.*the Mesh and the program"
+    with pytest.raises(lab.RankError, match=words):
+        lab.launch(fn, 2, output="collect")
+
+
+@pytest.mark.parametrize("stage", ["Ddp", "Zero1", "Zero3"])
+@pytest.mark.parametrize("name", ["dualpipe", "zbv", "1f1b"])
+def test_an_optimizer_of_a_mesh_makes_mirrors_and_tied_stages_equal(name, stage):
+    """On 2 data ranks; the gradients are those of one process with the weights of the first holder."""
+    program = build(name, 2, 4)
+    last = program.num_stages - 1
+    data = torch.randn(2, 4, 2, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def fn(rank, world_size):
+        mesh = lab.Mesh(lab.Topology([("dp", 2), ("pp", 2)]))
+        holder = Holder(numbers_of(program, mesh.rank("pp")), last)
+        units = {"units": list(holder.stages.values())} if stage == "Zero3" else {}
+        optimizer = getattr(dp, stage)(holder, group=mesh, program=program, **units)
+        weights = dp.full_weights(optimizer)
+        runtime = PipelineRuntime(
+            program, holder.stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=True
+        )
+        batch = list(data[mesh.rank("dp")])
+        runtime.step(batch, batch)
+        return weights, dp.full_gradients(optimizer)
+
+    out = lab.launch(fn, 4, output="collect")
+    model = Holder(range(last + 1))
+    state = {name: weight for weights, _ in out for name, weight in weights.items()}
+    model.load_state_dict(state)
+    assert torch.equal(state["parts.0.weight"], state[f"parts.{last}.weight"])
+    model.stages[last].weight = model.stages[0].weight
+    for x in data.flatten(0, 1):
+        (functional.mse_loss(nn.Sequential(*model.stages.values())(x), x) / 4).backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+    for weights, grads in out:
+        assert all(torch.equal(weight, state[name]) for name, weight in weights.items())
+        assert grads.keys() == weights.keys()
+        assert all((grad - expected[name]).abs().max() < 1e-14 for name, grad in grads.items())
 
 
 class Output(nn.Module):

@@ -18,13 +18,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import permutations, product
 from typing import NamedTuple, TypeAlias
+from zlib import crc32
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import members
+from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.grad_ready import GradShard, Synchronizer, grad_shards_of, synchronizers_of
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.program import Action, B, I, Program, W
@@ -59,6 +62,20 @@ class ReplicatedGrads:
     def holders(self, stage: int) -> list[int]:
         """Return the ranks of the pipeline that hold a stage."""
         return self._holders[stage]
+
+    def check_weights(self) -> None:
+        """Raise ValueError if a mirror has other weights; all ranks of the pipeline call it."""
+        mine = {stage: _checksum(module) for stage, module in self._modules.items() if self.is_replicated(stage)}
+        every: list[dict[int, int]] = [{}] * comm.get_world_size(self._p2p.group)
+        dist.all_gather_object(every, mine, self._p2p.group)  # past `comm`: no message of the user's
+        for rank, others in enumerate(every):
+            for stage in sorted(mine.keys() & others.keys()):
+                if mine[stage] != others[stage]:
+                    raise ValueError(
+                        f"ranks {self._rank} and {rank} of the pipeline hold stage {stage} with different weights, and "
+                        "its gradients are those of both; build each copy after torch.manual_seed with one seed, or "
+                        "give the optimizer the Mesh and the program, and it makes them equal"
+                    )
 
     def check_shards(self) -> None:
         """Raise ValueError if a mirror keeps other shards of the gradients; all ranks of the pipeline call it."""
@@ -166,6 +183,15 @@ def _layout(module: nn.Module) -> list[tuple[int, int] | None]:
     return [_span(pieces[parameter]) if parameter in pieces else None for parameter in module.parameters()]
 
 
+def _checksum(module: nn.Module) -> int:
+    """Return a number that follows from the bits of all weights, in their order; ZeRO-3's are left out."""
+    found = 0
+    for weight in module.parameters():
+        if not is_absent(weight):
+            found = crc32(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), found)
+    return found
+
+
 def _span(piece: GradShard | None) -> tuple[int, int]:
     return (0, 0) if piece is None else (piece.start, len(piece.values))
 
@@ -197,7 +223,7 @@ class GradientSync:
         self._modules = {index: stage.module for index, stage in stages.items()}
         self._replicated, self._p2p, self._sum_mirrors = replicated, p2p, sum_mirrors
         self._found: dict[int, dict[Synchronizer, list[nn.Parameter]]] = {}
-        self._compared: list[Synchronizer] = []
+        self._compared: list[Synchronizer] | None = None
 
     def begin_step(self) -> None:
         """Find the synchronizers, and tell them that the pipeline says when gradients are complete."""
@@ -288,7 +314,10 @@ class GradientSync:
                 )
 
     def _check_shards(self) -> None:
-        """Compare shards with the mirrors, once; not for gradients that stay unsharded until the sums begin."""
+        """Compare weights with the mirrors, and how gradients are sharded during the step; both once."""
+        if self._compared is None:
+            self._replicated.check_weights()
+            self._compared = []
         owners = [owner for found in self._found.values() for owner in found if owner.grad_shards() is not None]
         if owners != self._compared:
             self._replicated.check_shards()
