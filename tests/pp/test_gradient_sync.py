@@ -166,7 +166,7 @@ def test_a_step_is_added_to_no_sum_that_has_begun(name):
         optimizer = optimize(name, stage, mesh.group("dp"))
         runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
         runtime.step(inputs, targets, WEIGHTS)
-        with pytest.raises(ValueError, match="give a step of a pipeline all microbatches"):
+        with pytest.raises(ValueError, match="set num_backwards to the microbatches of all"):
             runtime.step(inputs, targets, WEIGHTS)
         optimizer.step()
         optimizer.zero_grad()
@@ -184,7 +184,7 @@ def test_mirrors_by_hand(name):
         runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
         runtime.step(inputs, targets, WEIGHTS)
         if name in ("Ddp", "Zero1"):
-            with pytest.raises(ValueError, match="let it add mirrors"):
+            with pytest.raises(ValueError, match="let the pipeline add mirrors"):
                 runtime.sum_mirrors()
             return {}
         runtime.sum_mirrors()
