@@ -89,8 +89,8 @@ class Synchronizer:
         """Raise ValueError for a backward after the sums of its step."""
         if self.is_final:
             raise ValueError(
-                "a backward adds to gradients that are summed already; call zero() of the reducer, or zero_grad() of "
-                "the optimizer, before it: the module's own zero_grad() does not reach them"
+                "a backward adds to gradients that are summed already; call zero_grad() of the optimizer, or zero() of "
+                "a reducer, before it: the module's own zero_grad() does not reach them"
             )
 
     def check_addition(self, parameters: Collection[nn.Parameter]) -> None:

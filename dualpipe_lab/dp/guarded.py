@@ -50,7 +50,7 @@ class _Guarded:
         return f"{type(self).__name__}{tuple(self.shape)}"  # type: ignore[attr-defined]
 
 
-class SealedGrad(_Guarded, Tensor):
+class SealedGrad(_Guarded, Tensor):  # type: ignore[misc]
     """A gradient whose sum over the data ranks is not finished, or of which this rank keeps a shard alone."""
 
     sentence = (
@@ -60,7 +60,7 @@ class SealedGrad(_Guarded, Tensor):
     )
 
 
-class AbsentWeight(_Guarded, nn.Parameter):
+class AbsentWeight(_Guarded, nn.Parameter):  # type: ignore[misc]
     """A weight of ZeRO-3 whose unit does not run; `label` is its name."""
 
     label: str

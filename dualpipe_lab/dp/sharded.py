@@ -306,7 +306,8 @@ class ShardedOptimizer:
     def _check_module(self) -> None:
         """Refuse parameters that were frozen, unfrozen or replaced since the optimizer took the module."""
         for name, part, key, parameter, was_trained in self._taken:
-            if getattr(part, key, None) is not parameter:
+            is_replaced = getattr(part, key, None) is not parameter
+            if is_replaced:
                 raise ValueError(
                     f"{name} was replaced since {type(self).__name__} took the module, and would not be trained; load "
                     "with load_state_dict(assign=False), change weights in place, or make the optimizer anew"

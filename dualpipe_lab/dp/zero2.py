@@ -178,8 +178,7 @@ class BucketReducer(Synchronizer):
         """Expect the gradients of one stage and microbatch; a bucket is launched when it is full."""
         self.check_open()
         self._is_running = True
-        if self._is_pipelined:
-            self._seals.open(parameters)
+        self._seals.open(parameters)
         for parameter in parameters:
             self._missing.setdefault(self._position[parameter][0], set()).add(parameter)
         self._missing = dict(sorted(self._missing.items()))

@@ -177,7 +177,7 @@ def test_bf16_parameters_can_accumulate_in_fp32():
     ("misuse", "message"),
     [
         ("twice", "backward number 2 of the step, and num_backwards=1"),
-        ("no zero", r"adds to gradients that are summed already; call zero\(\)"),
+        ("no zero", r"adds to gradients that are summed already; call zero_grad\(\) of the optimizer, or zero\(\)"),
         ("frozen", "no parameter needs a gradient"),
         ("count", "at least 1 backward, got num_backwards=0"),
         ("bytes", "at least 1 byte, got bucket_bytes=0"),

@@ -79,7 +79,10 @@ REFUSED = {
     "drop one": (lambda optimizer: setattr(optimizer.module[0].bias, "grad", None), DROPPED),
     "drop all": (lambda optimizer: optimizer.module.zero_grad(), DROPPED),
     "replace": (lambda optimizer: setattr(optimizer.module[0].bias, "grad", torch.ones(6).double()), DROPPED),
-    "step of torch": (lambda optimizer: torch.optim.SGD(optimizer.module.parameters()).step(), SEALED),
+    "step of torch": (
+        lambda optimizer: torch.optim.SGD(optimizer.module.parameters()).step(),
+        f"{SEALED}|has no values",
+    ),
     "freeze": (lambda optimizer: optimizer.module[0].requires_grad_(False), "0.weight was trained when .* is frozen"),
     "other memory": (
         lambda optimizer: optimizer.module[0].bias.__setattr__("data", torch.ones(6).double()),
@@ -138,7 +141,7 @@ def test_gradients_are_not_touched_between_microbatches():
     backward(model, 0)
     backward(model, 1)
     right = {name: p.grad for name, p in model.named_parameters()}
-    assert all(worst(grads, right) < 1e-15 for found in launch(fn, 3) for grads in found)
+    assert all(worst(grads, right) < 1e-15 for found in launch(fn, 2) for grads in found)
 
 
 def test_a_torch_optimizer_over_a_reducer_clips_finished_sums():
@@ -236,6 +239,8 @@ def test_zero3_gathers_a_weight_with_a_second_use_for_the_full_step_or_refuses_t
             with pytest.raises(ValueError, match=r"blocks\.1\.0\.weight has no values here") as caught:
                 model.loss(rank, world_size, penalty(model)).backward()
             refused.append(str(caught.value))
+        model = TwoUses()
+        optimizer = Zero3(model, [model.first, *model.blocks])
         with pytest.raises(ValueError, match="call the module itself"):
             model.head(torch.ones(6).double())
         return found, refused

@@ -196,7 +196,7 @@ def test_mirrors_by_hand():
             runtime.step(inputs, targets, WEIGHTS)
             assert all(optimizer.reducer.lone_copies for optimizer in optimizers.values())
             if name in ("Ddp", "Zero1"):
-                with pytest.raises(ValueError, match="let it add mirrors"):
+                with pytest.raises(ValueError, match="let the pipeline add mirrors"):
                     runtime.sum_mirrors()
                 continue
             runtime.sum_mirrors()
