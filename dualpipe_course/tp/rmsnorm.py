@@ -87,7 +87,7 @@ def numbers(answer: object) -> str:
     hints=(
         "This rank's squares add up to one number per token. Sum it over the ranks before you divide by hidden_size.",
         "dx is (gamma dy - normal * mean) / root. Over which features does that mean of gamma dy normal run?",
-        "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma needs no message.",
+        "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma sends nothing.",
     ),
 )
 def cut_norm(function: Any) -> str:

@@ -219,9 +219,7 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k need the same batch and head size, got {shapes[0]} and {shapes[1]}")
     if not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"query heads must divide among KV heads, and {q.shape[1]} do not divide among {k.shape[1]}"
-        )
+        raise ValueError(f"query heads must divide among KV heads, and {q.shape[1]} do not divide among {k.shape[1]}")
 
 
 def _grouped(x: Tensor, num_kv_heads: int) -> Tensor:

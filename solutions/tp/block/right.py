@@ -4,13 +4,13 @@ RIGHT = {
     "block-2": {
         "names taken apart": """
 def finish(grads, sequence_parallel):
-    def is_summand(name):
+    def is_partial(name):
         kind = name.split(".")[-2]
         if kind in ("q_norm", "k_norm"):
             return True
         return sequence_parallel and kind in ("attention_norm", "mlp_norm", "norm")
 
-    found = {name: grad for name, grad in grads.items() if is_summand(name)}
+    found = {name: grad for name, grad in grads.items() if is_partial(name)}
     if found:
         flat = torch.cat(list(found.values()))
         comm.all_reduce(flat)
