@@ -285,6 +285,12 @@ def _spent(results: Results, of: str, rank: int | None) -> float:
     return sum(by_rank) if rank is None else by_rank[rank]
 
 
+def other_dtype(given: "Tensor", *results: object) -> str:
+    """Say which result has another dtype than the tensors that were given; an empty string if none has."""
+    found = [value.dtype for value in results if isinstance(value, type(given)) and value.dtype != given.dtype]
+    return f"a result is {found[0]}, and the tensors that were given are {given.dtype}" if found else ""
+
+
 def on_one_process(reference: Callable[..., Any], *args: Any) -> Any:
     """What `reference(rank, world_size, *args)` returns on one process of its own."""
     return on_ranks(reference, 1, *args, case="the reference")[0]

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, other_dtype
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
@@ -273,10 +273,12 @@ def _mean(rank: int, world_size: int, fn: Callable[..., Any], per_node: int, num
     inputs = torch.tensor([_numbers(other, numel) for other in range(world_size)], dtype=torch.float64)
     ledger, grad, first = count_by_node(topology), inputs[rank].clone(), rank % per_node * 2
     unchanged = Unchanged(grad=grad)
-    found = {"shard": Numbers.of(fn(grad, node, across))}
+    shard = fn(grad, node, across)
+    found = {"shard": Numbers.of(shard)}
     expected = {"shard": Numbers.of(inputs.mean(0)[first : first + 2])}
     changed = "grad has changed; leave it as it is and return a tensor of your own" if unchanged.first() else ""
-    return Found(found, expected, costs=_costs(ledger.total()), changed=changed)
+    costs = _costs(ledger.total())
+    return Found(found, expected, costs=costs, refused=other_dtype(grad, shard), changed=changed)
 
 
 def _costs(sent: "NodeBytes") -> dict[str, float]:

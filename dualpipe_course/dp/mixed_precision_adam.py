@@ -274,7 +274,7 @@ def _check_messages(results: Any, world_size: int) -> None:
 def _prepare(rank: int, world_size: int, fn: Callable[..., Any], case: Prepared) -> tuple[Any, bool]:
     import torch
 
-    own = [torch.tensor([g], dtype=torch.float16) for g in case.gradients[rank]]
+    own = [torch.tensor([[g, 0.0, 0.0]], dtype=torch.float16) for g in case.gradients[rank]]
     before = [g.clone() for g in own]
     found = fn(own, case.scale, case.max_norm)
     changed = not all(map(torch.equal, own, before))
@@ -283,7 +283,9 @@ def _prepare(rank: int, world_size: int, fn: Callable[..., Any], case: Prepared)
     kinds = [str(getattr(g, "dtype", type(g).__name__)) for g in found]
     if set(kinds) - {"torch.float32"}:
         return f"a tensor of {next(kind for kind in kinds if kind != 'torch.float32')}", changed
-    return [float(g) for g in found], changed
+    if shapes := [str(list(g.shape)) for g, given in zip(found, own, strict=True) if g.shape != given.shape]:
+        return f"a tensor of shape {shapes[0]}, not {list(own[0].shape)}", changed
+    return [float(g.sum()) for g in found], changed
 
 
 def _prepared_problem(

@@ -253,7 +253,10 @@ def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Fou
     flat = torch.tensor([float(_element(index)) for index in range(numel)], dtype=torch.float64)
     unfinished = torch.tensor([not rank * size <= index < (rank + 1) * size for index in range(numel)])
     flat[unfinished] /= rank + 2  # the others' shards hold some partial sums only
+    shard = flat[~unfinished]
     found = fn(flat)
     if type(found) not in (int, float):
         return Found({}, refused=f"returned a {type(found).__name__}, not a number; write float(...) around it")
+    if not flat[~unfinished].equal(shard):
+        return Found({}, refused="has changed the shard whose norm it took: the optimizer reads it next")
     return Found({"norm": Numbers((), [float(found)])})

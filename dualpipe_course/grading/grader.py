@@ -221,10 +221,10 @@ class Grader:
                     run.neighbours.add(other.submission.key)
                 self._running.append(run)
             try:
-                if sandbox is None or sandbox.poll() is not None:
+                if self._needs_running(run.submission) and (sandbox is None or sandbox.poll() is not None):
                     sandbox = self._start(number)
                 run.graded = self._one(sandbox, run.submission, only)
-                if self._copy and not self._copy.is_at(self._course_of(number)):
+                if sandbox and self._copy and not self._copy.is_at(self._course_of(number)):
                     sandbox.kill()
                     sandbox.wait()
                     run.graded = replace(run.graded, marks=[_touched(mark) for mark in run.graded.marks])
@@ -267,7 +267,11 @@ class Grader:
             self._sandboxes.append(sandbox)
         return sandbox
 
-    def _one(self, sandbox: "subprocess.Popen[str]", submission: Submission, only: frozenset[str]) -> Graded:
+    def _needs_running(self, submission: Submission) -> bool:
+        needs_replay = self._nbval and not self._replayed_without_running(submission)
+        return needs_replay or any(not _without_running(submission, task) for task in submission.overlay.tasks)
+
+    def _one(self, sandbox: "subprocess.Popen[str] | None", submission: Submission, only: frozenset[str]) -> Graded:
         tasks = [task for task in submission.overlay.tasks if not only or task.name in only]
         marks = {task.name: mark for task in tasks if (mark := _without_running(submission, task))}
         replayed = self._replayed_without_running(submission)
@@ -278,7 +282,7 @@ class Grader:
             "replay": submission.source.decode("utf-8-sig", errors="replace") if self._nbval and not replayed else "",
             "replay_seconds": self._limits.seconds * (len(tasks) + 1),
         }
-        if job["tasks"] or job["replay"]:
+        if sandbox and (job["tasks"] or job["replay"]):
             try:
                 for verdict in _verdicts(sandbox, job):
                     if "replayed" in verdict:

@@ -69,7 +69,8 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
     Raises:
         ValueError: the folder holds no notebook.
     """
-    paths = [path for path in _notebooks(folder) if not path.parent.resolve().is_relative_to(out.resolve())]
+    links = sorted(path for path in folder.iterdir() if path.is_symlink() and path.is_dir())  # each gets a row
+    paths = [path for path in [*_notebooks(folder), *links] if not path.parent.resolve().is_relative_to(out.resolve())]
     if not paths:
         raise ValueError(f"no notebook (*.ipynb) in {folder}; one folder per learner, or one file per learner")
     library = library_digest()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, other_dtype
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
@@ -188,7 +188,8 @@ def _look_up(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> F
         "row 0 of another rank's part was added": Numbers.of(leaked),
         "the ranks' rows were not added up": Numbers.of(_own(ids, table, start, stop)),
     }
-    return Found({"rows": Numbers.of(found)}, {"rows": Numbers.of(table[ids])}, {"rows": slips})
+    rows_of = {"rows": Numbers.of(found)}
+    return Found(rows_of, {"rows": Numbers.of(table[ids])}, {"rows": slips}, refused=other_dtype(table, found))
 
 
 def _own(ids: "Tensor", table: "Tensor", start: int, stop: int) -> "Tensor":
@@ -203,10 +204,12 @@ def _gradient(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> 
     last = table.new_zeros(rows, WIDTH)
     for token in range(TOKENS):
         last[ids[token]] = grad[token]
-    found = {"gradient": Numbers.of(fn(ids, grad, stop - start, start))}
+    result = fn(ids, grad, stop - start, start)
+    found = {"gradient": Numbers.of(result)}
     full = _table_gradient(ids, grad, rows)
     slips = {"that is the last occurrence alone": Numbers.of(last[start:stop])}
-    return Found(found, {"gradient": Numbers.of(full[start:stop])}, {"gradient": slips})
+    expected = {"gradient": Numbers.of(full[start:stop])}
+    return Found(found, expected, {"gradient": slips}, refused=other_dtype(grad, result))
 
 
 def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
@@ -238,4 +241,5 @@ def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Fo
             "rows": {"the ranks' rows were not added up": Numbers.of(own_sum)},
             "gradient": {"only this rank's tokens are in it": Numbers.of(own_tokens)},
         },
+        refused=other_dtype(table, x),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, other_dtype
 from dualpipe_course.differences import difference
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
@@ -286,6 +286,7 @@ def _project(rank: int, world_size: int, fn: Callable[..., Any], num_heads: int,
     return Found(
         {name: Numbers.of(ours) for name, ours in zip(expected, found, strict=True)},
         {name: Numbers.of(theirs) for name, theirs in expected.items()},
+        refused=other_dtype(x, *found),
         changed="" if same else "an argument has changed; send what you have computed",
     )
 

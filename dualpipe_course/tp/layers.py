@@ -17,6 +17,7 @@ from dualpipe_course.comparison import (
     compare_on_ranks,
     in_words,
     on_one_process,
+    other_dtype,
 )
 from dualpipe_course.meter import Meter
 
@@ -128,6 +129,8 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Fou
     dy = _shard(draw("dy", case.out_shape), case.out_cut, rank, world_size)
     unchanged, meter = Unchanged(**shards, dy=dy), Meter()
     y, kept = _run(fn, list(shards.values()), case.counts_kept)
+    if refused := other_dtype(dy, y):
+        return Found({}, refused=refused)
     forward, values = meter.lap(), {"y": Numbers.of(y)}
     if values["y"] is not None and values["y"].shape == tuple(dy.shape):
         y.backward(dy)

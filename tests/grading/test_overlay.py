@@ -184,11 +184,12 @@ def test_submissions_as_learning_systems_hand_them_out(tmp_path):
     for name, data in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
+    (tmp_path / "linked").symlink_to(tmp_path / "mac")
     found = submissions.find(tmp_path, submissions.exercises(ROOT / "exercises"), tmp_path / "out")
     by_learner = {submission.learner: submission for submission in found}
-    assert sorted(by_learner) == ["bom", "jos\u00e9", "mac", "two"]
-    assert len(found) == 4
-    assert not any(submission.problem for submission in found)
+    assert sorted(by_learner) == ["bom", "jos\u00e9", "linked", "mac", "two"]
+    assert len(found) == 5
+    assert [submission.learner for submission in found if submission.problem] == ["linked"]
     assert by_learner["two"].notebook == "ranks-and-messages"
     assert "it answers gpipe too, which is not graded" in by_learner["two"].overlay.notes[0]
 

@@ -38,6 +38,7 @@ TYPICAL = {
         "not in place": Bad([("x.copy_(padded[: x.numel()])", "x = padded[: x.numel()]")], "x has not changed"),
     },
     "hybrid_zero-3": {
+        "in float32": Bad([("    return shard", "    return shard.float()")], "a result is torch.float32"),
         "the whole gradient across": Bad(
             """
 def mean_shard(grad, node, across):

@@ -100,6 +100,9 @@ CHEATS = {
         "always steps": Bad(STEP + "    state['good'] = 1\n    return True", "has an inf"),
     },
     "mixed_precision_adam-3": {
+        "one number for each": Bad(
+            [("return [gradient * factor for", "return [(gradient * factor).sum()[None] for")], "a tensor of shape [1]"
+        ),
         "gives back": Bad("def prepare(gradients, scale, max_norm):\n    return gradients", "float16"),
         "nothing": Bad("def prepare(gradients, scale, max_norm):\n    return []", "expected one fp32 tensor"),
     },

@@ -47,6 +47,7 @@ TYPICAL = {
         "no padding": Bad([("-len(weights) % N", "0")], "raised"),
     },
     THREE: {
+        "squared in place": Bad([("+ size].square().sum()", "+ size].square_().sum()")], "the optimizer reads it next"),
         "the starter's clamp at the end": Bad(
             [("start = rank * size", "start = min(rank * size, max(len(flat) - size, 0))")], "5 numbers on 2 rank(s)"
         ),

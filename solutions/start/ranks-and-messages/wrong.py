@@ -98,6 +98,7 @@ def tree_all_reduce(x):
         ),
     },
     "ranks-3": {
+        "four elements": Bad([("x[-1:].contiguous()", "x[3][None].contiguous()")], "IndexError"),
         "receives first": Bad(
             """
 def exchange(x):

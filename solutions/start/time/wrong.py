@@ -11,6 +11,7 @@ TYPICAL = {
     },
     "time-2": {
         "blocking send": Bad([("sends.append(comm.isend(x, rank + 1))", "comm.send(x, rank + 1)")], "ms are possible"),
+        "the last number alone": Bad([("results.append(x)", "results.append(x[-1:])")], "a tensor [1] that work"),
         "wait at once": Bad(
             [("sends.append(comm.isend(x, rank + 1))", "comm.isend(x, rank + 1).wait()")], "ms are possible"
         ),

@@ -12,6 +12,15 @@ TYPICAL = {
         "own quarter": Bad(_PREDICT + "27, 0, 288, 288", "own quarter does not travel"),
     },
     "column_parallel-2": {
+        "in float32": Bad(
+            [
+                (
+                    "return linear(x, weight, bias) + linear(z, other)",
+                    "return (linear(x, weight, bias) + linear(z, other)).float()",
+                )
+            ],
+            "a result is torch.float32",
+        ),
         "no f": Bad([("    x, z = CopyBoth.apply(x, z)\n", "")], "rank 0: each rank has its own partial sum of dx"),
         "averages": Bad([("all_reduce(flat)", 'all_reduce(flat, "avg")')], "one over the number of ranks"),
         "f for one of the two": Bad(

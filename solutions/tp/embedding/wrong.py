@@ -12,6 +12,7 @@ TYPICAL = {
         "rounded down": Bad(_NAMES + "29_360_128, 0, 6_282", "rounded up"),
     },
     "embedding-2": {
+        "in float32": Bad([("    return found", "    return found.float()")], "a result is torch.float32"),
         "spoils the table": Bad(
             [("    return found", "    table.zero_()\n    return found")], "the argument table has changed"
         ),
