@@ -70,8 +70,10 @@ class DeepSeekRouter(TopKRouter):
         has_bias: bool = True,
     ) -> None:
         check_groups(num_experts, num_experts_per_token, num_groups, num_groups_per_token)
-        how = {"scoring": scoring, "normalise": normalise, "scale": scale, "dtype": dtype}
-        super().__init__(hidden_size, num_experts, num_experts_per_token, **how)
+        super().__init__(
+            hidden_size, num_experts, num_experts_per_token,
+            scoring=scoring, normalise=normalise, scale=scale, dtype=dtype,
+        )  # fmt: skip
         self.num_groups, self.num_groups_per_token = num_groups, num_groups_per_token
         bias = torch.zeros(num_experts, dtype=self.weight.dtype, device=device()) if has_bias else None
         self.register_buffer("bias", bias)

@@ -166,10 +166,10 @@ class ShardedLinear(nn.Module):
         initialize_parameters(self)
 
     @classmethod
-    def from_full(cls, full: nn.Linear, tp: TensorParallel | None = None, **options: bool) -> Self:
+    def from_full(cls, full: nn.Linear, tp: TensorParallel | None = None, **options: Any) -> Self:
         """Shard a layer that every rank has in full, on any device; `options` are those of the class."""
         options |= {"bias": full.bias is not None}
-        layer = cls(full.in_features, full.out_features, tp=tp, dtype=full.weight.dtype, **options)  # type: ignore[call-arg]
+        layer = cls(full.in_features, full.out_features, tp=tp, dtype=full.weight.dtype, **options)  # type: ignore[arg-type]
         load_full_state_dict(layer, full.state_dict())
         return layer
 
