@@ -289,7 +289,10 @@ def _try(fn: Callable[..., Any], words: Words, before: list[float]) -> tuple[str
         many = len(sent) if isinstance(sent, list) else type(sent).__name__
         return f"it returned {many} gradients for inputs, expected {len(order.backwards)}, one per I and B", found
     for (flow, i), dx in zip(order.backwards, sent, strict=True):
-        if not _close(dx.flatten().tolist(), (dys[flow][i] @ weights[flow]).flatten().tolist()):
+        wanted = dys[flow][i] @ weights[flow]
+        if dx.shape != wanted.shape:
+            return f"an input's gradient has shape {list(dx.shape)}, its input {list(wanted.shape)}", found
+        if not _close(dx.flatten().tolist(), wanted.flatten().tolist()):
             return f"the input's gradient of flow {flow}'s microbatch {i} is wrong", found
     if _close(found, _numbers(expected)):
         return "", found

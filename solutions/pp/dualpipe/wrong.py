@@ -86,6 +86,9 @@ TYPICAL = {
         "weights first": Bad([("2I3 1I0 2W3", "2I3 2W3 1I0")], "ticks with 4 activations"),
     },
     "dualpipe-4": {
+        "flat gradients": Bad(
+            [("sent.append(dy @ weights[flow])", "sent.append((dy @ weights[flow]).flatten())")], "has shape"
+        ),
         "late binding": Bad(
             QUEUE
             + """
