@@ -30,6 +30,12 @@ class GradShard(NamedTuple):
     values: Tensor
 
 
+class Absent:
+    """Base of weights that have no values on this rank now: those of ZeRO-3, outside of their unit."""
+
+    __slots__ = ()
+
+
 class Synchronizer:
     """Base of the reducers, which sum the gradients of some parameters over a group of ranks.
 

@@ -15,6 +15,7 @@ from weakref import ReferenceType, ref
 from torch import Tensor, nn
 
 from dualpipe_lab._private import tree_leaves
+from dualpipe_lab.grad_ready import Absent
 
 # Properties and methods; "grad" is also torch.autograd.grad, which asks for a weight's gradient.
 _NOT_VALUES = frozenset(
@@ -60,7 +61,7 @@ class SealedGrad(_Guarded, Tensor):  # type: ignore[misc]
     )
 
 
-class AbsentWeight(_Guarded, nn.Parameter):  # type: ignore[misc]
+class AbsentWeight(_Guarded, Absent, nn.Parameter):  # type: ignore[misc]
     """A weight of ZeRO-3 whose unit does not run; `label` is its name."""
 
     label: str

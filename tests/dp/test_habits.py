@@ -88,7 +88,7 @@ REFUSED = {
         lambda optimizer: optimizer.module[0].bias.__setattr__("data", torch.ones(6).double()),
         "0.bias has",
     ),
-    "new parameter": (replace, "0.weight was replaced since"),
+    "new parameter": (replace, "0.weight was replaced since|0.weight has no values here"),
 }
 
 

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import members
-from dualpipe_lab.dp.flat_parameter import is_absent
-from dualpipe_lab.grad_ready import GradShard, Synchronizer, grad_shards_of, synchronizers_of
+from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards_of, synchronizers_of
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.program import Action, B, I, Program, W
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
@@ -228,7 +227,7 @@ def _checksum(module: nn.Module) -> int:
     """Return a number that follows from the bits of all weights, in their order; ZeRO-3's are left out."""
     found = 0
     for weight in module.parameters():
-        if not is_absent(weight):
+        if not isinstance(weight, Absent):
             found = crc32(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), found)
     return found
 
