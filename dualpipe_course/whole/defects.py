@@ -105,8 +105,9 @@ class StaleMasters(Resumed):
     """A load of weights leaves the optimizer's fp32 masters as they were."""
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Take the weights, and nothing else."""
-        self.model.load_state_dict(weights)
+        """Take the weights, and nothing else; under `.data` the optimizer does not see that they have changed."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data.copy_(weights[name])
 
 
 class KeptUnits(FullySharded):

@@ -14,6 +14,7 @@ import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -208,8 +209,8 @@ def _prepare(job: Job) -> tuple[Any, Any]:
     torch.set_num_threads(job.config.threads)
     random.seed(job.seed)  # forked ranks would all draw the server's numbers
     torch.manual_seed(job.seed)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(job.seed % 2**32)
+    if "numpy" in sys.modules:  # by torch, at the latest; its random numbers come when they are first used
+        import_module("numpy.random").seed(job.seed % 2**32)
     device = accelerator.start(job.config.backend, job.rank)
     return device, payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
 
