@@ -252,7 +252,7 @@ class GradientReducer(Synchronizer):
             raise ValueError(
                 "something is to be added to gradients whose sum over the data ranks has begun; where a step takes "
                 "several calls of the pipeline's step, set num_backwards to the microbatches of all, let the pipeline "
-                "add mirrors (sum_mirrors=True), and call finish() (of an optimizer: finished_gradients()) before "
+                "add mirrors, as it does by default, and call finish() (of an optimizer: finished_gradients()) before "
                 "anything else is added"
             )
 

@@ -331,7 +331,7 @@ class ShardedOptimizer:
         if self.reducer.lone_copies:
             raise ValueError(
                 f"stages {sorted(self.reducer.lone_copies)} have copies on other ranks of the pipeline, and nobody has "
-                "added their gradients; give the PipelineRuntime sum_mirrors=True"
+                "added their gradients; leave out sum_mirrors=False, or call runtime.sum_mirrors() after its step"
             )
 
     def zero_grad(self, num_backwards: int | None = None) -> None:
