@@ -213,9 +213,6 @@ def split_graph(roots: Sequence[GradientEdge], inputs: Sequence[Tensor], has_hoo
         leaves = [node.variable for node in next_nodes if isinstance(node, _ACCUMULATE_GRAD)]
         return GraphSplit([], [leaf for leaf in leaves if leaf not in set(inputs)], list(next_nodes))
     input_path = _nodes_to_inputs(next_nodes, inputs) if inputs else _nodes_to_several_weights(next_nodes)
-    if has_hooks:
-        weights = [node.variable for node in next_nodes if isinstance(node, _ACCUMULATE_GRAD)]
-        return GraphSplit([], [x for x in weights if not any(x is y for y in inputs)], list(next_nodes))
     intermediates, owner = _find_intermediates(roots, next_nodes, input_path)
     early_weights = _assign_weights(next_nodes, input_path, intermediates, owner)
     used = [one for one in intermediates.values() if one.weights]
