@@ -78,11 +78,6 @@ def num_hooks() -> int:
     return int(RemovableHandle.next_id)
 
 
-def num_changes(tensor: Any) -> int:
-    """Return how often a tensor has been changed in place."""
-    return int(tensor._version)
-
-
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Call back when the backward that is running ends; RuntimeError outside of a backward."""
     from torch.autograd import Variable

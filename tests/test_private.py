@@ -95,9 +95,9 @@ def test_hooks_and_changes_in_place_are_counted():
     x.grad_fn.register_prehook(lambda grads: None)
     torch.nn.Linear(1, 1).register_full_backward_hook(lambda *grads: None)
     assert _private.num_hooks() - before == 4
-    before = _private.num_changes(x)
+    before = _private.version_of(x)
     x.detach().add_(1)
-    assert _private.num_changes(x) == before + 1
+    assert _private.version_of(x) == before + 1
 
 
 def test_accumulation_hooks_can_be_listed():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab._private import accumulate_grad_node, num_changes
+from dualpipe_lab._private import accumulate_grad_node, version_of
 from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, GivenShapes, spec_of
@@ -169,7 +169,7 @@ class Buffers:
 
     def _now(self) -> list[tuple[Tensor | None, int]]:
         buffers = [getattr(layer, name, None) for _, layer, name in self._named]
-        return [(buffer, 0 if buffer is None else num_changes(buffer)) for buffer in buffers]
+        return [(buffer, 0 if buffer is None else version_of(buffer)) for buffer in buffers]
 
 
 def check(
