@@ -32,9 +32,9 @@ TYPICAL = {
             [("first, behind = start // group", "first = rank % num_kv_heads\n    behind = first + 1 #")],
             "is missing; the KV heads are rows",
         ),
-        "as many key heads on every rank": Bad(
+        "as many KV heads on every rank": Bad(
             [("(stop - 1) // group + 1", "start // group + max(1, num_kv_heads // num_ranks)")],
-            "rank 0 of 2, 12 query and 3 key head(s) of 1 rows: row 13 is missing",
+            "rank 0 of 2, 12 query and 3 KV head(s) of 1 rows: row 13 is missing",
         ),
         "values behind the queries": Bad(
             [("(num_heads, num_heads + num_kv_heads)", "(num_heads + num_kv_heads, num_heads)")],
