@@ -14,7 +14,6 @@ import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -210,7 +209,9 @@ def _prepare(job: Job) -> tuple[Any, Any]:
     random.seed(job.seed)  # forked ranks would all draw the server's numbers
     torch.manual_seed(job.seed)
     if "numpy" in sys.modules:  # by torch, at the latest; its random numbers come when they are first used
-        import_module("numpy.random").seed(job.seed % 2**32)
+        from numpy import random as numpy_random
+
+        numpy_random.seed(job.seed % 2**32)
     device = accelerator.start(job.config.backend, job.rank)
     return device, payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
 
