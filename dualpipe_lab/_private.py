@@ -85,6 +85,21 @@ def call_after_backward(callback: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
+def run_kernel(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation as it is, whatever classes of tensors are among its arguments."""
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def is_kernel(func: Any) -> bool:
+    """Return whether this is an operation below autograd, as a mode with `__torch_dispatch__` calls it."""
+    import torch
+
+    return isinstance(func, torch._ops.OpOverload)
+
+
 def backward_id() -> int:
     """Return a number that differs from one run of the engine to the next; -1 outside of a backward."""
     import torch

@@ -100,6 +100,22 @@ def test_hooks_and_changes_in_place_are_counted():
     assert _private.version_of(x) == before + 1
 
 
+def test_a_mode_below_autograd_is_told_from_a_user():
+    """Else a step under FlopCounterMode is refused as if the user had touched a sealed gradient."""
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return _private.run_kernel(func, args, kwargs or {})
+
+    with Mode():
+        torch.ones(2).add_(1)
+    assert all(map(_private.is_kernel, seen))
+    assert len(seen) == 2
+    assert not _private.is_kernel(torch.Tensor.add_)
+
+
 def test_accumulation_hooks_can_be_listed():
     """Else the pipeline runtime does not find who reduces a gradient, and W's hooks run at the wrong time."""
     x, calls = leaf(2), []

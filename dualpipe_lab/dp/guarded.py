@@ -14,7 +14,7 @@ from weakref import ReferenceType, ref
 
 from torch import Tensor, nn
 
-from dualpipe_lab._private import tree_leaves
+from dualpipe_lab._private import is_kernel, run_kernel, tree_leaves
 from dualpipe_lab.grad_ready import Absent
 
 # Properties and methods; "grad" is also torch.autograd.grad, which asks for a weight's gradient.
@@ -39,6 +39,8 @@ class _Guarded:
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run calls that do not concern values, and refuse all others."""
+        if is_kernel(func):  # the engine's own work, seen by a mode such as FlopCounterMode
+            return run_kernel(func, args, kwargs or {})
         is_property = func.__name__ in ("__get__", "__set__", "__delete__")
         name = getattr(func, "__self__", func).__name__ if is_property else func.__name__
         is_torchs_own = is_property and name.startswith("_")  # such as the dictionaries of hooks

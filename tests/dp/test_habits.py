@@ -8,6 +8,7 @@ import pytest
 import torch
 from models import launch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from zero_runs import STAGES
 
 import dualpipe_lab as lab
@@ -348,3 +349,23 @@ def test_weights_that_are_loaded_into_a_16_bit_model_reach_its_masters():
         total = sum(float(p.detach().float().sum()) for p in right.parameters())
         total += sum(float(p.detach().float().sum()) for p in right[3].parameters()) + 1e-5 * (42 + 12)
         assert all(abs(masters - total) < 2e-5 for _, masters in found)
+
+
+def test_a_mode_that_watches_operations_is_no_user_of_gradients():
+    """Under FlopCounterMode the engine's own additions pass by Python, gradient by gradient."""
+
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            optimizer = make(stage, num_backwards=2)
+            for step in range(2):
+                optimizer.zero_grad()
+                with FlopCounterMode(display=False), torch.device("cpu"):
+                    for m in range(2):
+                        backward(optimizer.module, 2 * step + m, rank, world_size)
+                optimizer.step()
+            found.append(full_weights(optimizer))
+        return found
+
+    right = one_process(steps=2, backwards=2)
+    assert all(worst(weights, right) < 1e-12 for found in launch(fn, 2) for weights in found)

@@ -121,7 +121,8 @@ def look_up(ids, table, first):
     },
     "embedding-3": {
         "zeros": Bad(
-            "def table_gradient(ids, grad, num_rows, first):\n    return torch.zeros(num_rows, grad.shape[1], dtype=grad.dtype)",
+            "def table_gradient(ids, grad, num_rows, first):\n"
+            "    return torch.zeros(num_rows, grad.shape[1], dtype=grad.dtype)",
             "the gradient of row 0 is [0.0, 0.0, 0.0]",
         ),
     },
