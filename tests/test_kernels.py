@@ -236,8 +236,12 @@ def test_processes_share_a_fork_server_and_nothing_is_left_of_them(is_killed):
 
 def test_an_ordinary_kernel_starts_where_a_fork_would_be_another_or_no_server_starts(start, monkeypatch):
     assert not start(stdout=subprocess.PIPE).is_forked
+    with monkeypatch.context() as patched:
+        patched.delattr(os, "pidfd_open")
+        patched.setenv("TZ", "UTC6")  # no server of these settings runs already
+        assert not start().is_forked
     monkeypatch.setattr(fork_server, "__file__", str(ROOT / "no-such-script.py"))
-    monkeypatch.setenv("TZ", "UTC7")  # no server of these settings runs already
+    monkeypatch.setenv("TZ", "UTC7")
     kernel = start()
     assert not kernel.is_forked
     assert kernel.run("print(6 * 7)") == "42\n"

@@ -204,3 +204,29 @@ def test_a_stopped_and_a_killed_fork_server_do_not_stop_the_next_launch(drill):
     """
     assert drill.run(body)[1] == "[0, 1]\n" * 3
     assert drill.left() == []
+
+
+def test_threads_may_launch_at_once(drill):
+    body = """
+        from concurrent.futures import ThreadPoolExecutor
+        def fn(rank, world_size, factor):
+            x = torch.ones(1) * factor
+            comm.all_reduce(x)
+            return float(x)
+        with ThreadPoolExecutor(4) as pool:
+            print(list(pool.map(lambda factor: lab.launch(fn, 2, factor), range(4))))
+    """
+    assert drill.run(body)[1] == "[[0.0, 0.0], [2.0, 2.0], [4.0, 4.0], [6.0, 6.0]]\n"
+    assert drill.left() == []
+
+
+def test_only_loopback_is_listened_on(drill):
+    body = """
+        def fn(rank, world_size):
+            import psutil
+            comm.barrier()
+            found = psutil.Process().net_connections("inet")
+            return sorted({c.laddr.ip for c in found})
+        print(lab.launch(fn, 2))
+    """
+    assert drill.run(body)[1] == "[['127.0.0.1'], ['127.0.0.1']]\n"

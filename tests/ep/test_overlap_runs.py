@@ -5,11 +5,13 @@ import random
 import pytest
 import torch
 from overlap_runs import close, judge, pairs, pipeline
+from torch import nn
 from torch.nn.functional import mse_loss
 
 import dualpipe_lab as lab
 from dualpipe_lab import schedules
 from dualpipe_lab.ep.overlap import (
+    InvalidOrder,
     Order,
     emulated,
     forward_alone,
@@ -22,7 +24,7 @@ from dualpipe_lab.ep.overlap import (
 from dualpipe_lab.ep.overlap import closed_forms as forms
 from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
 from dualpipe_lab.ep.overlap.stage import InterruptibleStage, overlapped_forward_backward
-from dualpipe_lab.pp.runtime import ReadyAction
+from dualpipe_lab.pp.runtime import ReadyAction, Stage
 from dualpipe_lab.pp.runtime.stage import run_pair_serially
 
 MS = emulated.MS
@@ -190,3 +192,23 @@ def test_wrong_calls_are_named():
             overlapped_forward_backward(up, down)
 
     lab.launch(fn, 1)
+
+
+def test_a_pair_of_stages_in_one_piece_runs_one_after_the_other():
+    def fn(rank, world_size):
+        torch.manual_seed(0)
+        stages, x = [Stage(index, nn.Linear(4, 4).double()) for index in (1, 3)], torch.randn(2, 4, dtype=torch.float64)
+        found = []
+        for hook in (run_pair_serially, overlapped_forward_backward):
+            stages[1].module.zero_grad()
+            stages[1].forward(0, (x,))
+            up = ReadyAction(stages[0], lab.Action(1, "F", 1), (x,))
+            down = ReadyAction(stages[1], lab.Action(3, "B", 0), (x,))
+            hook(up, down)
+            found.append([*up.result, *down.result, *(p.grad.clone() for p in stages[1].module.parameters())])
+            assert not stages[1].num_live
+        return found
+
+    serial, overlapped = lab.launch(fn, 1)[0]
+    assert all(map(torch.equal, serial, overlapped))
+    assert issubclass(InvalidOrder, ValueError)

@@ -196,3 +196,17 @@ def test_the_command_merges_and_writes_every_form(tmp_path):
     assert "<dp-timeline" in files["html"].read_text()
     done = CliRunner().invoke(app, ["traces", str(tmp_path / "traces")])
     assert "run-0000, steps 0 to 2: 3 ranks, measured" in done.output
+
+
+def test_a_recorded_step_is_what_the_launch_would_have_returned(tmp_path):
+    def fn(rank, world_size):
+        with lab.StepTraces(tmp_path) as traces:
+            for step in range(3):
+                with traces.step(step):
+                    passes_on(step)
+
+    last, read = launch(fn).timeline, lab.read_traces(tmp_path)
+    assert (
+        read.timeline([2]).messages
+        == last.between(min(s.start for r in last.spans_by_rank for s in r), 10**18).messages
+    )

@@ -5,7 +5,7 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab.pp.runtime import example
-from dualpipe_lab.pp.schedules import gpipe, zero_bubble_h1
+from dualpipe_lab.pp.schedules import dualpipe, gpipe, zero_bubble_h1
 from dualpipe_lab.timeline import Span
 
 
@@ -44,3 +44,12 @@ def test_the_median_step_leaves_the_first_one_out():
     rows = [[Span(0, start, start + time, "F", 0, 0, "0F0") for start, time in ((0, 9), (10, 2), (20, 4), (30, 3))]]
     assert example.median_step(lab.Timeline("run", rows), gpipe(1, 1)).makespan == 3
     assert example.median_step(lab.Timeline("run", [rows[0][:1]]), gpipe(1, 1)).makespan == 9
+
+
+def test_each_direction_can_be_judged_by_itself():
+    stages, batch, program = example.make_stages(2), example.make_batch(4), dualpipe(2, 4)
+    run = lab.launch(example.run_steps, 2, program, stages, batch)
+    for rank, outcome in enumerate(run):
+        for stage, grads in outcome.grads.items():
+            order = [a.microbatch for a in program.actions(rank) if a.stage == stage and a.kind in "BW"]
+            assert example.same(grads, lab.launch(example.accumulate, 1, stages, batch, order)[0][stage])

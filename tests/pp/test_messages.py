@@ -7,6 +7,7 @@ from schedule_grid import num_crossings
 from torch import nn
 
 import dualpipe_lab as lab
+from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.rank_plan import choose_lookahead
 from dualpipe_lab.pp.schedules import build
@@ -172,3 +173,50 @@ def test_two_pipelines_in_one_process():
     for number, place, grads in [entry for results in lab.launch(fn, 4) for entry in results]:
         expected, _ = expected_grads(program, batches[number])
         assert bitwise(grads, expected[place][place])
+
+
+def test_programs_with_odd_routes_infer_shapes_too():
+    """A microbatch of its own route; a rank that is on one route only."""
+    rows = ["0F0 0F1 2F0 2B0 0B0 0B1", "1F0 1B0", "1F1 2F1 2B1 1B1"]
+    program = Program.parse("routes", rows)
+    batch = make_batch(2, rows=[2, 3])
+    _, (ranks,) = run_all([program], 3, [batch], boundary=None)
+    check(program, ranks, batch)
+
+
+class Pair(nn.Module):
+    """Hands on two floating point tensors, an integer one between them, and changes their shapes."""
+
+    def __init__(self, last=False):
+        super().__init__()
+        self.linear, self.last = nn.Linear(WIDTH, WIDTH), last
+
+    def forward(self, x, tokens=None, kept=None):
+        tokens = torch.arange(len(x)) if tokens is None else tokens
+        kept = x[:1].float() if kept is None else kept * 2
+        y = self.linear(x).tanh() + kept.sum() * tokens.unsqueeze(1)
+        return y if self.last else (y, tokens, kept)
+
+
+@pytest.mark.parametrize("name", ["zero_bubble_h1", "dualpipe"])
+def test_tuples_cross_boundaries(name):
+    program = build(name, 4, 8)
+    torch.manual_seed(0)
+    stages = [Pair(last=stage == 3).double() for stage in range(4)]
+    inputs, targets = make_batch(8)
+
+    def fn(rank, world_size):
+        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+        PipelineRuntime(program, mine, nn.functional.mse_loss, sum_mirrors=True).step(inputs, targets)
+        return {stage: grads_of(module) for stage, module in mine.items()}
+
+    out = lab.launch(fn, 4)
+    for x, target in zip(inputs, targets, strict=True):
+        values = (x,)
+        for stage in stages[:3]:
+            values = stage(*values)
+        (nn.functional.mse_loss(stages[3](*values), target) / 8).backward()
+    for grads in out:
+        for stage, ours in grads.items():
+            for a, b in zip(ours, grads_of(stages[stage]), strict=True):
+                assert (a - b).abs().max() <= 1e-12 * max(1, b.abs().max())

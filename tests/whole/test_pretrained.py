@@ -3,6 +3,7 @@
 import re
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from math import prod
 
@@ -346,3 +347,14 @@ def test_models_without_a_published_form_are_refused(published, tmp_path):
     config = models.config_from_pretrained(published("v3")[0])
     with pytest.raises(models.PretrainedError, match="build it without multi_token"):
         models.save_pretrained(models.PlainMultiToken(config, 0.3), tmp_path / "second")
+
+
+def test_a_head_size_may_be_given_or_follow(published):
+    config = models.config_from_pretrained(published("llama")[0])
+    assert config.head_size is not None
+    models.load_pretrained(models.PlainLlama(replace(config, head_size=None), torch.float64), published("llama")[0])
+
+
+def test_a_model_of_other_sizes_is_refused(published):
+    with pytest.raises(models.PretrainedError, match="build it from config_from_pretrained"):
+        models.load_pretrained(models.PlainLlama(models.LlamaConfig(), torch.float64), published("llama")[0])
