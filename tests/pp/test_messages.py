@@ -180,7 +180,7 @@ def test_programs_with_odd_routes_infer_shapes_too():
     rows = ["0F0 0F1 2F0 2B0 0B0 0B1", "1F0 1B0", "1F1 2F1 2B1 1B1"]
     program = Program.parse("routes", rows)
     batch = make_batch(2, rows=[2, 3])
-    _, (ranks,) = run_all([program], 3, [batch], boundary=None)
+    _, (ranks,) = run_all([program], 3, [batch], [[0.5, 0.5]], boundary=None)
     check(program, ranks, batch)
 
 
