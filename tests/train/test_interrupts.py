@@ -18,7 +18,8 @@ SAYS = "interrupted: the training stops after this step"
 TRAINING = """
 from training_runs import LLAMA, plan, run
 result = run(LLAMA, plan(dp=2, zero=1), steps=5000, folder={folder!r}, log_every=1)
-print("ended", result.interrupted, result.metrics[-1].step, result.checkpoint.name, flush=True)
+said = f"ended {{result.interrupted}} {{result.metrics[-1].step}} {{result.checkpoint.name}}\\n"
+print(said, end="", flush=True)  # one write: two ranks share the pipe
 """
 
 
