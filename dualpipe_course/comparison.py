@@ -16,6 +16,7 @@ from dualpipe_course.differences import TOLERANCE, Difference, apart, difference
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
 from dualpipe_lab.launch.launcher import Results
+from dualpipe_lab.launch.one_process import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,7 +234,7 @@ def in_words(off: Off) -> str:
 
     >>> one = Numbers((2,), [1.0, 2.0])
     >>> in_words(Off(0, "dx", Numbers((2,), [2.0, 4.0]), one, [one, one], difference=Difference(2.0, 1e-12, 0, 2.0)))
-    'dx is 2 times that of one process, the number of ranks'
+    'dx is 2 times that of one process, the number of ranks: it was added up twice, or summed where a mean is meant'
     """
     if off.found is None:
         return f"{off.name} is missing"
@@ -242,9 +243,8 @@ def in_words(off: Off) -> str:
     if off.slip:
         return f"{off.name}: {off.slip}"
     num_ranks = len(off.by_rank)
-    known = {num_ranks: ", the number of ranks", 1 / num_ranks: ", one over the number of ranks"}
-    if off.ratio and (len(off.expected.flat) > 1 or off.ratio in known):
-        return f"{off.name} is {off.ratio:.4g} times that of one process{known.get(off.ratio, '')}"
+    if off.ratio and (len(off.expected.flat) > 1 or off.ratio in (num_ranks, 1 / num_ranks)):
+        return f"{off.name} is {off.ratio:.4g} times that of one process{cause_of_ratio(off.ratio, num_ranks)}"
     both = apart(off.found.flat[off.place], off.expected.flat[off.place], off.difference and off.difference.allowed)
     return f"{off.name} differs from one process: number {off.place} {both}"
 

@@ -1,10 +1,11 @@
-"""What tests of parallel layers share: seeded numbers, launches that print nothing, and what a rank sends."""
+"""What tests of parallel layers share: seeded numbers, stages, launches that print nothing, what a rank sends."""
 
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.comm import call
@@ -27,6 +28,18 @@ def draw(seed, *shape):
 
 def leaf(x):
     return x.detach().clone().requires_grad_()
+
+
+class Stages(nn.Module):
+    """Some stages of a rank, by number."""
+
+    def __init__(self, stages):
+        super().__init__()
+        self.parts = nn.ModuleDict({str(index): stages[index] for index in sorted(stages)})
+
+    @property
+    def stages(self):
+        return {int(index): stage for index, stage in self.parts.items()}
 
 
 def launch(fn, world_size, *args, **options):

@@ -162,7 +162,7 @@ class Grader:
         try:
             victims = []
             for run in self._evaluate([Run(submission) for submission in waiting], at_once):
-                if run.neighbours and _lost(run.graded):
+                if _lost(run.graded):
                     victims.append(run)
                 else:
                     done[run.submission.key] = self._finish(run, report)
@@ -373,8 +373,10 @@ def _again(first: Run, second: Graded | None) -> Graded | None:
         return None
     marks = {mark.name: mark for mark in second.marks}
     old = [mark for mark in first.graded.marks if mark.name in marks]
-    beside = f"was evaluated once more, alone: beside {', '.join(sorted(first.neighbours))} it was"
-    notes = [f"{mark.name} {beside} {mark.status}: {mark.message}" for mark in old]
+    beside = f"beside {', '.join(sorted(first.neighbours))}" if first.neighbours else "the first time"
+    notes = [
+        f"{mark.name} was evaluated once more, alone: {beside} it was {mark.status}: {mark.message}" for mark in old
+    ]
     replayed = second.replayed or first.graded.replayed
     merged = [marks.get(mark.name, mark) for mark in first.graded.marks]
     return replace(first.graded, marks=merged, notes=[*first.graded.notes, *notes], replayed=replayed)

@@ -4,7 +4,7 @@ Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `Declar
   parameter            sharded along        gradient summed over          in the norm
   norms, routers       -                    dp, cp and an ep axis         once
   linear layers        tp                   the same                      every shard
-  KV heads < tp       tp, t / a_kv each    the same                      the first copy of a head
+  KV heads < tp        tp, t / a_kv each    the same                      the first copy of a head
   experts              ep                   edp: ranks with the same      every shard, once along tp
   stages of pp         pp                   as above, mirrors before      once: the first of two mirrors
   tied weights         -                    as above, and their stages    the first stage's

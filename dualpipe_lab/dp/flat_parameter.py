@@ -80,10 +80,8 @@ class FlatParameter:
     def gather_again(self) -> None:
         """Gather the full weights anew if they are here or in flight: the shards have changed since."""
         if self.is_full or self._gathering is not None:
-            num_holds, self._num_holds = self._num_holds, 0
-            self.free()
             self.gather()
-            self._num_holds = num_holds
+            comm.all_gather_single(self._full, self.shard, self._group)
 
     def hold(self) -> None:
         """Gather the full weights and keep them until `release`, whatever forwards and backwards do."""

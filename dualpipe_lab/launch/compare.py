@@ -148,13 +148,20 @@ def _of_tensors(left: "Tensor", right: "Tensor", place: str) -> Difference:
         return Difference(inf, place, f"{left.dtype} {tuple(left.shape)} against {right.dtype} {tuple(right.shape)}")
     if not left.numel():
         return Difference(0.0, place)
-    wide = torch.complex128 if left.is_complex() else torch.float64
-    first, second = left.cpu().to(wide), right.cpu().to(wide)
-    equal = (first == second) | (first.isnan() & second.isnan())
-    apart = torch.where(equal, 0.0, (first - second).abs()).nan_to_num(nan=inf, posinf=inf)
+    apart = distances(left, right)
     index = int(apart.argmax())
     where = ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(index), left.shape)) if left.dim() else ""
     return Difference(float(apart.view(-1)[index]), f"{place}[{where}]" if where else place)
+
+
+def distances(left: "Tensor", right: "Tensor") -> "Tensor":
+    """Return |left - right| of every element, in float64; NaN and the infinities are 0 from themselves alone."""
+    import torch
+
+    wide = torch.complex128 if left.is_complex() or right.is_complex() else torch.float64
+    first, second = left.cpu().to(wide), right.cpu().to(wide)
+    equal = (first == second) | (first.isnan() & second.isnan())
+    return torch.where(equal, 0.0, (first - second).abs()).nan_to_num(nan=inf, posinf=inf)
 
 
 def _is_number(value: Any) -> bool:

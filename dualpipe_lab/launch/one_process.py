@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab.launch import launcher
+from dualpipe_lab.launch.compare import distances
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,7 +161,7 @@ def cause(by_rank: ByRank, found: "Tensor", expected: "Tensor", num_ranks: int) 
     if are_whole and (words := _of_several(list(by_rank.values()), expected)):
         return words
     if (ratio := _ratio(found, expected)) is not None:
-        return f"it is {ratio:.4g} times as large{_of_ratio(ratio, num_ranks)}"
+        return f"it is {ratio:.4g} times as large{cause_of_ratio(ratio, num_ranks)}"
     if torch.equal(found.flatten().sort().values, expected.flatten().sort().values):
         return (
             "its numbers are right and in another order: a rank has another rank's shard, or shards are joined wrongly"
@@ -199,7 +200,8 @@ def _of_several(values: "list[Tensor]", expected: "Tensor") -> str:
     return f"it is right on rank {', '.join(right)} alone: the other ranks do not get the result" if right else ""
 
 
-def _of_ratio(ratio: float, num_ranks: int) -> str:
+def cause_of_ratio(ratio: float, num_ranks: int) -> str:
+    """Say what usually makes a value too large by a factor, from the comma or colon on; nothing if that is unknown."""
     known = {
         -1.0: ": the sign is wrong",
         2.0: ": it was added twice",
@@ -230,18 +232,12 @@ def _is_close(one: "Tensor", other: "Tensor") -> bool:
 
 
 def _largest(one: "Tensor", other: "Tensor | None" = None) -> float:
-    """The largest number of a tensor, or the largest difference of two; NaN and an infinity equal themselves."""
-    import torch
-
+    """The largest number of a tensor that is finite, or the largest difference of two."""
     if not one.numel():
         return 0.0
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    first = one.to(wide)
-    if other is None:
-        return float(first.abs().nan_to_num(nan=0.0, posinf=0.0).max())
-    second = other.to(wide)
-    equal = (first == second) | (first.isnan() & second.isnan())
-    return float(torch.where(equal, 0.0, (first - second).abs()).nan_to_num(nan=float("inf")).max())
+    if other is not None:
+        return float(distances(one, other).max())
+    return float((one if one.is_complex() else one.double()).abs().nan_to_num(nan=0.0, posinf=0.0).max())
 
 
 def _named(name: str) -> str:

@@ -29,8 +29,16 @@ def test_names_come_before_ranks():
     [
         (None, "y is missing"),
         (Numbers((1, 2), ONE.flat), "y has shape [1, 2], this rank's is [2]"),
-        (TWICE, "y is 2 times that of one process, the number of ranks"),
-        (Numbers((2,), [0.5, 1.0]), "y is 0.5 times that of one process, one over the number of ranks"),
+        (
+            TWICE,
+            "y is 2 times that of one process, the number of ranks: it was added up twice, or summed where a "
+            "mean is meant",
+        ),
+        (
+            Numbers((2,), [0.5, 1.0]),
+            "y is 0.5 times that of one process, one over the number of ranks: it was divided twice, or a sum over the "
+            "ranks is missing",
+        ),
         (Numbers((2,), [1.0, float("nan")]), "y differs from one process: number 1 is nan, expected 2"),
         (Numbers((2,), [0.0, 0.0]), "y differs from one process: number 0 is 0, expected 1"),
     ],

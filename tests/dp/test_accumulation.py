@@ -3,6 +3,7 @@
 import pytest
 import torch
 from models import launch
+from runs import Stages
 from torch import nn
 from zero_runs import STAGES
 
@@ -10,18 +11,6 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp import Ddp, Zero1, Zero3, ZeroOptions, full_gradients
 
 M, WIDTH = 4, 5  # microbatches of a call, features
-
-
-class Stages(nn.Module):
-    """The stages of a rank, by number."""
-
-    def __init__(self, stages):
-        super().__init__()
-        self.parts = nn.ModuleDict({str(index): stages[index] for index in sorted(stages)})
-
-    @property
-    def stages(self):
-        return {int(index): stage for index, stage in self.parts.items()}
 
 
 def draw(number):

@@ -3,6 +3,7 @@
 from math import hypot
 
 import torch
+from runs import Stages
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -116,18 +117,6 @@ def split_off_experts(stage):
     if isinstance(stage, WithExperts):
         return nn.ModuleDict({"dense": stage.dense, "router": stage.moe.router}), stage.moe.experts
     return stage, None
-
-
-class Stages(nn.Module):
-    """Some stages of a rank, by number."""
-
-    def __init__(self, stages):
-        super().__init__()
-        self.parts = nn.ModuleDict({str(index): stages[index] for index in sorted(stages)})
-
-    @property
-    def stages(self):
-        return {int(index): stage for index, stage in self.parts.items()}
 
 
 class Trainer:

@@ -125,14 +125,19 @@ class Output(nn.Module):
         return x @ self.weight.t()
 
 
+def tied_stages(last):
+    """An embedding, linear layers and the output layer `last`, which has a copy of the embedding's table."""
+    torch.manual_seed(0)
+    stages = [nn.Embedding(5, WIDTH, sparse=True), *(nn.Linear(WIDTH, WIDTH) for _ in range(last - 1))]
+    stages = [stage.double() for stage in stages]
+    return [*stages, Output(stages[0].weight)]
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe", "interleaved"])
 def test_tied_weights_are_summed(name):
     program = build(name, 2, 4)
     last = program.num_stages - 1
-    torch.manual_seed(0)
-    stages = [nn.Embedding(5, WIDTH, sparse=True), *(nn.Linear(WIDTH, WIDTH) for _ in range(last - 1))]
-    stages = [stage.double() for stage in stages]
-    stages.append(Output(stages[0].weight))
+    stages = tied_stages(last)
     tokens = [torch.randint(5, (3,)) for _ in range(4)]
 
     def fn(rank, world_size):
@@ -160,10 +165,7 @@ def test_gradients_of_two_steps_add_up(name):
     """What an earlier step has summed over copies, or over tied weights, counts once."""
     program = build(name, 2, 4)
     last = program.num_stages - 1
-    torch.manual_seed(0)
-    stages = [nn.Embedding(5, WIDTH, sparse=True), *(nn.Linear(WIDTH, WIDTH) for _ in range(last - 1))]
-    stages = [stage.double() for stage in stages]
-    stages.append(Output(stages[0].weight))
+    stages = tied_stages(last)
     steps = [[torch.randint(5, (3,)) for _ in range(4)] for _ in range(3)]
 
     def fn(rank, world_size):

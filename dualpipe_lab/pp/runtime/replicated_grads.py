@@ -14,7 +14,7 @@ with mirrors to add, when both copies have been added.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations, product
 from typing import NamedTuple, TypeAlias
@@ -84,26 +84,22 @@ class ReplicatedGrads:
         mine = {stage: _checksum(module) for stage, module in self._modules.items() if self.is_replicated(stage)}
         every: list[dict[int, int]] = [{}] * comm.get_world_size(self._p2p.group)
         dist.all_gather_object(every, mine, self._p2p.group)  # past `comm`: no message of the user's
-        for rank, others in enumerate(every):
-            for stage in sorted(mine.keys() & others.keys()):
-                if mine[stage] != others[stage]:
-                    raise ValueError(
-                        f"ranks {self._rank} and {rank} of the pipeline hold stage {stage} with different weights, and "
-                        "its gradients are those of both; build each copy after torch.manual_seed with one seed, or "
-                        "give the optimizer the Mesh and the program, and it makes them equal"
-                    )
+        for rank, stage in _unlike(mine, every):
+            raise ValueError(
+                f"ranks {self._rank} and {rank} of the pipeline hold stage {stage} with different weights, and its "
+                "gradients are those of both; build each copy after torch.manual_seed with one seed, or give the "
+                "optimizer the Mesh and the program, and it makes them equal"
+            )
 
     def check_shards(self) -> None:
         """Raise ValueError if a mirror keeps other shards of the gradients; all ranks of the pipeline call it."""
         layouts = {stage: _layout(module) for stage, module in self._modules.items()}
-        for rank, others in enumerate(comm.all_gather_object(layouts, self._p2p.group)):
-            for stage in sorted(layouts.keys() & others.keys()):
-                if layouts[stage] != others[stage]:
-                    raise ValueError(
-                        f"ranks {rank} and {self._rank} of the pipeline add their gradients of stage {stage} and shard "
-                        "them in different ways; give both the same kind of optimizer, with the same options, over the "
-                        "same stages in the same order"
-                    )
+        for rank, stage in _unlike(layouts, comm.all_gather_object(layouts, self._p2p.group)):
+            raise ValueError(
+                f"ranks {rank} and {self._rank} of the pipeline add their gradients of stage {stage} and shard them in "
+                "different ways; give both the same kind of optimizer, with the same options, over the same stages in "
+                "the same order"
+            )
 
     def begin_step(self, adds_copies: bool) -> None:
         """Leave each sum of earlier steps to one rank and stage, so that the sums of this step count it once."""
@@ -192,6 +188,12 @@ class ReplicatedGrads:
             return rank
         same_stage = next(self._holders[other] for other in sorted(names) if rank in self._holders[other])
         return holders[same_stage.index(rank) % len(holders)]
+
+
+def _unlike(mine: Mapping[int, object], every: Sequence[Mapping[int, object]]) -> Iterator[tuple[int, int]]:
+    """Yield each rank and stage of which that rank has something else."""
+    for rank, others in enumerate(every):
+        yield from ((rank, stage) for stage in sorted(mine.keys() & others.keys()) if mine[stage] != others[stage])
 
 
 def _grads(module: nn.Module) -> list[Grads]:
