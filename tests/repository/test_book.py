@@ -92,7 +92,7 @@ def test_reading_paths_name_no_page_before_what_it_needs():
 
 def needs(page):
     """The pages that a page's sentences with "You need" link to."""
-    sentences = re.findall(r"^You need .*?(?=\. [A-Z]|\.?$)", page.read_text(), re.MULTILINE)
+    sentences = re.findall(r"^(?:Side track of .*?\. )?(You need .*?)(?=\. [A-Z]|\.?$)", page.read_text(), re.MULTILINE)
     links = [link for sentence in sentences for link in re.findall(r"\]\(([\w./-]+\.md)", sentence)]
     return [(page.parent / link).resolve().relative_to(ROOT).as_posix() for link in links]
 
