@@ -6,7 +6,7 @@ from scripts import load
 
 ROOT = Path(__file__).parents[2]
 # Drawn and played, but not yet with ipywidgets: a repair takes its line away here.
-KNOWN = ["pp/pipedream: widget without ipywidgets (t)", "pp/dualpipe: widget without ipywidgets (t)"]
+KNOWN = ["pp/pipedream: widget without ipywidgets (t)"]
 
 
 def test_every_cell_keeps_its_promises():
