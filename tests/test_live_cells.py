@@ -17,6 +17,8 @@ LIVE = [
     "book/ep/one-f-one-b-overlap.md",
     "book/ep/eplb.md",
     "book/dp/topology.md",
+    "book/dp/zero-3.md",
+    "book/pp/pipedream.md",
     "book/start/ranks-and-messages.md",
     "book/whole/cuts.md",
     "book/whole/training.md",
