@@ -12,12 +12,13 @@ from dualpipe_lab.viz.live import play as live_play
 
 LIVE = [
     *(f"book/pp/{name}.md" for name in ("pp-basic", "gpipe", "one-f-one-b", "gradient-checkpointing", "interleaved")),
-    *(f"book/pp/{name}.md" for name in ("zero-bubble", "v-shapes", "easy-dualpipe", "dualpipe", "dualpipe-overlap", "explorer")),
+    *(f"book/pp/{name}.md" for name in ("zero-bubble", "v-shapes", "easy-dualpipe", "dualpipe-overlap", "explorer")),
     "book/ep/one-f-one-b-basic.md",
     "book/ep/one-f-one-b-overlap.md",
     "book/ep/eplb.md",
     "book/dp/topology.md",
     "book/dp/zero-3.md",
+    "book/pp/dualpipe.md",
     "book/pp/pipedream.md",
     "book/start/ranks-and-messages.md",
     "book/whole/cuts.md",
