@@ -17,6 +17,7 @@ LIVE = [
     "book/ep/one-f-one-b-overlap.md",
     "book/ep/eplb.md",
     "book/dp/topology.md",
+    "book/tp/block.md",
     "book/start/ranks-and-messages.md",
     "book/whole/cuts.md",
     "book/whole/training.md",
