@@ -20,6 +20,7 @@ LIVE = [
     "book/dp/zero-3.md",
     "book/pp/dualpipe.md",
     "book/pp/pipedream.md",
+    "book/tp/block.md",
     "book/start/ranks-and-messages.md",
     "book/whole/cuts.md",
     "book/whole/training.md",
