@@ -3,8 +3,8 @@
     python examples/pipeline.py --schedule dualpipe --ranks 4 --microbatches 8
     torchrun --nproc-per-node 4 examples/pipeline.py --schedule dualpipev --microbatches 8
 
-The schedules are those of `schedules.names()`: `easy_dualpipe`, `dualpipe`, `dualpipev`, `1f1b`, `zbv` and others.  Where
-a schedule has overlapped pairs, the stage's own `overlapped_forward_backward` runs them, as in DeepSeek's DualPipe.
+Any schedule that keeps the weights of a step: `easy_dualpipe`, `dualpipe`, `dualpipev`, `1f1b`, `zbv` and others.  Its
+overlapped pairs, if it has some, are run by the stage's own `overlapped_forward_backward`, as in DeepSeek's DualPipe.
 """
 
 import argparse
