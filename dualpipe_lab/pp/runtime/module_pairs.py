@@ -97,19 +97,20 @@ def run_pair_by_module(forward: ReadyAction, backward: ReadyAction) -> None:
     losses: list[Tensor | None] = []
 
     def criterion(*outputs_and_labels: Any) -> Tensor:
-        assert forward.criterion is not None
-        loss = scaled(forward.criterion(*outputs_and_labels), forward.weight)
+        assert forward.loss_of is not None
+        *outputs, target = outputs_and_labels
+        loss = scaled(forward.loss_of(target, *outputs), forward.weight)
         losses.append(loss)
         return loss
 
     hooks_before, inputs = stage.count_hooks(), stage.as_leaves(forward.inputs)
-    of_last_stage = (None, []) if forward.criterion is None else (criterion, [forward.target])
+    of_last_stage = (None, []) if forward.loss_of is None else (criterion, [forward.target])
     output_grads = [backward.inputs[position] for position in live.sent]
     output, loss = getattr(type(stage.module), name)(
         stage.module, list(inputs), *of_last_stage, other.module, live.loss, live.outputs, output_grads
     )
     stage.check_plain(inputs, forward.extra, output)
-    if loss is not (losses or [None])[-1] or (loss is None) != (forward.criterion is None):
+    if loss is not (losses or [None])[-1] or (loss is None) != (forward.loss_of is None):
         raise ValueError(
             f"{name} of stage {stage.index} must return the loss that criterion0 has returned, and None without one"
         )

@@ -248,14 +248,14 @@ class PipelineRuntime:
             ready.extra = batch.extra_of(index, microbatch)
             ready.weight = batch.weights[microbatch]
             if self._is_last(index) and batch.targets is not None:
-                ready.criterion, ready.target = partial(self._loss_of, ready.stage), batch.targets[microbatch]
+                ready.loss_of, ready.target = partial(self._loss_of, ready.stage), batch.targets[microbatch]
         elif kind != W and not self._is_last(index):
             ready.inputs = self._comm.take(action)
         return ready
 
-    def _loss_of(self, stage: Stage, *outputs_and_target: Any) -> Tensor:
-        loss = self._loss_fn(*outputs_and_target)
-        check_loss(stage, outputs_and_target[:-1], loss, self._sync.sums(stage.index))
+    def _loss_of(self, stage: Stage, target: Any, *outputs: Any) -> Tensor:
+        loss = self._loss_fn(*outputs, target)
+        check_loss(stage, outputs, loss, self._sync.sums(stage.index))
         return loss
 
     def _finish(self, done: ReadyAction, batch: Batch, plan: RankPlan) -> None:

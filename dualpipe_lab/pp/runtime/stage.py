@@ -14,6 +14,7 @@ Elsewhere: torch's `PipelineStage` sends tuples and refuses dictionaries; Megatr
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -188,7 +189,10 @@ class Stage:
 
     def as_leaves(self, inputs: Tensors) -> Tensors:
         """Return the received inputs as leaves of the stage's graph, whose gradients the previous stage needs."""
-        return with_names((self._as_leaf(x) for x in inputs), names_of(inputs))
+        leaves = [x.detach() for x in inputs]
+        if self.index:  # the first stage's inputs are data, whose gradients no rank needs
+            leaves = [x.requires_grad_() if has_gradient(x) else x for x in leaves]
+        return with_names(leaves, names_of(inputs))
 
     def end_forward(
         self, microbatch: int, inputs: Tensors, output: Tensors, loss: Tensor | None, hooks_before: int
@@ -214,11 +218,6 @@ class Stage:
         """Return how many hooks have been registered so far, without those of data parallelism."""
         return num_hooks() - sum(owner.num_hooks for owner in self.synchronizers)
 
-    def _as_leaf(self, x: Tensor) -> Tensor:
-        x = x.detach()
-        # The first stage's inputs are data, whose gradients no rank needs.
-        return x.requires_grad_() if self.index and has_gradient(x) else x
-
 
 @dataclass
 class ReadyAction:
@@ -229,7 +228,7 @@ class ReadyAction:
         action: the kind of work, and the microbatch.
         inputs: activations for F, gradients of the outputs for B and I; nothing for the backward of the last stage.
         extra, loss_fn, weight: for F, as `Stage.forward` takes them.
-        criterion, target: for F of the last stage; its loss before the weight is `criterion(*outputs, target)`.
+        loss_of, target: for F of the last stage; its loss before the weight is `loss_of(target, *outputs)`.
         full_backward: run B in place of I, and nothing in place of W.
         result: the tensors for the neighbouring stage; None until the action has run.
         loss: after F, the weighted loss of this stage, if it has one.
@@ -239,7 +238,7 @@ class ReadyAction:
     action: Action
     inputs: Tensors = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    criterion: Callable[..., Tensor] | None = None
+    loss_of: Callable[..., Tensor] | None = None
     target: Any = None
     weight: float = 1
     full_backward: bool = False
@@ -249,8 +248,7 @@ class ReadyAction:
     @property
     def loss_fn(self) -> Loss | None:
         """The loss as a function of the outputs; None where the stage has none."""
-        criterion = self.criterion
-        return None if criterion is None else lambda *outputs: criterion(*outputs, self.target)
+        return None if self.loss_of is None else partial(self.loss_of, self.target)
 
     def run(self) -> None:
         """Run the action on its stage and set `result`."""
