@@ -13,6 +13,7 @@ from dualpipe_lab.viz.live import play as live_play
 LIVE = [
     *(f"book/pp/{name}.md" for name in ("pp-basic", "gpipe", "one-f-one-b", "gradient-checkpointing", "interleaved")),
     *(f"book/pp/{name}.md" for name in ("zero-bubble", "v-shapes", "easy-dualpipe", "dualpipe-overlap", "explorer")),
+    "book/pp/dualpipev.md",
     "book/ep/one-f-one-b-basic.md",
     "book/ep/one-f-one-b-overlap.md",
     "book/ep/eplb.md",

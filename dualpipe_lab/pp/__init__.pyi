@@ -48,4 +48,6 @@ from .runtime import AsynchronousRuntime as AsynchronousRuntime
 from .runtime.split_backward import SplitBackward as SplitBackward
 from .runtime.stage import ForwardResult as ForwardResult
 from .runtime.stage import run_pair_serially as run_pair_serially
+from .runtime import run_pair_by_module as run_pair_by_module
+from .runtime import ModuleStage as ModuleStage
 from .runtime import example as example

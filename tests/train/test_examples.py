@@ -20,10 +20,10 @@ def python(*arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["dualpipe", "dualpipev"])
-def test_a_pipeline_in_both_directions_equals_one_process(name):
-    script, sizes = f"examples/{name}.py", ("--microbatches", 4)
-    for said in (python(script, "--ranks", 2, *sizes), python(*TORCHRUN, script, *sizes)):
+def test_a_pipeline_in_any_order_equals_one_process():
+    script, sizes = "examples/pipeline.py", ("--microbatches", 4, "--schedule")
+    ours = [(name, python(script, "--ranks", 2, *sizes, name)) for name in ("easy_dualpipe", "dualpipe", "zbv")]
+    for name, said in [*ours, ("dualpipev", python(*TORCHRUN, script, *sizes, "dualpipev"))]:
         line = re.fullmatch(rf"{name}, 2 ranks: loss off by (\S+), gradients (\S+), outputs (\S+)\n", said)
         assert line, said
         assert max(map(float, line.groups())) < 1e-13
@@ -52,7 +52,8 @@ def test_a_model_trains_in_both_ways_and_goes_on_under_another_plan(tmp_path):
     [
         ("train", ["--resume"], "give --folder"),
         ("train", ["--steps", "0"], "--steps counts from 1, got 0"),
-        ("dualpipe", ["--ranks", "3"], "ValueError: dualpipe needs an even number of ranks, got 3"),
+        ("pipeline", ["--ranks", "3"], "ValueError: dualpipe needs an even number of ranks, got 3"),
+        ("pipeline", ["--schedule", "pipedream"], "invalid choice: 'pipedream'"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_process(script, options, message):

@@ -7,6 +7,7 @@ from dualpipe_lab.pp.runtime.asynchronous import AsynchronousRuntime
 from dualpipe_lab.pp.runtime.batch import Evaluation, StepResult, split_batch
 from dualpipe_lab.pp.runtime.check import check
 from dualpipe_lab.pp.runtime.generate import greedy
+from dualpipe_lab.pp.runtime.module_pairs import ModuleStage, run_pair_by_module
 from dualpipe_lab.pp.runtime.recompute import recompute, recompute_layers
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage, WithLoss
@@ -14,6 +15,7 @@ from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage, WithLoss
 __all__ = [
     "AsynchronousRuntime",
     "Evaluation",
+    "ModuleStage",
     "PipelineRuntime",
     "ReadyAction",
     "Stage",
@@ -23,5 +25,6 @@ __all__ = [
     "greedy",
     "recompute",
     "recompute_layers",
+    "run_pair_by_module",
     "split_batch",
 ]

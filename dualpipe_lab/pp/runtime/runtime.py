@@ -248,8 +248,7 @@ class PipelineRuntime:
             ready.extra = batch.extra_of(index, microbatch)
             ready.weight = batch.weights[microbatch]
             if self._is_last(index) and batch.targets is not None:
-                target = batch.targets[microbatch]
-                ready.loss_fn = partial(self._loss_of, ready.stage, target)
+                ready.loss_of, ready.target = partial(self._loss_of, ready.stage), batch.targets[microbatch]
         elif kind != W and not self._is_last(index):
             ready.inputs = self._comm.take(action)
         return ready

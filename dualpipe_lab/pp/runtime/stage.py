@@ -14,6 +14,7 @@ Elsewhere: torch's `PipelineStage` sends tuples and refuses dictionaries; Megatr
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -116,6 +117,10 @@ class Live:
     has_hooks: bool = False
     split: SplitBackward | None = None
 
+    def input_grads(self) -> Tensors:
+        """Return the gradients of the inputs after a backward; zeros for inputs that it did not reach."""
+        return tuple(_or_zeros(x, x.grad) for x in self.inputs)
+
 
 class Stage:
     """Runs F, B, I and W of one stage's module, and keeps the graph of each microbatch until its backward.
@@ -148,19 +153,15 @@ class Stage:
 
         `loss_fn` computes the loss of the last stage from its output; `weight` scales every loss.
         """
-        before = self._num_hooks()
-        inputs = with_names((self._as_leaf(x) for x in inputs), names_of(inputs))
+        before = self.count_hooks()
+        inputs = self.as_leaves(inputs)
         output = self.call(microbatch, inputs, extra or {})
         losses = [scaled(output.loss, weight)] if isinstance(output, WithLoss) else []
         tensors = as_tensors(self.index, output)
         if loss_fn is not None:
             losses.append(scaled(loss_fn(*arguments_of(tensors)), weight))
             tensors = ()
-        loss = sum(losses[1:], losses[0]) if losses else None
-        self.live[microbatch] = live = self.keep(inputs, tensors, loss)
-        live.has_hooks = self._num_hooks() > before
-        detached = with_names((y.detach() for y in tensors), names_of(tensors))
-        return ForwardResult(detached, None if loss is None else loss.detach())
+        return self.end_forward(microbatch, inputs, tensors, sum(losses[1:], losses[0]) if losses else None, before)
 
     def call(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any]) -> Any:
         """Run the module."""
@@ -171,7 +172,7 @@ class Stage:
         live = self.live.pop(microbatch)
         if live.roots:
             torch.autograd.backward(live.roots, _root_grads(live, grads))
-        return tuple(_or_zeros(x, x.grad) for x in live.inputs)
+        return live.input_grads()
 
     def input_grad(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """I: return the gradients of the inputs and keep what W needs."""
@@ -186,6 +187,22 @@ class Stage:
         assert split is not None, "validate() has seen I before W"
         split.weight_grad()
 
+    def as_leaves(self, inputs: Tensors) -> Tensors:
+        """Return the received inputs as leaves of the stage's graph, whose gradients the previous stage needs."""
+        leaves = [x.detach() for x in inputs]
+        if self.index:  # the first stage's inputs are data, whose gradients no rank needs
+            leaves = [x.requires_grad_() if has_gradient(x) else x for x in leaves]
+        return with_names(leaves, names_of(inputs))
+
+    def end_forward(
+        self, microbatch: int, inputs: Tensors, output: Tensors, loss: Tensor | None, hooks_before: int
+    ) -> ForwardResult:
+        """Keep what the backward needs, and return the detached results; `hooks_before`: hooks before the forward."""
+        self.live[microbatch] = live = self.keep(inputs, output, loss)
+        live.has_hooks = self.count_hooks() > hooks_before
+        detached = with_names((y.detach() for y in output), names_of(output))
+        return ForwardResult(detached, None if loss is None else loss.detach())
+
     def keep(self, inputs: Tensors, output: Tensors, loss: Tensor | None) -> Live:
         """Return what the backward needs of a forward."""
         graded = [y for y in output if has_gradient(y)]
@@ -197,13 +214,9 @@ class Stage:
         inputs_with_grad = tuple(x for x in inputs if x.requires_grad)
         return Live(inputs_with_grad, [get_gradient_edge(y) for y in roots], sent, seed)
 
-    def _num_hooks(self) -> int:
+    def count_hooks(self) -> int:
+        """Return how many hooks have been registered so far, without those of data parallelism."""
         return num_hooks() - sum(owner.num_hooks for owner in self.synchronizers)
-
-    def _as_leaf(self, x: Tensor) -> Tensor:
-        x = x.detach()
-        # The first stage's inputs are data, whose gradients no rank needs.
-        return x.requires_grad_() if self.index and has_gradient(x) else x
 
 
 @dataclass
@@ -215,6 +228,7 @@ class ReadyAction:
         action: the kind of work, and the microbatch.
         inputs: activations for F, gradients of the outputs for B and I; nothing for the backward of the last stage.
         extra, loss_fn, weight: for F, as `Stage.forward` takes them.
+        loss_of, target: for F of the last stage; its loss before the weight is `loss_of(target, *outputs)`.
         full_backward: run B in place of I, and nothing in place of W.
         result: the tensors for the neighbouring stage; None until the action has run.
         loss: after F, the weighted loss of this stage, if it has one.
@@ -224,11 +238,17 @@ class ReadyAction:
     action: Action
     inputs: Tensors = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    loss_fn: Loss | None = None
+    loss_of: Callable[..., Tensor] | None = None
+    target: Any = None
     weight: float = 1
     full_backward: bool = False
     result: Tensors | None = None
     loss: Tensor | None = None
+
+    @property
+    def loss_fn(self) -> Loss | None:
+        """The loss as a function of the outputs; None where the stage has none."""
+        return None if self.loss_of is None else partial(self.loss_of, self.target)
 
     def run(self) -> None:
         """Run the action on its stage and set `result`."""

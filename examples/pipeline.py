@@ -1,12 +1,14 @@
-"""One step of DualPipe beside one process: equal loss, equal gradients, equal outputs.
+"""One step of a pipeline beside one process: equal loss, equal gradients, equal outputs.
 
-    python examples/dualpipe.py --ranks 4 --microbatches 8
-    torchrun --nproc-per-node 4 examples/dualpipe.py --microbatches 8
+    python examples/pipeline.py --schedule dualpipe --ranks 4 --microbatches 8
+    torchrun --nproc-per-node 4 examples/pipeline.py --schedule dualpipev --microbatches 8
 
-Every rank holds two stages, one for each direction; a stage's two copies add their gradients at the end of the step.
+Any schedule that keeps the weights of a step: `easy_dualpipe`, `dualpipe`, `dualpipev`, `1f1b`, `zbv` and others.  Its
+overlapped pairs, if it has some, are run by the stage's own `overlapped_forward_backward`, as in DeepSeek's DualPipe.
 """
 
 import argparse
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch.nn.functional import gelu, mse_loss
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, schedules
-from dualpipe_lab.pp import Program
+from dualpipe_lab.pp import ModuleStage, Program, run_pair_by_module
 
 ROWS, HIDDEN = 3, 64
 
@@ -29,6 +31,28 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`x_..D` in and out."""
         return x + self.down(gelu(self.up(x)))
+
+    @classmethod
+    def overlapped_forward_backward(
+        cls,
+        module0: "Block",
+        inputs0: list[Tensor],
+        criterion0: Callable[..., Tensor] | None,
+        labels0: list[Tensor],
+        module1: "Block",
+        loss1: Tensor | None,
+        outputs1: list[Tensor],
+        output_grads1: list[Tensor],
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The forward of module0 in two pieces, and the backward of module1 between them."""
+        (x,) = inputs0
+        inner = gelu(module0.up(x))
+        if loss1 is not None:
+            loss1.backward()
+        else:
+            torch.autograd.backward(outputs1, output_grads1)
+        y = x + module0.down(inner)
+        return [y], criterion0(y, *labels0) if criterion0 is not None else None
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
@@ -49,10 +73,11 @@ def compare(rank: int, world_size: int, program: Program) -> tuple[float, float,
     model.zero_grad()
 
     placed = {action.stage: model[action.stage] for action in program.actions(rank)}
-    runtime = lab.PipelineRuntime(program, placed, mse_loss)
+    stages = {i: ModuleStage(i, module) for i, module in placed.items()}
+    runtime = lab.PipelineRuntime(program, stages, mse_loss, overlapped=run_pair_by_module)
     result = runtime.step(list(inputs), list(targets))
     loss = torch.stack([torch.zeros((), dtype=torch.float64), *result.losses.values()]).sum()
-    comm.all_reduce(loss)  # DualPipe's two ends have the losses of one direction each, rank 0 of a V has all
+    comm.all_reduce(loss)  # each rank has the losses of the microbatches that end on it
     outputs = runtime.evaluate(list(inputs)).outputs
     with torch.no_grad():
         off = max((difference(y, model(inputs[m])) for m, y in outputs.items()), default=0.0)
@@ -60,20 +85,22 @@ def compare(rank: int, world_size: int, program: Program) -> tuple[float, float,
     return float(abs(loss - expected.detach())), max(difference(p.grad, grad) for p, grad in pairs), off
 
 
-def main(schedule: str, description: str | None) -> None:
+def main() -> None:
     """Compare on the ranks of the command line, and say how far the pipeline is off."""
     started = lab.cluster()
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedule", choices=schedules.names(synchronous=True), default="dualpipe")
     parser.add_argument("--ranks", type=int, default=started.world_size if started else 4)
     parser.add_argument("--microbatches", type=int, default=8)
     chosen = parser.parse_args()
-    program = schedules.build(schedule, chosen.ranks, chosen.microbatches)  # refused before a process starts
+    program = schedules.build(chosen.schedule, chosen.ranks, chosen.microbatches)  # refused before a process starts
     results = lab.launch(compare, chosen.ranks, program, timeout=120)
     loss, grad, output = (max(column) for column in zip(*results, strict=True))
     assert max(loss, grad, output) < 1e-13, (loss, grad, output)
     if started is None or started.rank == 0:
-        print(f"{schedule}, {chosen.ranks} ranks: loss off by {loss:.1e}, gradients {grad:.1e}, outputs {output:.1e}")
+        words = f"{chosen.schedule}, {chosen.ranks} ranks"
+        print(f"{words}: loss off by {loss:.1e}, gradients {grad:.1e}, outputs {output:.1e}")
 
 
 if __name__ == "__main__":
-    main("dualpipe", __doc__)
+    main()
