@@ -56,6 +56,7 @@ class About(NamedTuple):
     minutes: int
     points: int
     hints: tuple[str, ...]
+    trail: bool = False  # one of the two of its page that the trail counts
 
 
 class Check:
@@ -95,10 +96,10 @@ class Check:
 
 
 def exercise(
-    name: str, title: str, kind: Kind, minutes: int, points: int, hints: tuple[str, ...]
+    name: str, title: str, kind: Kind, minutes: int, points: int, hints: tuple[str, ...], trail: bool = False
 ) -> Callable[[Callable[..., str]], Check]:
     """Make a check of a function that returns the line for a right answer and raises `Wrong` for a wrong one."""
-    return lambda judge: Check(judge, About(name, title, kind, minutes, points, hints))
+    return lambda judge: Check(judge, About(name, title, kind, minutes, points, hints, trail))
 
 
 def hint_of(checks: list[Check], number: int | None) -> None:

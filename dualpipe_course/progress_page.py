@@ -38,7 +38,9 @@ class Progress:
         gone = [name for name in RETIRED if self._entries.get(name, record.NOTHING).solved]
         retired = f"; solved and no longer in the course: {', '.join(gone)}" if gone else ""
         solved = f"{len(checks) - len(left)} of {len(checks)} solved"
-        return f"{solved}, {earned} of {points} points, {minutes} minutes left{retired}"
+        trail = [check not in left for check in checks if check.about.trail]
+        on_trail = f"on the trail {sum(trail)} of {len(trail)}"
+        return f"{solved}, {earned} of {points} points, {minutes} minutes left; {on_trail}{retired}"
 
     def __str__(self) -> str:
         rows = [COLUMNS, *self.rows()]

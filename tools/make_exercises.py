@@ -60,8 +60,8 @@ def with_facts(text: str) -> str:
     checks = [check.about for check in checks_of(topic[1])]
     for number, about in enumerate(checks, 1):
         heading = f"## {number}. {about.title}"
-        length = f"*{about.kind.capitalize()}, {about.minutes} minutes.*"
-        old = rf"^## {number}\. .*(\n\n)\*[A-Z][a-z ]+, \d+ minutes\.\*"
+        length = f"*{about.kind.capitalize()}, {about.minutes} minutes.{' On the trail.' * about.trail}*"
+        old = rf"^## {number}\. .*(\n\n)\*[A-Z][a-z ]+, \d+ minutes\.(?: On the trail\.)?\*"
         text = re.sub(old, f"{heading}\n\n{length}".replace("\\", r"\\"), text, flags=re.MULTILINE)
     total = sum(about.minutes for about in checks)
     start = f"{NUMBERS[len(checks)]} exercise{'s' * (len(checks) > 1)} for"

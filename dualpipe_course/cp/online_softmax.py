@@ -46,6 +46,7 @@ def hint(exercise: int | None = None) -> None:
     "Two blocks, by hand",
     "predict",
     minutes=5,
+    trail=True,
     points=1,
     hints=(
         "The larger maximum is ln 8. By which factor do numbers shrink that were measured from ln 2?",
@@ -105,6 +106,7 @@ def states(state_of: Callable[..., Any], merge: Callable[..., Any], output: Call
     "Right if the best comes first",
     "find the bug",
     minutes=15,
+    trail=True,
     points=2,
     hints=(
         "Print l and E after each block, for scores in ascending order. Which maximum does each of them belong to?",

@@ -84,6 +84,7 @@ def hint(exercise: int | None = None) -> None:
     "Thirty-two positions",
     "predict",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Zigzag gives every rank a quarter of 32 * 33 / 2 pairs, in every step. Contiguous: the last rank is busiest "
@@ -159,6 +160,7 @@ def layout(answer: object) -> str:
     "The LSE at hand",
     "find the bug",
     minutes=15,
+    trail=True,
     points=3,
     hints=(
         "With a single block it is right. Give it two, and add up the dV of both: whose sum should that be?",

@@ -29,6 +29,7 @@ def hint(exercise: int | None = None) -> None:
     "Two means and a message",
     "predict",
     minutes=6,
+    trail=True,
     points=1,
     hints=(
         "The loss of the batch is the sum of all losses over the number of all tokens.",
@@ -106,6 +107,7 @@ def step(fn: Callable[..., Any]) -> str:
     "Right in spite of the average",
     "find the bug",
     minutes=15,
+    trail=True,
     points=3,
     hints=(
         "Try two ranks with 1 and 2 valid tokens. By what should each rank's loss be multiplied?",

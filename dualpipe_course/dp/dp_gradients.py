@@ -40,6 +40,7 @@ def hint(exercise: int | None = None) -> None:
     "When the link is the slower one",
     "predict",
     minutes=8,
+    trail=True,
     points=1,
     hints=(
         "The four gradients are ready at 50, 60, 70 and 80 ms. When does the first sum end?",
@@ -130,6 +131,7 @@ def once(fn: Callable[..., Any]) -> str:
     "A plan of buckets",
     "puzzle",
     minutes=15,
+    trail=True,
     points=2,
     hints=(
         "The end is that of the last bucket. It should be short, and the link free when it is full.",

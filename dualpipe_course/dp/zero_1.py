@@ -51,6 +51,7 @@ def hint(exercise: int | None = None) -> None:
     "A thousand parameters on three ranks",
     "predict",
     minutes=6,
+    trail=True,
     points=1,
     hints=(
         "All shards are equally long. What is the smallest multiple of 3 that holds 1,000 numbers?",
@@ -95,6 +96,7 @@ def momentum(fn: Callable[..., Any]) -> str:
     "Counted twice",
     "find the bug",
     minutes=8,
+    trail=True,
     points=2,
     hints=(
         "Try 4 numbers on 2 ranks, then 5. Which numbers does each rank square?",

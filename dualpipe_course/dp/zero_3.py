@@ -60,6 +60,7 @@ def hint(exercise: int | None = None) -> None:
     "Four units and a tied root",
     "predict",
     minutes=10,
+    trail=True,
     points=1,
     hints=(
         "16 bytes for each of 4,200 parameters, sharded over 4 ranks.",
@@ -103,6 +104,7 @@ def linear(fn: Callable[..., Any]) -> str:
     "Away when it is needed",
     "find the bug",
     minutes=20,
+    trail=True,
     points=3,
     hints=(
         "Which units have NaN in their gradients: the last one too?",

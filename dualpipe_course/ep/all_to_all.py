@@ -68,6 +68,7 @@ def hint(exercise: int | None = None) -> None:
     "Rank 1 of three",
     "predict",
     minutes=5,
+    trail=True,
     points=1,
     hints=(
         "Rank 1 sends row 1 of the table and receives column 1; its own block is in both.",
@@ -119,6 +120,7 @@ def exchange(fn: Callable[..., Any]) -> str:
     "It works with even blocks",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Print the rows that come back on 3 ranks with the table [[1, 2, 0], [0, 1, 2], [2, 0, 1]].",

@@ -63,6 +63,7 @@ def hint(exercise: int | None = None) -> None:
     "Five layers",
     "predict",
     minutes=10,
+    trail=True,
     points=1,
     hints=(
         "Per layer there are 6 pieces of work of 4 ticks and 4 all-to-alls of 5.",
@@ -141,6 +142,7 @@ def short_attention(answer: object) -> str:
     "Asynchronous in name",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Results are right. Add up the times of work and of all-to-alls: what does the host take?",

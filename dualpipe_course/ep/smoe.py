@@ -57,6 +57,7 @@ def hint(exercise: int | None = None) -> None:
     "Eight tokens on two ranks",
     "predict",
     minutes=5,
+    trail=True,
     points=1,
     hints=(
         "Write the 8 slots of each rank with their experts, and sort them by expert, earlier slots first.",
@@ -107,6 +108,7 @@ def backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) ->
     "Right with one expert per rank",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "On one rank with four experts it is right, on four ranks with four experts too. Print counts on two ranks.",

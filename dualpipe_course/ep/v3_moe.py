@@ -60,6 +60,7 @@ def hint(exercise: int | None = None) -> None:
     "A smaller sister",
     "predict",
     minutes=10,
+    trail=True,
     points=1,
     hints=(
         "A row of 2048 numbers has 16 scales.",
@@ -110,6 +111,7 @@ def selection(fn: Callable[..., Any]) -> str:
     "Counted twice",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "How often does a forward run under a checkpoint, and how often does a backward come through?",

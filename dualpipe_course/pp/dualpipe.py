@@ -51,6 +51,7 @@ def hint(exercise: int | None = None) -> None:
     "Where the published form is wrong",
     "predict",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "In the middle: (p/2 - 1)(t_F + (t_F&B - t_B) + max(t_I - t_W, 0)), and a term for step 3 where t_I > t_F.",
@@ -142,6 +143,7 @@ def fewer(answer: object) -> str:
     "What W remembers",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Where W follows its I at once the gradient is right. Try I0 I0 W W on paper: what are x and dy when W runs?",

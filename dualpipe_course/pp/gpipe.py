@@ -58,6 +58,7 @@ def hint(exercise: int | None = None) -> None:
     "Three numbers",
     "predict",
     minutes=5,
+    trail=True,
     points=1,
     hints=(
         "With free messages the makespan is (m + p - 1)(t_F + t_B). What does a latency of 1 tick add, and how often?",
@@ -165,6 +166,7 @@ def less_memory(answer: object) -> str:
     "The mean of means",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Compare the gradients for microbatches of 2 and 2 rows, then of 3 and 1.",

@@ -94,6 +94,7 @@ def hint(exercise: int | None = None) -> None:
     "Five ranks on paper",
     "predict",
     minutes=8,
+    trail=True,
     points=2,
     hints=(
         "Write the beginning of rank 1's row. Its warm-up fills the three ranks below it.",
@@ -169,6 +170,7 @@ def slow_links(answer: object) -> str:
     "Two pipelines side by side",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Print the length of `live` after each forward, with pipelines [0, 2] and [1, 3].",

@@ -40,6 +40,7 @@ def hint(exercise: int | None = None) -> None:
     "Four numbers cross two cuts",
     "predict",
     minutes=5,
+    trail=True,
     points=1,
     hints=(
         "Down: y0 = 2 x, y1 = -1 y0. The third stage does not send anything down.",
@@ -101,6 +102,7 @@ def any_shape(send_tensor: Callable[..., Any], recv_tensor: Callable[..., Any]) 
     "The buffer that nobody fills",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Print the norm of what each rank receives.",

@@ -64,6 +64,7 @@ def hint(exercise: int | None = None) -> None:
     "W is the longest",
     "predict",
     minutes=15,
+    trail=True,
     points=1,
     hints=(
         "The chapter's form for any room K: (p-1)(t_F+t_I) - min{(min(K,p)-1) t_I, (K-1) t_F, (K-1) t_W}.",
@@ -141,6 +142,7 @@ def less_room(answer: object) -> str:
     "Only the last one counts",
     "find the bug",
     minutes=15,
+    trail=True,
     points=2,
     hints=(
         "Run F0 I0 W0 F1 I1 W1 and compare with the two gradients alone: which one do you get?",

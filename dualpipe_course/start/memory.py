@@ -100,6 +100,7 @@ def hint(exercise: int | None = None) -> None:
     "Another recipe",
     "predict",
     minutes=10,
+    trail=True,
     points=1,
     hints=(
         "Write the page's table of five rows with the sizes of this recipe.",
@@ -151,6 +152,7 @@ def rank_bytes(fn: Callable[..., Any]) -> str:
     "The fewest GPUs",
     "puzzle",
     minutes=20,
+    trail=True,
     points=3,
     hints=(
         "The states alone take 1,129 GB. On how many GPUs of 72 GB do they fit, if nothing else is there?",

@@ -32,6 +32,7 @@ def hint(exercise: int | None = None) -> None:
     "Bytes on a ring",
     "predict",
     minutes=5,
+    trail=True,
     points=1,
     hints=(
         "Chunks of 7 elements over 3 ranks: 3, 3 and 1. How many messages does each rank send?",
@@ -112,6 +113,7 @@ def tree_all_reduce(fn: Callable[..., Any]) -> str:
     "An exchange that hangs",
     "find the bug",
     minutes=15,
+    trail=True,
     points=2,
     hints=(
         "Run it on 2 ranks and read who waits for whom. What has each rank done before it waits?",

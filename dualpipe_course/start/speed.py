@@ -106,6 +106,7 @@ def hint(exercise: int | None = None) -> None:
     "Six numbers",
     "predict",
     minutes=12,
+    trail=True,
     points=2,
     hints=(
         "Which parameters does a token multiply with, and which gradients does the sum have?",
@@ -125,6 +126,7 @@ def numbers(answer: object) -> str:
     "Forgotten factors",
     "find the bug",
     minutes=15,
+    trail=True,
     points=2,
     hints=(
         "Each log differs from log A in one thing only. Which line of the function should read that thing?",

@@ -57,6 +57,7 @@ def hint(exercise: int | None = None) -> None:
     "A layer of Llama 3 8B",
     "predict",
     minutes=15,
+    trail=True,
     points=1,
     hints=(
         "T h numbers of 2 bytes are 33,554,432 bytes; half a sum of them sends 7/8 of that per rank.",
@@ -104,6 +105,7 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     "Loss right, layers below wrong",
     "find the bug",
     minutes=15,
+    trail=True,
     points=3,
     hints=(
         "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",

@@ -73,6 +73,7 @@ def hint(exercise: int | None = None) -> None:
     "Eight in, twelve out, four ranks",
     "predict",
     minutes=5,
+    trail=True,
     points=1,
     hints=(
         "Each rank has 3 of the 12 outputs: 3 rows of the weight, 3 elements of the bias.",
@@ -132,6 +133,7 @@ def layer(fn: Callable[..., Any]) -> str:
     "Two ranks, two scales",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "The outputs are right. Compare dx and dscale on two ranks: what does the sum over the ranks give?",

@@ -61,6 +61,7 @@ def hint(exercise: int | None = None) -> None:
     "Eight, twenty-four, eight",
     "predict",
     minutes=8,
+    trail=True,
     points=1,
     hints=(
         "A quarter of 24 is 6. The first weight has 6 rows of 8 here, the second 8 rows of 6.",
@@ -110,6 +111,7 @@ def layer(fn: Callable[..., Any]) -> str:
     "A bias on every rank",
     "find the bug",
     minutes=6,
+    trail=True,
     points=2,
     hints=(
         "Set x to zero. What is the output on one rank, and what on four?",

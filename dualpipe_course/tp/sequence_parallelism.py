@@ -59,6 +59,7 @@ def hint(exercise: int | None = None) -> None:
     "A pair between cut tokens",
     "predict",
     minutes=10,
+    trail=True,
     points=1,
     hints=(
         "1,024 tokens of 512 features have 1,048,576 bytes; a half sends 3/4 of them per rank.",
@@ -109,6 +110,7 @@ def uneven(fn: Callable[..., Any]) -> str:
     "A bias behind the reduce-scatter",
     "find the bug",
     minutes=10,
+    trail=True,
     points=2,
     hints=(
         "Which tokens does a rank add the bias to?",

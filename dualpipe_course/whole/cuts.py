@@ -62,6 +62,7 @@ def hint(exercise: int | None = None) -> None:
     "What a rank gets",
     "predict",
     minutes=6,
+    trail=True,
     points=1,
     hints=(
         "Only dp shares out sequences; every data rank cuts its own into microbatches.",
@@ -144,6 +145,7 @@ def three_budgets(answer: object) -> str:
     "The same plan, another loss",
     "find the bug",
     minutes=12,
+    trail=True,
     points=2,
     hints=(
         "Write down the coordinates of ranks 0 to 3 of pp 2 x dp 2, and beside each what the function reads.",

@@ -1,9 +1,9 @@
 """The pages of the course in reading order, and where the learner's copy of each stands.
 
 In: a checkout with _toc.yml.  Out: parts with chapters; files sort by name as the table of contents reads:
-  4-pipeline-parallelism/02-gpipe.ipynb              a chapter
-  4-pipeline-parallelism/02b-gpipe-exercises.ipynb   its exercises
-  about/learners.md                                  a page of a part without notebooks
+  04-trail-pipelines/02-gpipe.ipynb              a chapter
+  04-trail-pipelines/02b-gpipe-exercises.ipynb   its exercises
+  about/learners.md                              a page of a part without notebooks
 """
 
 import json
@@ -79,12 +79,13 @@ def read(course: Path) -> Contents:
         import yaml
     table = yaml.safe_load((course / CONTENTS).read_text(encoding="utf-8"))
     listed = {name for part in table["parts"] for name in _files(part)}
+    digits = len(str(len(table["parts"])))
     parts: list[Part] = []
     texts: list[Page] = []
     for part in table["parts"]:
         names = [name for name in _files(part) if _is_given(course, name) and chapter_of(name) not in listed]
         if any(_has_notebook(course, name) for name in names):
-            folder = f"{len(parts) + 1}-{_slug(part['caption'])}"
+            folder = f"{len(parts) + 1:0{digits}}-{_slug(part['caption'])}"
             parts.append(Part(part["caption"], [_chapter(course, folder, *one) for one in enumerate(names, 1)]))
         else:
             texts += [_page(course, name, f"about/{Path(name).name}") for name in names]

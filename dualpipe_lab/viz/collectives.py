@@ -108,9 +108,7 @@ class Holdings:
 
 
 class Picture(Protocol):
-    """A picture of a gallery: `Holdings`, `Steps`, `Shards` or `GridDrawing`."""
-
-    name: str
+    """A picture of a gallery: `Holdings`, `Steps`, `Shards` or a `Drawing`."""
 
     def _repr_html_(self) -> str: ...
 
@@ -125,7 +123,7 @@ class Gallery:
         return "\n\n".join(map(str, self.pictures))
 
     def __repr__(self) -> str:
-        return f"<Gallery of {', '.join(picture.name for picture in self.pictures)}>"
+        return f"<Gallery of {len(self.pictures)} pictures>"
 
     def _repr_html_(self) -> str:
         # A drawing that plays takes the width that it gets; a picture has its own.

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 import dualpipe_lab
+from dualpipe_course.registry import topic
 from dualpipe_lab._facade import Facade, public_names
 
 ROOT = Path(__file__).parents[2]
@@ -92,9 +93,47 @@ def test_reading_paths_name_no_page_before_what_it_needs():
 
 def needs(page):
     """The pages that a page's sentences with "You need" link to."""
-    sentences = re.findall(r"^You need .*?(?=\. [A-Z]|\.?$)", page.read_text(), re.MULTILINE)
+    sentences = re.findall(r"^(?:Side track of .*?\. )?(You need .*?)(?=\. [A-Z]|\.?$)", page.read_text(), re.MULTILINE)
     links = [link for sentence in sentences for link in re.findall(r"\]\(([\w./-]+\.md)", sentence)]
     return [(page.parent / link).resolve().relative_to(ROOT).as_posix() for link in links]
+
+
+def trail():
+    """The chapters of the trail, in order."""
+    parts = [part for part in TOC["parts"] if part["caption"].startswith("Trail: ")]
+    return [chapter["file"] for part in parts for chapter in part["chapters"]]
+
+
+def test_the_trail_is_short_comes_first_and_needs_no_page_outside_itself():
+    files = trail()
+    assert len(files) <= 24
+    assert files == [file for file in toc_files() if file.startswith("book/")][1 : len(files) + 1]
+    for page in files:
+        assert set(needs(ROOT / page)) <= set(files[: files.index(page)]), page
+        marks = [about.trail for about in exercises_of(page)]
+        assert sum(marks) == 2 * bool(marks), page
+
+
+def exercises_of(page):
+    """What is known of a chapter's exercises."""
+    text = (ROOT / page.replace("book/", "exercises/", 1)).read_text() if is_exercised(page) else ""
+    found = re.search(r"answer-(\w+)-1\b", text)
+    return [check.about for check in topic(found[1])] if found else []
+
+
+def is_exercised(page):
+    """Whether a chapter has exercises."""
+    return (ROOT / page.replace("book/", "exercises/", 1)).is_file()
+
+
+def test_a_side_track_names_the_page_of_the_trail_that_it_leaves_from():
+    sides = [part for part in TOC["parts"] if part["caption"].startswith("Side tracks: ")]
+    pages = [chapter["file"] for part in sides for chapter in part["chapters"]]
+    for page in pages:
+        if Path(page).name not in ("door.md", "paths.md"):
+            link = re.search(r"^Side track of \[.*?\]\((.*?)\)", (ROOT / page).read_text(), re.MULTILINE)
+            assert link, page
+            assert ((ROOT / page).parent / link[1]).resolve().relative_to(ROOT).as_posix() in trail(), page
 
 
 def test_what_a_page_needs_comes_before_it():
