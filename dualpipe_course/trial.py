@@ -55,6 +55,7 @@ def ended(case: str, cause: str, who: str = "your function", where: str = "", no
 def call_each(fn: Callable[..., Any], cases: Iterable[tuple[Any, ...]]) -> list[tuple[bool, Any]]:
     """Call a pure function with each case in one fresh process: (True, value) or (False, `raised ...`)."""
     needs_function(fn)
+    results: list[tuple[bool, Any]]
     if sys.platform == "emscripten":  # a page's worker is the fresh process, and the page ends it
         results = _call_each(0, 1, fn, list(cases))
     else:
