@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dualpipe_course.differences import TOLERANCE, Difference, apart, difference
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
-from dualpipe_lab.launch.launcher import Results
-from dualpipe_lab.launch.one_process import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dualpipe_lab.launch.launcher import Results
 
 
 class Numbers(NamedTuple):
@@ -156,7 +156,7 @@ def compare_on_ranks(
     tolerance: float = TOLERANCE,
     at: str = ": rank {rank}: ",
     **options: Any,
-) -> Results:
+) -> "Results":
     """Launch `harness(rank, world_size, *args)` and compare what every rank found with one process.
 
     Args:
@@ -244,6 +244,8 @@ def in_words(off: Off) -> str:
         return f"{off.name}: {off.slip}"
     num_ranks = len(off.by_rank)
     if off.ratio and (len(off.expected.flat) > 1 or off.ratio in (num_ranks, 1 / num_ranks)):
+        from dualpipe_lab.launch.one_process import cause_of_ratio
+
         return f"{off.name} is {off.ratio:.4g} times that of one process{cause_of_ratio(off.ratio, num_ranks)}"
     both = apart(off.found.flat[off.place], off.expected.flat[off.place], off.difference and off.difference.allowed)
     return f"{off.name} differs from one process: number {off.place} {both}"
@@ -262,7 +264,7 @@ def norm_in_words(off: Off) -> str:
     return f"the norm {apart(off.found.flat[0], off.expected.flat[0])}, the norm of the full model{ratio}"
 
 
-def check_limit(results: Results, limit: Limit, case: str) -> None:
+def check_limit(results: "Results", limit: Limit, case: str) -> None:
     """Raise `Wrong` if a limit is broken."""
     ranks: list[int | None] = [None] if limit.scope == "sum" else list(range(len(results)))
     spent = [(_spent(results, limit.of, rank), rank) for rank in ranks]
@@ -275,7 +277,7 @@ def check_limit(results: Results, limit: Limit, case: str) -> None:
             raise Wrong(f"{case}: {words}", picture=results.timeline if limit.shows else None)
 
 
-def _spent(results: Results, of: str, rank: int | None) -> float:
+def _spent(results: "Results", of: str, rank: int | None) -> float:
     what, _, operation = of.partition(" of ")
     if what == "bytes":
         return results.ledger.sent(operation or None, rank)

@@ -1,6 +1,7 @@
 """A learner's function that runs with some of the library's own switched off: the exercise is to write them."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from inspect import unwrap
 from pkgutil import resolve_name
 from types import FunctionType, ModuleType
@@ -20,18 +21,27 @@ class Without:
         self.fn, self.names = fn, names
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function; this process ends afterwards, so nothing is switched on again."""
-        for name in self.names:
-            found = resolve_name(name)
-            for value in _written_in(found) if isinstance(found, ModuleType) else [found]:
-                if isinstance(value, type):
-                    value.__init__ = _refuse  # type: ignore[misc]
-                    if isinstance(vars(value).get("forward"), staticmethod):  # an autograd Function is never made
-                        value.forward = staticmethod(_refuse)  # type: ignore[attr-defined]
-                else:
-                    # its code, because the learner may hold the function itself; below decorators, which are closures
-                    unwrap(value).__code__ = _refuse.__code__
-        return self.fn(*args)
+        """Call the function, and switch everything on again: on a page the same process judges the next answer."""
+        with ExitStack() as undo:
+            for name in self.names:
+                found = resolve_name(name)
+                for value in _written_in(found) if isinstance(found, ModuleType) else [found]:
+                    if isinstance(value, type):
+                        _put(undo, value, "__init__", _refuse)
+                        if isinstance(vars(value).get("forward"), staticmethod):  # an autograd Function is never made
+                            _put(undo, value, "forward", staticmethod(_refuse))
+                    else:
+                        # its code, because the learner may hold the function; below decorators, which are closures
+                        _put(undo, unwrap(value), "__code__", _refuse.__code__)
+            return self.fn(*args)
+
+
+def _put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, type) and name not in vars(owner):
+        undo.callback(delattr, owner, name)
+    else:
+        undo.callback(setattr, owner, name, vars(owner)[name] if isinstance(owner, type) else getattr(owner, name))
+    setattr(owner, name, value)
 
 
 def _written_in(module: ModuleType) -> list[Any]:

@@ -4,14 +4,16 @@ Every function runs in processes of its own, also where one would do: an endless
 and nothing that the function breaks outlives it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
-from dualpipe_lab.launch.launcher import Results, launch
-from dualpipe_lab.launch.supervise.errors import RankError, RankTimeout
+
+if TYPE_CHECKING:
+    from dualpipe_lab.launch.launcher import Results
 
 Case = TypeVar("Case")
 SECONDS = 20.0
@@ -20,9 +22,12 @@ TODO = "your code"  # what a starter raises
 
 def on_ranks(
     harness: Callable[..., Any], world_size: int, *args: Any, case: str, seconds: float = SECONDS, **options: Any
-) -> Results:
+) -> "Results":
     """Launch `harness(rank, world_size, *args)`; an error of the learner's function becomes a `Wrong`."""
     __tracebackhide__ = True
+    from dualpipe_lab.launch.launcher import launch
+    from dualpipe_lab.launch.supervise.errors import RankError, RankTimeout
+
     try:
         return launch(harness, world_size, *args, timeout=seconds, **options)
     except RankError as error:
@@ -50,7 +55,11 @@ def ended(case: str, cause: str, who: str = "your function", where: str = "", no
 def call_each(fn: Callable[..., Any], cases: Iterable[tuple[Any, ...]]) -> list[tuple[bool, Any]]:
     """Call a pure function with each case in one fresh process: (True, value) or (False, `raised ...`)."""
     needs_function(fn)
-    results: list[tuple[bool, Any]] = on_ranks(_call_each, 1, fn, list(cases), case="calling your function")[0]
+    results: list[tuple[bool, Any]]
+    if sys.platform == "emscripten":  # a page's worker is the fresh process, and the page ends it
+        results = _call_each(0, 1, fn, list(cases))
+    else:
+        results = on_ranks(_call_each, 1, fn, list(cases), case="calling your function")[0]
     if any(not fine and TODO in str(value) for fine, value in results):
         raise Wrong("not written yet: replace the line that raises NotImplementedError")
     return results

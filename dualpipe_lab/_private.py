@@ -12,7 +12,6 @@ import pickle
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from functools import cache
-from multiprocessing import forkserver
 from typing import Any, Protocol
 
 # autograd's graph
@@ -187,11 +186,15 @@ def release_fork_server() -> int | None:
 
 def assume_fork_server() -> None:
     """Use the parent's fork server: asked whether it runs, `multiprocessing` would wait for it as for an own child."""
+    from multiprocessing import forkserver
+
     module: Any = forkserver
     module.ensure_running = _fork_server().ensure_running = lambda: None
 
 
 def _fork_server() -> Any:
+    from multiprocessing import forkserver  # not in a browser's Python, which has no processes
+
     server: Any = forkserver._forkserver
     return server
 

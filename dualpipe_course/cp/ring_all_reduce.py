@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable
 from math import fsum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.differences import apart
@@ -16,7 +16,9 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_lab.launch.launcher import Results
+
+if TYPE_CHECKING:
+    from dualpipe_lab.launch.launcher import Results
 
 LIBRARY = ("dualpipe_lab.cp.ring",)  # switched off while an answer runs
 NAMES = ("bytes of rank 0", "bytes of rank 1", "bytes of rank 2", "bytes of rank 3", "messages of all ranks")
@@ -148,7 +150,7 @@ def _check_reals(fn: Callable[..., Any], num_ranks: int, size: int) -> None:
                 raise Wrong(f"{case}: number {place} on rank {rank} {apart(ours, theirs, allowed)}")
 
 
-def _check_sums(results: Results, size: int, case: str) -> None:
+def _check_sums(results: "Results", size: int, case: str) -> None:
     expected = [sum(10**rank for rank in range(len(results)))] * size
     for rank, (found, _) in enumerate(results):
         if found == expected:
@@ -169,7 +171,7 @@ def _who(value: int, num_ranks: int) -> str:
     return f"rank {max(range(num_ranks), key=lambda rank: digits[rank])} counts {max(digits)} times"
 
 
-def _check_cost(results: Results, size: int, case: str) -> None:
+def _check_cost(results: "Results", size: int, case: str) -> None:
     num_ranks, rounds = len(results), (len(results) - 1).bit_length()
     steps, needed = max(time for _, time in results) // MS, 2 * (num_ranks - 1) * 8 * size
     if (sent := results.ledger.sent()) != needed:

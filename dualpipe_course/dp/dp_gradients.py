@@ -14,10 +14,11 @@ from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
 from dualpipe_lab.launch.emulator import Link
-from dualpipe_lab.launch.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from dualpipe_lab.launch.launcher import Results
 
 
 BACKWARDS = (9, 11, 7, 6, 4, 4, 12, 2)  # ticks of each layer's backward, last layer first
@@ -221,19 +222,19 @@ def _expected_buckets(bucket_bytes: int) -> list[list[int]]:
     return buckets
 
 
-def _check_count(results: Results, expected: int, case: str, what: str) -> None:
+def _check_count(results: "Results", expected: int, case: str, what: str) -> None:
     words = f"rank {{rank}} made {{found}} all-reduces, expected {{most}}: {what}"
     check_limit(results, Limit("calls of all_reduce", expected, words, expected, scope="each"), case)
 
 
-def _check_waits(results: Results, expected: int, case: str) -> None:
+def _check_waits(results: "Results", expected: int, case: str) -> None:
     for rank, spans in enumerate(results.collectives if len(results) > 1 else []):
         waited = sum(span.label == "all_reduce" for span in spans)
         if waited < expected:
             raise Wrong(f"{case}: finish() on rank {rank} waited for {waited} of {expected} sums; it must wait for all")
 
 
-def _check_values(results: Results, num_microbatches: int, rare: int | None, case: str) -> None:
+def _check_values(results: "Results", num_microbatches: int, rare: int | None, case: str) -> None:
     right: dict[str, Numbers | None] = {}
     for layer, size in enumerate(SIZES):
         owners = range(1, len(results)) if layer == rare else range(len(results))
@@ -250,7 +251,7 @@ def _sum_in_words(off: Off) -> str:
     )
 
 
-def _check_moments(results: Results, ready: Sequence[int], case: str) -> None:
+def _check_moments(results: "Results", ready: Sequence[int], case: str) -> None:
     """Compare the start of each sum of the last step, in ms after the step began, with when it could start."""
     if len(results) == 1:
         return  # nothing travels

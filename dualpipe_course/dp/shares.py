@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from dualpipe_course.differences import difference
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
-from dualpipe_lab.launch.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from dualpipe_lab.launch.launcher import Results
 
 Shares: TypeAlias = Sequence[Sequence[int]]  # by rank and microbatch: valid tokens
 Grads: TypeAlias = list[list[float]]  # by parameter, in plain numbers; nothing where there is no gradient
@@ -95,7 +96,7 @@ def why_different(found: Grads, expected: Grads, factors: Mapping[float, str]) -
     return f"the gradients are {off.ratio:.4g} times those of one process" + (f", {known}" if known else "")
 
 
-def check_sums(results: Results, num_bytes: int, allowed: int, case: str, why: str) -> None:
+def check_sums(results: "Results", num_bytes: int, allowed: int, case: str, why: str) -> None:
     """Raise `Wrong` unless the ranks sent one all-reduce of `num_bytes`, and at most `allowed` bytes beside it."""
     num_ranks, sent = len(results), results.ledger.sent()
     expected = 2 * (num_ranks - 1) * num_bytes

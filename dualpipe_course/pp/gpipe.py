@@ -18,11 +18,12 @@ from dualpipe_course.pp.programs import check_rows, parse
 from dualpipe_course.start.ranks import MS, SENDS, all_waited_for, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score, smallest_failing
-from dualpipe_lab.launch.launcher import Results
 from dualpipe_lab.pp.simulator import simulate
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dualpipe_lab.launch.launcher import Results
 
 
 NUMBERS = ("makespan", "bubble per rank", "peak of live activations")
@@ -233,7 +234,7 @@ def _other_order(order: list[int], num_microbatches: int, is_last: bool) -> str:
     return f"ran its stage on microbatches {order}, expected {each + each}: all forwards, then the same"
 
 
-def _check_messages(results: Results, num_ranks: int, num_microbatches: int, case: str) -> None:
+def _check_messages(results: "Results", num_ranks: int, num_microbatches: int, case: str) -> None:
     check_messages_only(results, case)
     size = ROWS * WIDTH * 8
     for rank in range(num_ranks):

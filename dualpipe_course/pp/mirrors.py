@@ -13,10 +13,11 @@ from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage, without_runtime
 from dualpipe_course.start.ranks import MS, all_waited_for
 from dualpipe_course.trial import on_ranks
-from dualpipe_lab.launch.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dualpipe_lab.launch.launcher import Results
 
 Vector = list[float]
 Parts = list[list[Vector]]  # per stage and microbatch, its share of the gradient
@@ -57,7 +58,7 @@ def check_mirror_sum(fn: Callable[..., Any], num_ranks: int, num_microbatches: i
         _check_bytes(results, links * num_microbatches * MESSAGE_BYTES, case, [rank])
 
 
-def _check_bytes(results: Results, messages: int, case: str, ranks: Sequence[int] = (0, 1)) -> None:
+def _check_bytes(results: "Results", messages: int, case: str, ranks: Sequence[int] = (0, 1)) -> None:
     for rank in ranks:
         if (sent := results.ledger.sent(rank=rank)) > messages + GATHERED_BYTES:
             raise Wrong(

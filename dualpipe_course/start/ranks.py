@@ -6,13 +6,15 @@ with a link of 1 ms latency counts the steps that wait for one another.
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
 from dualpipe_lab.launch.emulator import Link
-from dualpipe_lab.launch.launcher import Results
+
+if TYPE_CHECKING:
+    from dualpipe_lab.launch.launcher import Results
 
 ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model time counts steps
 MS = 1_000_000
@@ -140,7 +142,7 @@ def exchange(fn: Callable[..., Any]) -> str:
     return "2 to 5 ranks, two elements each, and no ranks wait in a circle"
 
 
-def check_messages_only(results: Results, case: str) -> None:
+def check_messages_only(results: "Results", case: str) -> None:
     """Raise `Wrong` if ranks used a collective, or did the work without any message."""
     used = {row[1] for row in results.ledger.rows()}
     if strange := sorted(used - {*SENDS, *RECEIVES}):
@@ -178,7 +180,7 @@ def _parts(rank: int, size: int) -> list[int]:
     return [10**rank * (1 + element) for element in range(size)]
 
 
-def _check_sums(results: Results, world_size: int, size: int, case: str) -> None:
+def _check_sums(results: "Results", world_size: int, size: int, case: str) -> None:
     expected = [sum(values) for values in zip(*(_parts(rank, size) for rank in range(world_size)), strict=True)]
     for rank, (found, _) in enumerate(results):
         if found != expected:

@@ -5,15 +5,17 @@ Chapter: book/start/time.  All times are model time (virtual clock), so a verdic
 
 from collections.abc import Callable
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
 from dualpipe_lab.launch.emulator import Link
-from dualpipe_lab.launch.launcher import Results
 from dualpipe_lab.timeline import Message, Span, Timeline
+
+if TYPE_CHECKING:
+    from dualpipe_lab.launch.launcher import Results
 
 MS = 1_000_000
 MAKESPAN_MS = 29
@@ -166,7 +168,7 @@ def _relay(rank: int, world_size: int, fn: Callable[..., Any], case: Relay) -> t
     return values, done
 
 
-def _check_relay(results: Results, case: Relay, name: str) -> None:
+def _check_relay(results: "Results", case: Relay, name: str) -> None:
     for rank, (_, done) in enumerate(results):
         if done != list(range(case.blocks)):
             raise Wrong(f"{name}: rank {rank} worked on blocks {done}, expected 0 to {case.blocks - 1}, each once")

@@ -49,9 +49,7 @@ def change_tags(page):
 
 
 def change_kind(page):
-    first = (
-        "```{code-cell} ipython3\n:tags: [remove-input]\n\nfrom dualpipe_lab.viz"  # behind the install cell, so no text before
-    )
+    first = "```{code-cell} ipython3\n:tags: [remove-input]\n\nfrom dualpipe_lab.viz"  # no text before
     assert first in page.read_text()
     page.write_text(page.read_text().replace(first, "```\nfrom dualpipe_lab.viz"))
     return "expecting a markdown cell, but got a code cell"

@@ -1,0 +1,159 @@
+"""Exercises that can be answered in their page: what their cells need, and Python for the browser.
+
+In: the exercise notebooks, the names in dualpipe_course/in_page.txt, npm.  Out: JSON in each exercise page, and
+_static/python with Pyodide, the library and the checks, compressed; without npm nothing: pages stay as they are.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+PYODIDE, DIGEST = (
+    "314.0.7",
+    "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0",
+)  # of npm's archive, sha256
+PACKED = ("pyodide.asm.wasm", "pyodide.asm.mjs", "python_stdlib.zip")
+LEFT_OUT = ("grading", "workspace", "static", "live", "cli")  # of the library and the course
+NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
+LOG = logging.getLogger(__name__)
+
+
+def in_page(root: Path) -> list[str]:
+    """Return the names of the exercises whose checks need neither torch nor ranks."""
+    return (root / "dualpipe_course" / "in_page.txt").read_text(encoding="utf-8").split()
+
+
+def cells_of(notebook: dict[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:
+    """Return what an exercise page needs to judge its answers: the cells before each, its starter and its check."""
+    found: dict[str, dict[str, Any]] = {}
+    before: list[str] = []
+    starter = ""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        source = "".join(cell["source"])
+        tags = cell["metadata"].get("tags", [])
+        name = next((tag.partition("-")[2] for tag in tags if tag.startswith(("answer-", "check-"))), None)
+        if name is None:
+            before.append(source)
+        elif f"answer-{name}" in tags:
+            starter = source
+        elif name in names:
+            given = [text for text in before if "google.colab" not in text]
+            found[name] = {"before": given, "starter": starter, "check": source}
+    return found
+
+
+def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Write the JSON of an exercise page, and load what reads it."""
+    source = Path(app.srcdir, f"{page}.ipynb")
+    if not app.config.has_python or not page.startswith("exercises/") or not source.is_file():
+        return
+    from dualpipe_course.registry import find
+
+    exercises = cells_of(json.loads(source.read_text(encoding="utf-8")), in_page(Path(app.srcdir)))
+    for name, cells in exercises.items():
+        check = find(name)
+        cells["hints"] = list(check.about.hints) if check else []
+    if exercises:
+        up = "../" * page.count("/")
+        notebook = f"{up}_sources/{page}.ipynb"
+        text = json.dumps({"exercises": exercises, "notebook": notebook}).replace("</", "<\\/")
+        context["body"] += f'<script type="application/json" id="dp-exercises">{text}</script>'
+        app.add_js_file("dp/exercise.js", loading_method="defer")
+
+
+def write_python(app: Sphinx, error: Exception | None) -> None:
+    """Write Python for the browser, unless no exercise page asks for it."""
+    if error is None and app.config.has_python and app.builder.format == "html":
+        target = Path(app.outdir, "_static", "python")
+        target.mkdir(parents=True, exist_ok=True)
+        _write_pyodide(_fetched(), target)
+        _pack(target, "course.zip", _course(Path(app.srcdir)))
+
+
+def _fetched() -> Path:
+    """Return npm's archive of Pyodide, fetched once for all builds."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dualpipe-lab"
+    archive = folder / f"pyodide-{PYODIDE}.tgz"
+    if not archive.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [str(shutil.which("npm")), "pack", "--silent", f"pyodide@{PYODIDE}"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)  # noqa: S603
+    if hashlib.sha256(archive.read_bytes()).hexdigest() != DIGEST:
+        archive.unlink()
+        raise OSError(f"pyodide {PYODIDE} is not the archive that was tested; build again")
+    return archive
+
+
+def _write_pyodide(archive: Path, target: Path) -> None:
+    if (target / "pyodide.mjs").is_file():
+        return
+    with tarfile.open(archive) as files:
+
+        def read(name: str) -> bytes:
+            return files.extractfile(f"package/{name}").read()  # type: ignore[union-attr]
+
+        for name in ("pyodide.asm.wasm", "pyodide.asm.mjs"):
+            _pack(target, name, read(name))
+        with zipfile.ZipFile(io.BytesIO(read("python_stdlib.zip"))) as library:
+            _pack(target, "python_stdlib.zip", _stored({name: library.read(name) for name in library.namelist()}))
+        (target / "lock.json").write_text(json.dumps(json.loads(read("pyodide-lock.json")) | {"packages": {}}))
+        (target / "pyodide.mjs").write_bytes(read("pyodide.mjs"))
+
+
+def _course(root: Path) -> bytes:
+    """Return the modules of the library and the checks that do without torch."""
+    paths = [
+        path
+        for name in ("dualpipe_lab", "dualpipe_course")
+        for path in sorted((root / name).rglob("*"))
+        if path.suffix in (".py", ".pyi", ".json")
+    ]
+    kept = [path for path in paths if not set(path.relative_to(root).parts) & set(LEFT_OUT)]
+    texts = {path.relative_to(root).as_posix(): path.read_bytes() for path in kept}
+    return _stored({name: text for name, text in texts.items() if not NEEDS_TORCH.search(text.decode())})
+
+
+def _stored(files: dict[str, bytes]) -> bytes:
+    """Return an archive whose files are not compressed one by one: compressed as a whole it is smaller."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as out:
+        for name, text in files.items():
+            out.writestr(zipfile.ZipInfo(name), text)
+    return archive.getvalue()
+
+
+def _pack(target: Path, name: str, data: bytes) -> None:
+    (target / f"{name}.packed").write_bytes(gzip.compress(data, mtime=0))
+
+
+def fetch_python(app: Sphinx, config: Any) -> None:
+    """Look for npm and what it has to fetch: without them checks run in the notebook alone."""
+    try:
+        config.has_python = shutil.which("npm") is not None and _fetched().is_file()
+    except (OSError, subprocess.CalledProcessError) as error:
+        LOG.info("npm did not fetch Python for the exercise pages: %s", error)
+    if not config.has_python:
+        LOG.info("exercises are checked in the notebook alone: there is no npm, or it reaches nothing")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect the handlers."""
+    app.add_config_value("has_python", False, "html")
+    app.connect("config-inited", fetch_python)
+    app.connect("html-page-context", add_exercises)
+    app.connect("build-finished", write_python)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

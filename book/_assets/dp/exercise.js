@@ -1,0 +1,148 @@
+// Exercises that are answered in their page: an editor in place of the answer cell, hints, and a check in place of its
+// call.  In: the page's cells, and the JSON that dp_exercises wrote: {NAME: {before, starter, check, hints}}.
+// Answers stay in this browser.  Python is fetched at the first check, and ended when an answer takes too long.
+
+(() => {
+  const SECONDS = 20;
+  const LOADING = "Python is fetched, 6 MB, once per visit ...";
+  const WORKER = new URL("python-worker.mjs", document.currentScript.src);
+
+  let python = null; // the worker, what it has still to answer, and whether it has started
+  let asked = 0;
+
+  function start() {
+    const worker = new Worker(WORKER, { type: "module" });
+    const waiting = new Map();
+    let started;
+    const ready = new Promise((resolve, reject) => (started = { resolve, reject }));
+    worker.onerror = () => started.reject(new Error("this browser could not start it"));
+    worker.onmessage = ({ data }) => {
+      if (data.id !== null) waiting.get(data.id)?.(data.text);
+      else if (data.error) started.reject(new Error(data.error));
+      else started.resolve();
+    };
+    return { worker, waiting, ready };
+  }
+
+  async function judge(cells, answer, say) {
+    if (!python) {
+      say(LOADING);
+      python = start();
+    }
+    const { worker, waiting, ready } = python;
+    try {
+      await ready;
+    } catch (error) {
+      python = null;
+      return `Python did not start (${error.message}). Check your answer in the notebook.`;
+    }
+    say("checking ...");
+    const id = ++asked;
+    return new Promise((resolve) => {
+      const late = setTimeout(() => {
+        worker.terminate();
+        python = null;
+        resolve(`no result after ${SECONDS} s: the answer was stopped; does one of its loops never end?`);
+      }, 1000 * SECONDS);
+      waiting.set(id, (text) => {
+        clearTimeout(late);
+        waiting.delete(id);
+        resolve(text);
+      });
+      worker.postMessage({ id, before: cells.before, answer, check: cells.check });
+    });
+  }
+
+  const key = (name) => `dualpipe-lab:answer:${name}`;
+
+  function make(tag, properties, ...children) {
+    const element = Object.assign(document.createElement(tag), properties);
+    element.append(...children);
+    return element;
+  }
+
+  function exercise(name, cells, answerCell, checkCell) {
+    const editor = make("textarea", { value: localStorage.getItem(key(name)) ?? cells.starter, spellcheck: false });
+    editor.setAttribute("aria-label", `Your answer to ${name}; Escape, then Tab leaves the field`);
+    editor.autocapitalize = "off";
+    const fit = () => (editor.rows = Math.min(40, Math.max(2, editor.value.split("\n").length + 1)));
+    let leaves = false;
+    editor.addEventListener("input", () => (localStorage.setItem(key(name), editor.value), fit()));
+    editor.addEventListener("keydown", (event) => {
+      if (event.key === "Tab" && !event.shiftKey && !leaves) {
+        event.preventDefault();
+        editor.setRangeText("    ", editor.selectionStart, editor.selectionEnd, "end");
+        editor.dispatchEvent(new Event("input"));
+      } else if (event.key === "Enter" && (event.ctrlKey || event.shiftKey)) {
+        event.preventDefault();
+        check.click();
+      }
+      leaves = event.key === "Escape";
+    });
+    fit();
+
+    const verdict = make("pre", { className: "dp-verdict" });
+    verdict.setAttribute("aria-live", "polite");
+    const say = (text) => {
+      verdict.textContent = text.trim();
+      verdict.classList.toggle("solved", text.startsWith(`${name} solved`));
+    };
+    const check = make("button", { type: "button", textContent: "Check" });
+    check.addEventListener("click", async () => {
+      check.disabled = true;
+      say(await judge(cells, editor.value, say));
+      check.disabled = false;
+    });
+    let shown = 0;
+    const hints = make("ol", { className: "dp-hints", hidden: true });
+    const hint = make("button", { type: "button", textContent: `Hint 1 of ${cells.hints.length}` });
+    hint.addEventListener("click", () => {
+      hints.hidden = false;
+      hints.append(make("li", { textContent: cells.hints[shown++] }));
+      if (shown === cells.hints.length) hint.remove();
+      else hint.textContent = `Hint ${shown + 1} of ${cells.hints.length}`;
+    });
+    const again = make("button", { type: "button", textContent: "Start again" });
+    again.addEventListener("click", () => {
+      localStorage.removeItem(key(name));
+      editor.value = cells.starter;
+      fit();
+      say("");
+    });
+    const row = make("div", { className: "dp-buttons" }, check, hint, again);
+    answerCell.replaceChildren(make("div", { className: "dp-exercise" }, editor, row, hints, verdict));
+    checkCell.remove();
+  }
+
+  // The page's notebook with these answers in it, for JupyterLab and for graders.
+  async function download(address, names) {
+    const notebook = await (await fetch(address)).json();
+    for (const cell of notebook.cells) {
+      const name = (cell.metadata.tags ?? []).map((tag) => tag.replace(/^answer-/, "")).find((tag) => names.includes(tag));
+      const answer = name && localStorage.getItem(key(name));
+      if (answer) cell.source = answer;
+    }
+    const blob = new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" });
+    const link = make("a", { href: URL.createObjectURL(blob), download: address.split("/").pop() });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  const data = document.getElementById("dp-exercises");
+  if (data) {
+    const { exercises, notebook } = JSON.parse(data.textContent);
+    const names = Object.keys(exercises);
+    for (const name of names) {
+      const [answer, check] = ["answer", "check"].map((kind) => document.querySelector(`.cell[class~="tag_${kind}-${name}"]`));
+      if (answer && check) exercise(name, exercises[name], answer, check);
+    }
+    const save = make("button", { type: "button", textContent: "Download as notebook" });
+    save.addEventListener("click", () => download(notebook, names));
+    const all = document.querySelectorAll('.cell[class*="tag_answer-"]').length;
+    const which = names.length === all ? "The exercises" : `${names.length} of ${all} exercises`;
+    const text = `${which} can be answered here. `;
+    const where = location.protocol === "file:" ? " Opened as a file, this page cannot start Python: use make serve." : "";
+    const note = make("p", { className: "dp-in-page" }, text, save, where);
+    document.querySelector("article h1, .bd-article h1")?.after(note);
+  }
+})();

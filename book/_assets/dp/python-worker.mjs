@@ -1,0 +1,40 @@
+// The course's own Python in a page: a worker with Pyodide, the library and the checks.
+// In: {id, before, answer, check}, texts of cells.  Out: {id, text}, what the notebook would print.
+// The files lie compressed beside this one, because a plain file server compresses nothing.
+
+const HOME = new URL("../python/", import.meta.url);
+const PACKED = { "pyodide.asm.wasm": "application/wasm", "python_stdlib.zip": "application/zip" };
+
+async function unpack(name, type) {
+  const found = await plainFetch(new URL(`${name}.packed`, HOME));
+  if (!found.ok) throw new Error(`${name}: ${found.status}`);
+  return new Response(found.body.pipeThrough(new DecompressionStream("gzip")), { headers: { "Content-Type": type } });
+}
+
+const plainFetch = self.fetch.bind(self);
+self.fetch = (address, options) => {
+  const name = String(address.url ?? address).split("/").pop();
+  return name in PACKED ? unpack(name, PACKED[name]) : plainFetch(address, options);
+};
+
+async function start() {
+  const [{ loadPyodide }, script, lock, course] = await Promise.all([
+    import(new URL("pyodide.mjs", HOME).href),
+    unpack("pyodide.asm.mjs", "text/javascript").then((found) => found.blob()),
+    plainFetch(new URL("lock.json", HOME)).then((found) => found.text()),
+    unpack("course.zip", "application/zip").then((found) => found.arrayBuffer()),
+  ]);
+  const { default: createPyodideModule } = await import(URL.createObjectURL(script));
+  const options = { indexURL: HOME.href, packageBaseUrl: HOME.href, lockFileContents: lock, createPyodideModule };
+  const python = await loadPyodide(options);
+  python.unpackArchive(course, "zip", { extractDir: "/home/pyodide" });
+  return python.pyimport("dualpipe_course.in_page").judge;
+}
+
+const judge = start();
+judge.then(() => postMessage({ id: null }), (error) => postMessage({ id: null, error: String(error).trim().split("\n").pop() }));
+
+onmessage = async ({ data: { id, before, answer, check } }) => {
+  const call = await judge;
+  postMessage({ id, text: call(before, answer, check) });
+};

@@ -1,0 +1,79 @@
+"""Exercises that are answered in their page: a browser's Python judges as the notebook does."""
+
+import json
+import multiprocessing
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from built_pages import HTML
+from right_answers import RIGHT
+from wrong_answers import CHEATS, TYPICAL
+
+from dualpipe_course.in_page import judge
+
+NAMES = (Path(__file__).parents[2] / "dualpipe_course" / "in_page.txt").read_text().split()
+ALL = """async ([site, cases]) => {
+  const worker = new Worker(`${site}_static/dp/python-worker.mjs`, { type: "module" });
+  const told = [];
+  return await new Promise((resolve, reject) => {
+    worker.onerror = () => reject("the worker did not start: make book");
+    worker.onmessage = ({ data }) => {
+      if (data.error) reject(data.error);
+      if (data.id !== null) told[data.id] = data.text;
+      const id = data.id === null ? 0 : data.id + 1;
+      if (id === cases.length) resolve(told);
+      else worker.postMessage({ id, ...cases[id] });
+    };
+  });
+}"""
+
+
+def answers(book):
+    """All answers that are stored of these exercises, but those that need what a browser's Python does not have."""
+    for name in NAMES:
+        others = [*RIGHT.get(name, {}).values()]
+        others += [bad.answer for table in (TYPICAL, CHEATS) for bad in table[name].values()]
+        for text in [book.answer(name), *(book.text_of(name, other) for other in others)]:
+            if not re.search(r"(?:import|from) (?:torch|numpy)|\b(?:torch|np)\.", text):
+                yield name, text
+
+
+def given(book, name):
+    """The cells before an exercise, and its check."""
+    cells = book.cells["exercises"][name.rpartition("-")[0]]
+    tags = [tag for tag, _ in cells]
+    before = [text for tag, text in cells[: tags.index(f"answer-{name}")] if not tag]
+    return {"before": before, "check": dict(cells)[f"check-{name}"]}
+
+
+def said_here(queue, cases):
+    """Judge in one process, as a page does."""
+    sys.platform = "emscripten"
+    queue.put([judge(**case) for case in cases])
+
+
+@pytest.mark.browser
+def test_a_page_says_what_the_notebook_says(book, browser, site):
+    if not (HTML / "_static" / "python").exists() and "DUALPIPE_LAB_REQUIRE_BROWSER" not in os.environ:
+        pytest.skip("the book was built without npm")
+    stored = list(answers(book))
+    cases = [{**given(book, name), "answer": text} for name, text in stored]
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=said_here, args=(queue, cases))
+    process.start()
+    page = browser.new_page()
+    page.goto(f"{site}genindex.html")
+    there = page.evaluate(ALL, [site, cases])
+    page.close()
+    here = queue.get(timeout=120)
+    process.join()
+    wrong = [one for one in zip(stored, here, there, strict=True) if one[1] != one[2]]
+    assert not wrong, json.dumps([sorted({name for (name, _), *_ in wrong}), *wrong[:3]], indent=1)
+    assert len(NAMES) >= 60
+    assert len(stored) > 5 * len(NAMES)
+    solved = [text for (name, answer), text in zip(stored, here, strict=True) if answer == book.answer(name)]
+    assert [text.split()[1] for text in solved] == ["solved:"] * len(NAMES)
