@@ -12,11 +12,11 @@ from runs import A1, launch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -37,7 +37,7 @@ V3 = V3MoEConfig(**SIZES, num_layers=4, expert_ffn_size=6, num_experts=4, num_gr
 SECOND = replace(V3, balance=0.2)  # with a second token
 WEIGHT = 0.3
 # eps is large: else Adam would hide a gradient that is clipped too much
-HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2, 4, 2, 6
+HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = {"lr": 0.01, "eps": 0.1, "weight_decay": 0.1}, 0.5, 2, 4, 2, 6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 CASES = {  # every optimizer under every schedule of a case
     "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
@@ -65,7 +65,7 @@ def one_process(config, num_data):
     make = PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE
     model = (partial(PlainMultiToken, weight=WEIGHT) if config == SECOND else make)(config, dtype=torch.float64)
     initialize_parameters(model)
-    optimizer, norms, grads = AdamW(model.parameters(), HYPER), [], None
+    optimizer, norms, grads = AdamW(model.parameters(), **HYPER), [], None
     for step in range(STEPS):
         ids, targets = batch(config, step, num_data)
         optimizer.zero_grad()
@@ -78,12 +78,12 @@ def one_process(config, num_data):
 
 
 def build(stage, model, mesh, program, **settings):
-    options = ZeroOptions(HYPER, bucket_bytes=2000, **settings)
+    options = {**HYPER, "bucket_bytes": 2000, **settings}
     if stage is not Zero3:
-        return stage(model, mesh, options, program=program)
+        return stage(model, mesh, **options, program=program)
     children = [child for part in model.stages.values() for child in part.children()]
     units = [unit for child in children for unit in (child if isinstance(child, nn.ModuleList) else [child])]
-    return Zero3(model, units, mesh, options, program=program)
+    return Zero3(model, mesh, units=units, **options, program=program)
 
 
 def data_axes(topology):

@@ -222,11 +222,12 @@ def _plan(path: Path, local: list[SavedShard], scaler: LossScaler | None) -> Che
 
 def _restore(checkpoint: Checkpoint, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:
     """Restore everything that is not a tensor."""
+    values = checkpoint.index.values
+    optimizer.adam.num_steps = int(values["num_steps"])
     for shard in optimizer.local_shards:
+        shard.adam.state["step"] = int(values["num_steps"])  # the bias corrections go on where they were
         shard.adam.round()
     optimizer.all_gather_weights()
-    values = checkpoint.index.values
-    optimizer.adam.num_steps = int(values["num_steps"])  # the bias corrections go on where they were
     if scaler is not None:
         scaler.load_state_dict(values["scaler"])
     if rank < len(values["random"]):
