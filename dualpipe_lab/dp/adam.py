@@ -11,6 +11,7 @@ Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf, sqrt
 from typing import Any
 
@@ -157,7 +158,9 @@ class AdamShard:
             raise ValueError(f"rounding at random is for bf16 weights without a master copy, got {working.dtype}")
         self.weight = working.float() if master else working
         self._parameter = nn.Parameter(self.weight if generator is None else working.float())
-        self.optimizer = optimizer([self._parameter], **hyperparameters)
+        self._make = partial(optimizer, **hyperparameters)
+        self.optimizer = self._make([self._parameter])
+        self._is_lazy = not self.state  # the first step makes the state
         self.extra: dict[str, Tensor] = {}  # further state of the shard by name, such as a moving average
         if generator is not None:
             self._parameter.data = self._parameter.new_empty(0)
@@ -186,6 +189,22 @@ class AdamShard:
         state: dict[str, Any] = self.optimizer.state[self._parameter]
         return state
 
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self.optimizer.state[self._parameter] = state
+
+    def make_state(self, has_stepped: bool) -> None:
+        """Have the tensors of a state before or after the first step, for a checkpoint to fill."""
+        if self._is_lazy and has_stepped != bool(self.state):
+            sample = nn.Parameter(self._parameter.new_zeros(2))
+            sample.grad = torch.zeros_like(sample)
+            optimizer = self._make([sample])
+            optimizer.step()
+            self.state = {
+                name: torch.zeros_like(self.working, dtype=value.dtype) if is_elementwise(value, sample) else value
+                for name, value in (optimizer.state[sample].items() if has_stepped else ())
+            }
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights at their best precision and the state of each: what a checkpoint saves."""
         state = {name: value for name, value in self.state.items() if is_elementwise(value, self.working)}
@@ -195,3 +214,33 @@ class AdamShard:
 def is_elementwise(value: object, weight: Tensor) -> bool:
     """Return whether a value of an optimizer's state has an element for each of the weights."""
     return isinstance(value, Tensor) and value.shape == weight.shape
+
+
+def check_elementwise(make: Callable[..., Optimizer]) -> None:
+    """Raise ValueError for an optimizer that updates a matrix otherwise than its flat halves, which two ranks hold."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    draws = [torch.randn(4, 6, generator=generator, dtype=torch.float64, device="cpu") for _ in range(4)]
+    weights, *grads = (scale * draw for scale, draw in zip((1, 1, 1e3, 1e-3), draws, strict=True))
+
+    def trained(split: Callable[[Tensor], Iterable[Tensor]]) -> Tensor:
+        parameters = [nn.Parameter(part.clone()) for part in split(weights)]
+        optimizers = [make([parameter]) for parameter in parameters]
+        for grad in grads:
+            for parameter, optimizer, part in zip(parameters, optimizers, split(grad), strict=True):
+                parameter.grad = part.clone()
+                optimizer.step()
+        return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+    name = type(make([nn.Parameter(weights)])).__name__  # here errors in its arguments pass through
+    try:
+        with torch.random.fork_rng(devices=[]):
+            full, halves = trained(lambda matrix: [matrix]), trained(lambda matrix: matrix.flatten().chunk(2))
+        is_equal = torch.allclose(full, halves, rtol=1e-9, atol=0)
+        problem = "" if is_equal else "halves of a matrix move otherwise than all of it"
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise ValueError(
+            f"{name} cannot train flat shards of the weights ({problem}); use an optimizer that updates each element "
+            "by itself, such as AdamW or torch.optim.SGD"
+        )

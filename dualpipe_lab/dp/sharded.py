@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from dualpipe_lab import comm
 from dualpipe_lab._private import version_of
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.adam import AdamShard, AdamW
+from dualpipe_lab.dp.adam import AdamShard, AdamW, check_elementwise
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
@@ -269,9 +269,9 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
                 with every trained parameter in exactly one; None (default) for one group.
             optimizer: a class of torch.optim, or of your own, that updates every element by itself, whatever its
                 neighbours are; None (default) for `AdamW`.
-            lr: the learning rate (default of AdamW: 1e-3).
-            betas: decay of AdamW's two running means (default: 0.9, 0.999).
-            eps: is added to AdamW's denominator (default: 1e-8).
+            lr: the learning rate (default of AdamW: 1e-3; of all four, another optimizer has its own defaults).
+            betas: decay of the two running means (default of AdamW: 0.9, 0.999).
+            eps: is added to the denominator (default of AdamW: 1e-8).
             weight_decay: the part of a weight that a step subtracts, times `lr` (default of AdamW: 0.01).
             max_norm: clip the gradient of the full model to this norm; None (default) for no clipping.
             master: keep fp32 weights for 16-bit parameters (default: False).
@@ -299,6 +299,8 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         kind: Callable[..., Optimizer] = optimizer or AdamW
         make = partial(kind, **numbers, **hyperparameters)
         groups = _param_groups(self.names, params)
+        if kind is not AdamW:
+            check_elementwise(make)
         trials = [make([{**group, "params": [nn.Parameter(torch.zeros(1))]}]) for group in groups]  # checks the numbers
         super().__init__(groups, trials[0].defaults)
         if not isinstance(mesh, Mesh | Group | None):

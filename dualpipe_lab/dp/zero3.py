@@ -20,6 +20,7 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.3; Zhao et al. 202
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import Signature, signature
 from itertools import groupby
 from typing import Any
 
@@ -118,6 +119,16 @@ class Zero3(ShardedOptimizer):
             if is_trained:
                 self.adam.add_shard(flat.bucket, flat.shard, *flat.bucket.layout.span(comm.get_rank(group)))
         return flats
+
+
+def _show_options(own: Any, shared: Any) -> None:
+    """Let help() of a constructor show the arguments that it hands on as **options."""
+    mine, others = (list(signature(init).parameters.values()) for init in (own, shared))
+    own.__signature__ = Signature([*mine[:-1], *others[3:]])
+    own.__doc__ = shared.__doc__
+
+
+_show_options(Zero3.__init__, ShardedOptimizer.__init__)
 
 
 class UnitReducer(Synchronizer):
