@@ -292,6 +292,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             TypeError: the optimizer has no such argument.
         """
         self.module, self.names = module, {parameter: name for name, parameter in module.named_parameters()}
+        clip_factor(1.0, max_norm)  # checks it
         self.max_norm, self.num_backwards = max_norm, num_backwards
         self.bucket_bytes, self.grad_dtype = bucket_bytes, grad_dtype
         given: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}

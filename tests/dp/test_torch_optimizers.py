@@ -230,6 +230,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(tmp_path):
             lambda: Zero3(model, params=[*model.parameters(), nn.Parameter(torch.ones(9))]),
         )
         refused(TypeError, "mesh is a Mesh, a group of ranks or None, got float", lambda: Zero1(model, 0.1))
+        refused(ValueError, "max_norm > 0, got -1", lambda: Zero1(model, max_norm=-1))
         optimizer = Zero3(model)
         refused(ValueError, "dp.checkpoint.save", optimizer.state_dict)
         refused(ValueError, "dp.checkpoint.load", lambda: optimizer.load_state_dict({}))
@@ -254,13 +255,13 @@ def test_what_cannot_be_is_refused_in_one_sentence(tmp_path):
         )
         return len(found)
 
-    assert launch(fn, 2) == [21, 21]
+    assert launch(fn, 2) == [22, 22]
 
 
 def test_steps_are_seen_by_torchs_hooks_and_help_documents_every_argument():
     def fn(rank, world_size):
-        model, seen = make_model(), []
-        optimizer = Zero1(model)
+        model, seen = nn.Linear(5, 3).double(), []
+        optimizer = Zero3(model)  # which has no children: all of it is the root
         optimizer.register_step_pre_hook(lambda *arguments: seen.append("before"))
         optimizer.register_step_post_hook(lambda *arguments: seen.append("after"))
         loss_of(model, 0, rank, world_size).backward()
