@@ -43,10 +43,10 @@ class Ddp(ShardedOptimizer):
         reducer = GradientReducer(
             module.parameters(),
             self.group,
-            self.num_backwards,
-            self.bucket_bytes,
-            self.grad_dtype,
-            self.adam.kind,
+            num_backwards=self.num_backwards,
+            bucket_bytes=self.bucket_bytes,
+            dtype=self.grad_dtype,
+            kind=self.adam.kind,
             group_of=self.declaration.group_of,
         )
         for bucket in reducer.buckets:
@@ -79,6 +79,7 @@ class GradientReducer(Synchronizer):
         self,
         parameters: Iterable[nn.Parameter],
         group: Group | None = None,
+        *,
         num_backwards: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
         dtype: torch.dtype | None = None,

@@ -40,6 +40,7 @@ class LossScaler:
     def __init__(
         self,
         scale: float = 65536.0,
+        *,
         growth: float = 2.0,
         backoff: float = 0.5,
         interval: int = 2000,

@@ -1,10 +1,10 @@
 """`ShardedAdam` and `ShardedOptimizer`: what ZeRO-1, ZeRO-2, ZeRO-3 and plain data parallelism have in common.
 
-Chapter: book/dp/zero-1.  In: a module, a group of N ranks.  Out: an optimizer; each stage writes its own `step`:
+Chapter: book/dp/zero-1.  In: a module, a group of N ranks.  Out: an optimizer of torch, whose `step` is:
   reduce-scatter the gradients -> unscale -> norm of the full gradient -> clip -> AdamW on the local shard -> all-gather
 Each stage is composed of a reducer, which sums the gradients over the ranks, and a `ShardedAdam`, which updates shards.
-Parameters that share type, hyperparameters and axes lie in one flat buffer, so that a shard may begin or end inside of
-a parameter without mixing up learning rates.
+Parameters that share type, param group and axes lie in one flat buffer, so that a shard may begin or end inside of a
+parameter without mixing up learning rates.  Torch's optimizers that update each element by itself train shards, too.
 Elsewhere: `full_weights` and `full_gradients` are FSDP2 `DTensor.full_tensor`, DeepSpeed `safe_get_full_grad`.
 """
 
@@ -443,13 +443,14 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             raise ValueError("the buffers of the parameters are laid out by group; name all groups with params=")
         super().add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *_: Any) -> dict[str, Any]:
         """Refuse: each rank has a shard of the state."""
-        raise ValueError(_CHECKPOINT)
+        raise ValueError(
+            "each rank has a shard of the optimizer's state; save and load it on any number of ranks with "
+            "dp.checkpoint.save(folder, step, optimizer) and dp.checkpoint.load(path, optimizer)"
+        )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse: each rank has a shard of the state."""
-        raise ValueError(_CHECKPOINT)
+    load_state_dict = state_dict
 
     def all_gather_weights(self) -> None:
         """Give every rank the updated weights; does nothing in `Ddp`, where all ranks updated them."""
@@ -458,12 +459,6 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
     def gathered(self) -> Iterator[None]:
         """Have the full weights inside of the `with` block, to read or to change."""
         yield
-
-
-_CHECKPOINT = (
-    "each rank has a shard of the optimizer's state; save and load it with dp.checkpoint.save(folder, step, optimizer) "
-    "and dp.checkpoint.load(path, optimizer), on any number of ranks"
-)
 
 
 def _param_groups(names: dict[nn.Parameter, str], params: Iterable[Any] | None) -> list[dict[str, Any]]:

@@ -24,12 +24,12 @@ class Zero1(ShardedOptimizer):
         reducer = GradientReducer(
             module.parameters(),
             self.group,
-            self.num_backwards,
-            self.bucket_bytes,
-            self.grad_dtype,
-            self.adam.kind,
-            start_reduce_scatter,
-            self.declaration.group_of,
+            num_backwards=self.num_backwards,
+            bucket_bytes=self.bucket_bytes,
+            dtype=self.grad_dtype,
+            kind=self.adam.kind,
+            start_reduce=start_reduce_scatter,
+            group_of=self.declaration.group_of,
         )
         reducer.name = "Zero1"
         self.flats = [bucket.flatten_weights() for bucket in reducer.buckets]

@@ -416,10 +416,9 @@ def _direct_units(module: nn.Module) -> list[nn.Module]:
 
 
 def _listed_units(units: Iterable[nn.Module]) -> list[nn.Module]:
-    listed = list(units) if isinstance(units, Iterable) else [units]
-    if isinstance(units, nn.Module) or not all(isinstance(unit, nn.Module) for unit in listed):
-        types = ", ".join(type(unit).__name__ for unit in ([units] if isinstance(units, nn.Module) else listed))
-        raise TypeError(f"ZeRO-3 takes a list of modules, units=[block, ...], got {types}")
+    listed = [None] if isinstance(units, nn.Module) or not isinstance(units, Iterable) else list(units)
+    if not all(isinstance(unit, nn.Module) for unit in listed):
+        raise TypeError(f"ZeRO-3 takes a list of modules, units=[block, ...], got {units!r}")
     return listed
 
 

@@ -20,7 +20,9 @@ ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "adam.json").read_t
 
 
 def test_scales_follow_the_oracle():
-    scaler = LossScaler(ORACLE["init"], ORACLE["growth"], ORACLE["backoff"], ORACLE["growth_interval"])
+    scaler = LossScaler(
+        ORACLE["init"], growth=ORACLE["growth"], backoff=ORACLE["backoff"], interval=ORACLE["growth_interval"]
+    )
     for row in ORACLE["log"]:
         assert scaler.scale == row["scale_used"]
         scaler.update(row["found_inf"])

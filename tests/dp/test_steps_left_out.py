@@ -67,5 +67,4 @@ def test_units_that_are_none_are_explained():
 
     *units, mesh = launch(fn, 2)[0]
     assert all("takes a list of modules, units=[block, ...], got " in one for one in units)
-    assert [one.split("got ")[1] for one in units] == ["ProcessGroup", "NoneType", "Linear"]
     assert "mesh is a Mesh, a group of ranks or None, got list" in mesh

@@ -40,7 +40,7 @@ from dualpipe_lab.dp.checkpoint.state import (
     SavedShard,
     ShardSpecOf,
     assign_writers,
-    check_group_values,
+    check_numbers,
     claim_of,
     file_of,
     group_values,
@@ -116,8 +116,8 @@ def save(
     values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
     values["scaler"] = scaler.state_dict() if scaler else None
     values["topology"] = topology.describe() if topology else None
-    values["param_groups"] = _on_all_ranks(lambda: group_values(optimizer), group)
-    values["param_groups"] = merged_groups(comm.all_gather_object(values["param_groups"], group))
+    groups = _on_all_ranks(lambda: group_values(optimizer), group)
+    values["param_groups"] = merged_groups(comm.all_gather_object(groups, group))
     local = list(sharded_state_dict(optimizer, shard_spec_of))
     with ExitStack() as lock:
         made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
@@ -185,8 +185,7 @@ def _read(
     surplus = [name for name in checkpoint.names() if name not in wanted]
     if surplus:
         raise CheckpointError(
-            f"{path} has tensor {surplus[0]}, the model and its optimizer have not; it is a checkpoint of another "
-            "model or optimizer"
+            f"{path} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model or optimizer"
         )
     staged = _on_all_ranks(lambda: [checkpoint.read(f.name, f.region) for f in local], group)
     checked = set().union(*comm.all_gather_object(checkpoint.checked, group))
@@ -260,7 +259,7 @@ def _open(path: Path, optimizer: ShardedOptimizer, scaler: LossScaler | None) ->
 def _check(checkpoint: Checkpoint, optimizer: ShardedOptimizer, local: list[SavedShard]) -> None:
     for shard in local:
         checkpoint.check(shard.name, shard.region, shard.view.dtype)
-    check_group_values(optimizer, checkpoint.index.values["param_groups"])
+    check_numbers(optimizer, checkpoint.index.values["param_groups"])
 
 
 def _restore(checkpoint: Checkpoint, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:

@@ -106,29 +106,18 @@ def group_values(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         values = {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
-        found.append(
-            {name: value for name, value in values.items() if isinstance(value, int | float | str | list | tuple)}
-        )
+        kinds = (int, float, str, list, tuple)  # what JSON can hold
+        found.append({name: value for name, value in values.items() if isinstance(value, kinds)})
     for held in optimizer.local_shards:
-        numbers, kind = _numbers(held.adam), type(held.adam.optimizer).__name__
-        for name, value in numbers.items():
+        found[held.group]["state"] = _numbers(held.adam)
+        for name, value in found[held.group]["state"].items():
             if not isinstance(value, int | float):
                 raise CheckpointError(
-                    f"{kind} keeps {name}, a {type(value).__name__}, which is neither a number nor a tensor with an "
-                    "element for each weight and cannot be resharded; save dp.full_weights(optimizer) in its place"
+                    f"{type(held.adam.optimizer).__name__} keeps {name}, a {type(value).__name__}, which is neither a "
+                    "number nor a tensor with an element for each weight and cannot be resharded; save "
+                    "dp.full_weights(optimizer) in its place"
                 )
-        if found[held.group].setdefault("state", numbers) != numbers:
-            raise CheckpointError(
-                f"{kind} keeps other numbers for other shards of one param group, {numbers}, which cannot be "
-                "resharded; save dp.full_weights(optimizer) in their place"
-            )
     return found
-
-
-def _numbers(shard: AdamShard) -> dict[str, Any]:
-    """Return what all elements of a shard share in an optimizer's state."""
-    state = {name: _plain(value) for name, value in shard.state.items() if not is_elementwise(value, shard.working)}
-    return {name: value for name, value in state.items() if value is not None}
 
 
 def merged_groups(groups_by_rank: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -142,38 +131,43 @@ def merged_groups(groups_by_rank: list[list[dict[str, Any]]]) -> list[dict[str, 
     merged = [max(same, key=lambda group: "state" in group) for same in zip(*groups_by_rank, strict=True)]
     for rank, groups in enumerate(groups_by_rank):
         for one, values in zip(merged, groups, strict=True):
-            other = next((name for name in values if one.get(name) != values[name]), None)
-            if other is not None:
-                raise CheckpointError(
-                    f"{other} of a param group is {values[other]} on rank {rank} and {one.get(other)} on another; set "
-                    "the same values on every rank, and step a scheduler by a loss that is summed over the ranks"
-                )
+            for name, value in values.items():
+                if one.get(name) != value:
+                    raise CheckpointError(
+                        f"{name} of a param group is {value} on rank {rank} and {one.get(name)} on another; set the "
+                        "same values on every rank, and step a scheduler by a loss that is summed over the ranks"
+                    )
     return merged
-
-
-def check_group_values(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] | None) -> None:
-    """Raise CheckpointError if an optimizer of another kind has saved the numbers of the groups."""
-    saved = groups if groups is not None else [{} for _ in optimizer.param_groups]
-    for held in optimizer.local_shards:
-        missing = _numbers(held.adam).keys() - {"step", *saved[held.group].get("state", {})}
-        if missing:
-            raise CheckpointError(
-                f"{type(held.adam.optimizer).__name__} keeps {min(missing)}, which the checkpoint has not; load it "
-                "into the optimizer that saved it"
-            )
 
 
 def set_group_values(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] | None) -> None:
     """Go on with the values of `group_values`; converted weights have none."""
-    saved = groups if groups is not None else [{} for _ in optimizer.param_groups]
+    saved = groups or [{} for _ in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, saved, strict=True):
-        known = {name: value for name, value in values.items() if name != "state" and value is not None}
-        group.update({name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
+        group.update({name: value for name, value in (values | lists).items() if name != "state"})
     for held in optimizer.local_shards:
         numbers = {"step": optimizer.num_steps, **saved[held.group].get("state", {})}
         for name in _numbers(held.adam):
             old, value = held.adam.state[name], numbers[name]
             held.adam.state[name] = torch.full_like(old, value) if isinstance(old, Tensor) else type(old)(value)
+
+
+def check_numbers(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] | None) -> None:
+    """Raise CheckpointError if an optimizer of another kind has saved `group_values`."""
+    for held in optimizer.local_shards:
+        there = groups[held.group].get("state", {}) if groups else {}
+        for name in _numbers(held.adam).keys() - {"step", *there}:
+            raise CheckpointError(
+                f"{type(held.adam.optimizer).__name__} keeps {name}, which the checkpoint has not; load it into the "
+                "optimizer that saved it"
+            )
+
+
+def _numbers(shard: AdamShard) -> dict[str, Any]:
+    """Return what all elements of a shard share in an optimizer's state."""
+    state = {name: _plain(value) for name, value in shard.state.items() if not is_elementwise(value, shard.working)}
+    return {name: value for name, value in state.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
