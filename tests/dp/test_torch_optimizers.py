@@ -123,7 +123,7 @@ def test_16_bit_weights_with_masters_or_rounded_at_random_are_alike_under_every_
                 for stage in STAGES:
                     optimizer = build(stage, name, make_model(torch.bfloat16), **more)
                     train(optimizer, optimizer.module, rank=rank, world_size=world_size)
-                    kept = [value for shard in optimizer.local_shards for value in shard.adam.state.values()]
+                    kept = [value for shard in optimizer.local_shards for value in shard.optimizer.state.values()]
                     assert {value.dtype for value in kept} == {torch.float32}
                     found.append(full_weights(optimizer))
         return found
@@ -246,7 +246,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(tmp_path):
         path = save(tmp_path, 1, optimizer)
         other = build(Zero2, "NAdam", make_model(seed=1))
         refused(lab.dp.checkpoint.CheckpointError, "NAdam keeps mu_product", lambda: load(path, other))
-        assert not other.local_shards[0].adam.state  # nothing has changed
+        assert not other.local_shards[0].optimizer.state  # nothing has changed
         refused(lab.dp.checkpoint.CheckpointError, "2 param groups, got 1", lambda: load(path, Zero1(make_model())))
         refused(
             lab.dp.checkpoint.CheckpointError,
