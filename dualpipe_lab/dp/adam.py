@@ -191,12 +191,14 @@ class OptimizerShard:
     @property
     def state(self) -> dict[str, Any]:
         """The optimizer's state by name: tensors of the shard's shape, and numbers that all elements share."""
-        state: dict[str, Any] = self._optimizer.state[self._parameter]
+        state: dict[str, Any] = self._optimizer.state.get(self._parameter, {})
         return state
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self._optimizer.state[self._parameter] = state
+        self._optimizer.state.pop(self._parameter, None)
+        if state:  # else the first step makes it
+            self._optimizer.state[self._parameter] = state
 
     def make_state(self, has_stepped: bool) -> None:
         """Have the tensors of a state before or after the first step, for a checkpoint to fill."""

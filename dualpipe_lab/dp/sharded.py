@@ -123,7 +123,13 @@ class ShardUpdater:
         group, counts = self._group_of[first], self._declaration.counts(first, self._is_sharded)
         master = self._master and working.element_size() == 2  # fp32 weights are their own masters
         generator = self._generator if working.dtype == torch.bfloat16 else None
-        shard = OptimizerShard(working, optimizer=self._optimizer, master=master, generator=generator)
+        values = {**self._groups[group]}
+        shard = OptimizerShard(
+            working,
+            optimizer=lambda parameters: self._optimizer([{**values, "params": parameters}]),
+            master=master,
+            generator=generator,
+        )
         self.shards.append(LocalShard(bucket, start, stop, shard, group, counts))
 
     def add_shards(self, buckets: Iterable[Bucket], flats: Iterable[Tensor]) -> None:
