@@ -6,7 +6,7 @@ Chapter: book/dp/distributed-adam.  In: weights, gradients.  Out: updated weight
   state                             2 numbers per weight; with a master copy of 16-bit weights 3
 Without a master copy, stochastic rounding keeps small updates of bf16 weights: the weights are right in the mean.
 Every operation is elementwise, so a shard's update is bitwise that of the same elements of the full parameters.
-Elsewhere: torch.optim.AdamW, whose bits are the same; Megatron DistributedOptimizer.
+Elsewhere: torch.optim.AdamW, which computes the same bits on a CPU; Megatron DistributedOptimizer.
 Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2.
 """
 
