@@ -33,14 +33,14 @@ PRECISIONS = ("float64", "float32", "bfloat16")
 def held(trainer):
     """Bytes of parameters, gradients, master weights and moments that a rank's tensors have."""
     optimizer, zero = trainer.optimizer, trainer.plan.zero
-    adams = [shard.adam for shard in optimizer.local_shards]
+    adams = [shard.optimizer for shard in optimizer.local_shards]
     if zero == 3:
         weights, gradients = ([getattr(flat, name) for flat in optimizer.flats] for name in ("shard", "grad"))
     else:
         weights = list(trainer.model.parameters())
         gradients = optimizer.reducer.shards if zero == 2 else [parameter.grad for parameter in weights]
     masters = [adam.weight for adam in adams if adam.weight is not adam.working]
-    moments = [tensor for adam in adams for tensor in (adam.exp_avg, adam.exp_avg_sq)]
+    moments = [tensor for adam in adams for tensor in (adam.state["exp_avg"], adam.state["exp_avg_sq"])]
     return tuple(map(storage_bytes, (weights, gradients, masters, moments)))
 
 
