@@ -25,7 +25,7 @@ SIZES = {"hidden_size": 16, "ffn_size": 32, "num_heads": 8, "num_kv_heads": 4}
 OPTIONS: dict[str, Any] = {
     "sequence_length": 16,
     "global_batch": 16,  # = data ranks x 2 pp microbatches of at most 8 ranks
-    "hyperparameters": dp.Hyperparameters(lr=1e-3),
+    "lr": 1e-3,
     "schedule": train.Schedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
     "max_norm": 0.5,
     "bias_speed": 1e-2,

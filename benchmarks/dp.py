@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp import Ddp, Hyperparameters, Zero1, Zero3, ZeroOptions, live_tensors, storage_bytes
+from dualpipe_lab.dp import Ddp, Zero1, Zero3, live_tensors, storage_bytes
 
 RANKS, BATCH = 2, 64
-HYPER = Hyperparameters(1e-3, weight_decay=0.01)
+HYPER = {"lr": 1e-3, "weight_decay": 0.01}
 TITLES = {
     "ddp": "Ddp / DistributedDataParallel + AdamW",
     "zero1": "Zero1 / DDP + ZeroRedundancyOptimizer",
@@ -44,9 +44,9 @@ def make(width: int, layers: int) -> nn.Sequential:
 def ours(kind: str, model: nn.Sequential) -> Step:
     """A step of the library."""
     if kind == "zero3":
-        optimizer = Zero3(model, list(model), options=ZeroOptions(HYPER))
+        optimizer = Zero3(model, units=list(model), **HYPER)
     else:
-        optimizer = {"ddp": Ddp, "zero1": Zero1}[kind](model, options=ZeroOptions(HYPER))
+        optimizer = {"ddp": Ddp, "zero1": Zero1}[kind](model, **HYPER)
 
     def step(x: Tensor) -> None:
         optimizer.zero_grad()
@@ -58,7 +58,7 @@ def ours(kind: str, model: nn.Sequential) -> Step:
 
 def theirs(kind: str, model: nn.Sequential) -> Step:
     """A step of torch."""
-    numbers = {"lr": HYPER.lr, "weight_decay": HYPER.weight_decay}
+    numbers = {"lr": HYPER["lr"], "weight_decay": HYPER["weight_decay"]}
     if kind == "zero3":
         for block in model:
             fully_shard(block)

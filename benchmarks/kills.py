@@ -46,7 +46,7 @@ CONFIG = models.LlamaConfig(hidden_size=16, ffn_size=32, num_layers=4, num_heads
 OPTIONS: dict[str, Any] = {
     "sequence_length": 16,
     "global_batch": 8,
-    "hyperparameters": dp.Hyperparameters(lr=1e-2),
+    "lr": 1e-2,
     "schedule": train.Schedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
     "evaluation": data.frozen_corpus("evaluation"),
     "evaluate_every": 2,

@@ -30,7 +30,7 @@ CONFIGS = {"llama": models.LlamaConfig(**SIZES), "v3": models.V3MoEConfig(**SIZE
 OPTIONS: dict[str, Any] = {
     "sequence_length": 16,
     "global_batch": 8,
-    "hyperparameters": dp.Hyperparameters(lr=1e-2),
+    "lr": 1e-2,
     "schedule": train.Schedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
     "max_norm": 0.5,
     "bias_speed": 1e-2,

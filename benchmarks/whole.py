@@ -105,8 +105,7 @@ def theirs(kind: str, config: LlamaConfig, chosen: argparse.Namespace) -> Step:
     del model
     stage = PipelineStage(module, number, 2, torch.device("cpu"), group=mesh["pp"].get_group())
     schedule = Schedule1F1B(stage, chosen.microbatches, loss_fn=mean_loss)
-    adam = settings.hyperparameters
-    optimizer = torch.optim.AdamW(module.parameters(), adam.lr, adam.betas, adam.eps, weight_decay=adam.weight_decay)
+    optimizer = torch.optim.AdamW(module.parameters(), **settings.adamw)
     sampler = settings.sampler(data.frozen_corpus())
     batch = sampler.batch(0, chosen.microbatches, mesh["dp"].get_local_rank(), 2)
     ids, targets = torch.cat(batch.inputs), torch.cat(batch.targets)

@@ -13,7 +13,7 @@ import argparse
 import sys
 
 import dualpipe_lab as lab
-from dualpipe_lab import data, dp, models, train
+from dualpipe_lab import data, models, train
 
 COUNTS = ("pp", "dp", "cp", "tp", "ep", "num_microbatches")
 MODELS = {"llama": models.LlamaConfig(num_layers=4), "v3": models.V3MoEConfig(num_layers=4)}
@@ -66,7 +66,7 @@ def main() -> None:
         evaluate_every=50,
         sequence_length=chosen.sequence_length,
         global_batch=chosen.global_batch,
-        hyperparameters=dp.Hyperparameters(lr=chosen.lr),
+        lr=chosen.lr,
         schedule=train.Schedule("cosine", num_warmup=min(10, chosen.steps - 1), num_steps=chosen.steps, final=0.1),
         start=None if chosen.resume else chosen.start,
         folder=chosen.folder,

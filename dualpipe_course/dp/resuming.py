@@ -26,11 +26,11 @@ def _make(seed: int) -> Any:
     import torch
     from torch import nn
 
-    from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+    from dualpipe_lab.dp.adam import AdamW
 
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2)).double()
-    return model, AdamW(model.parameters(), Hyperparameters(0.01))
+    return model, AdamW(model.parameters(), lr=0.01)
 
 
 def _train(model: Any, adam: Any, numbers: Iterable[int]) -> None:
@@ -45,12 +45,25 @@ def _train(model: Any, adam: Any, numbers: Iterable[int]) -> None:
 
 def _state(adam: Any, random: list[Any], number: int) -> dict[str, Any]:
     return {
-        "parameters": [p.detach().clone() for p in adam.parameters],
-        "moments": [(first.clone(), second.clone()) for first, second in adam.moments],
-        "num_steps": adam.num_steps,
+        "parameters": [p.detach().clone() for p in _parameters(adam)],
+        "moments": [(first.clone(), second.clone()) for first, second in _moments(adam)],
+        "num_steps": _num_steps(adam),
         "random": random,
         "next_batch": number,
     }
+
+
+def _parameters(adam: Any) -> list[Any]:
+    return list(adam.param_groups[0]["params"])
+
+
+def _moments(adam: Any) -> list[tuple[Any, Any]]:
+    return [(adam.state[p]["exp_avg"], adam.state[p]["exp_avg_sq"]) for p in _parameters(adam)]
+
+
+def _num_steps(adam: Any) -> int:
+    steps = {int(adam.state[p]["step"]) for p in _parameters(adam)}
+    return steps.pop() if len(steps) == 1 else -1
 
 
 def _resume(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
@@ -73,7 +86,7 @@ def _resume(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
     _train(other, again, range(found, NEXT + AFTER))
     if not _equal(saved["moments"], kept["moments"]) or not _equal([saved["parameters"]], [kept["parameters"]]):
         return "training changed what was saved, so a second resume would start elsewhere; copy into the optimizer"
-    if not _equal([adam.parameters], [list(other.parameters())]):
+    if not _equal([_parameters(adam)], [list(other.parameters())]):
         return "three steps later the weights differ from the uninterrupted run's"
     return ""
 
@@ -86,12 +99,11 @@ def _forgotten(found: object, adam: Any, kept: dict[str, Any], random: list[Any]
 
     if type(adam) is not AdamW:
         return "the optimizer is another object; bring back the state of the one that is given"
-    if not _equal([[p.detach() for p in adam.parameters]], [kept["parameters"]]):
+    if not _equal([[p.detach() for p in _parameters(adam)]], [kept["parameters"]]):
         return "the weights are not those that were saved"
-    if not _equal(adam.moments, kept["moments"]):
+    if not _equal(_moments(adam), kept["moments"]):
         return "the moments are not those that were saved"
-    if adam.num_steps != kept["num_steps"]:
-        made = adam.num_steps
+    if (made := _num_steps(adam)) != kept["num_steps"]:
         beta1, beta2, total = 0.9, 0.999, BEFORE + 1
         first = (1 - beta1**total) / (1 - beta1 ** (made + 1))
         factor = first * ((1 - beta2 ** (made + 1)) / (1 - beta2**total)) ** 0.5

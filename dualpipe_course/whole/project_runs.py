@@ -257,7 +257,7 @@ def _step(parts: Parts, starts: Any, step: int) -> float:
 def one_process(rank: int, world_size: int) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """On one process: losses, norms and weights of the steps."""
     options: dict[str, Any] = {"sequence_length": LENGTH, "global_batch": BATCH, "bias_speed": 0.0}
-    options |= {"hyperparameters": dp.Hyperparameters(lr=LR), "max_norm": MAX_NORM}
+    options |= {"lr": LR, "max_norm": MAX_NORM}
     found = train.reference(SPARSE, frozen_corpus(), STEPS, **options)
     norms = [float(norm) for norm in found.norms if norm is not None]
     return list(found.losses), norms, dict(found.state or {})

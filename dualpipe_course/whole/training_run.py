@@ -25,7 +25,7 @@ ROWS, LENGTH, MICROBATCHES, STEPS = 8, 16, 2, 8
 FORWARD_MS, BACKWARD_MS, LINK = 1, 2, Link(gbps=0.5, latency_ms=0.02)  # of one layer, on the virtual clock
 TEXT = b"a rank computes, a link carries, a step ends. " * 8 + b"every gradient is summed once, over every copy. " * 8
 LLAMA = models.LlamaConfig(vocabulary_size=128, hidden_size=32, ffn_size=64, num_layers=2, num_heads=4, num_kv_heads=2)
-ADAM = dp.Hyperparameters(lr=1e-2)
+LR = 1e-2
 
 Microbatch = tuple[Tensor, Tensor]
 
@@ -92,7 +92,7 @@ class TrainingRun:
 
     def prepare(self) -> None:
         """Make the optimizer."""
-        self.optimizer = dp.AdamW(self.model.parameters(), ADAM)
+        self.optimizer = dp.AdamW(self.model.parameters(), lr=LR)
 
     def data_rank(self) -> int:
         """Which share of the batch this rank reads."""
@@ -178,8 +178,7 @@ class DataParallel(TrainingRun):
 
     def prepare(self) -> None:
         """Make an optimizer that sums gradients during the backward."""
-        options = dp.ZeroOptions(ADAM, bucket_bytes=self.bucket_bytes, num_backwards=MICROBATCHES)
-        self.ddp = dp.Ddp(self.model, self.data, options)
+        self.ddp = dp.Ddp(self.model, self.data, lr=LR, bucket_bytes=self.bucket_bytes, num_backwards=MICROBATCHES)
         self.scaler = dp.LossScaler(scale=2.0**16)
 
     def backward(self, share: Tensor) -> None:
@@ -209,8 +208,7 @@ class Resumed(TrainingRun):
 
     def prepare(self) -> None:
         """Make the optimizer, then load the weights of a sound run."""
-        options = dp.ZeroOptions(ADAM, master=True, num_backwards=MICROBATCHES)
-        self.zero = dp.Zero1(self.model, self.data, options)
+        self.zero = dp.Zero1(self.model, self.data, lr=LR, master=True, num_backwards=MICROBATCHES)
         other = DataParallel()
         other.train()
         self.load(other.model.state_dict())
@@ -249,8 +247,10 @@ class FullySharded(TrainingRun):
         units = [self.model.get_submodule("embedding"), *self.layers(), self.model.get_submodule("head")]
         root = self.model.get_submodule("norm")
         self.sizes = [sum(p.nbytes for p in unit.parameters()) for unit in [*units, root]]
-        options, reshard = dp.ZeroOptions(ADAM), self.reshard_after_forward
-        self.zero = dp.Zero3(self.model, units, self.data, options, reshard, on_change=self.watch)
+        reshard = self.reshard_after_forward
+        self.zero = dp.Zero3(
+            self.model, self.data, units=units, lr=LR, reshard_after_forward=reshard, on_change=self.watch
+        )
         self.held = 0  # making the shards has freed all units
 
     def watch(self, unit: int, is_held: bool) -> None:

@@ -10,7 +10,6 @@ from .ddp import GradientReducer as GradientReducer
 from .ddp import Ddp as Ddp
 
 # Adam, full and on a shard
-from .adam import Hyperparameters as Hyperparameters
 from .adam import adamw_ as adamw_
 from .adam import AdamW as AdamW
 from .adam import AdamShard as AdamShard
@@ -27,7 +26,6 @@ from .declaration import Declaration as Declaration
 from .layout import Layout as Layout
 from .layout import reshard as reshard
 from dualpipe_lab.sharding import shard_slice as shard_slice
-from .sharded import ZeroOptions as ZeroOptions
 from .sharded import ShardedAdam as ShardedAdam
 from .zero1 import Zero1 as Zero1
 from .zero2 import Zero2 as Zero2

@@ -1,4 +1,4 @@
-"""AdamW by hand, on full parameters and on a flat shard.
+"""AdamW by hand, and the update of a flat shard by AdamW or another elementwise optimizer.
 
 Chapter: book/dp/distributed-adam.  In: weights, gradients.  Out: updated weights; two moments per weight.
   m <- b1 m + (1 - b1) g            v <- b2 v + (1 - b2) g^2
@@ -6,42 +6,20 @@ Chapter: book/dp/distributed-adam.  In: weights, gradients.  Out: updated weight
   state                             2 numbers per weight; with a master copy of 16-bit weights 3
 Without a master copy, stochastic rounding keeps small updates of bf16 weights: the weights are right in the mean.
 Every operation is elementwise, so a shard's update is bitwise that of the same elements of the full parameters.
-Elsewhere: torch.optim.AdamW; Megatron DistributedOptimizer.
+Elsewhere: torch.optim.AdamW, whose bits are the same; Megatron DistributedOptimizer.
 Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
 from math import inf, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """The hyperparameters of AdamW; a learning-rate schedule multiplies `lr` by a factor.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        numbers = self.lr, self.eps, self.weight_decay
-        if not (all(0 <= beta < 1 for beta in self.betas) and all(0 <= number < inf for number in numbers)):
-            raise ValueError(
-                f"AdamW needs betas in [0, 1), and finite lr, eps and weight_decay of at least 0, got {self}"
-            )
-
+from torch.optim import Optimizer
 
 _BLOCK = 2**18  # elements: the eight passes of an update then find a shard's numbers in a processor's cache
-# takes a parameter's name and value and returns its hyperparameters, such as no weight decay for norms
-HyperparametersOf = Callable[[str, nn.Parameter], Hyperparameters]
 
 
 def adamw_(
@@ -50,8 +28,11 @@ def adamw_(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: int,
-    hyperparameters: Hyperparameters,
-    lr: float,
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
 ) -> None:
     """Update `weight` and its moments in place by one step of AdamW; `step` counts from 1.
 
@@ -61,15 +42,17 @@ def adamw_(
         exp_avg: running mean of the gradients.
         exp_avg_sq: running mean of their squares.
         step: t of the bias corrections.
-        hyperparameters: betas, eps, weight_decay.
-        lr: the learning rate of this step.
+        lr: the learning rate.
+        betas: decay of the two running means.
+        eps: is added to the denominator.
+        weight_decay: the part of the weight, times `lr`, that is subtracted.
     """
-    beta1, beta2 = hyperparameters.betas
-    exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)
+    beta1, beta2 = betas
+    exp_avg.lerp_(grad, 1 - beta1)  # m + (1 - b1) (g - m), as torch has it
     exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    weight.mul_(1 - lr * hyperparameters.weight_decay)  # decoupled: the decay never enters the moments
+    weight.mul_(1 - lr * weight_decay)  # decoupled: the decay never enters the moments
     # sqrt(v / c) as sqrt(v) / sqrt(c), and eps outside of the root
-    denominator = exp_avg_sq.sqrt().div_(sqrt(1 - beta2**step)).add_(hyperparameters.eps)
+    denominator = exp_avg_sq.sqrt().div_(sqrt(1 - beta2**step)).add_(eps)
     weight.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
 
 
@@ -89,54 +72,71 @@ def stochastic_round(x: Tensor, generator: torch.Generator | None = None) -> Ten
     return rounded.view(torch.float32).to(torch.bfloat16)
 
 
-class AdamW:
-    """AdamW over full parameters: the reference that the sharded optimizers must equal.
+class AdamW(Optimizer):  # type: ignore[misc]
+    """AdamW as an optimizer of torch: of full parameters, and of the shards of DDP and ZeRO unless they get another.
 
-    A parameter without a gradient is not updated, as in torch.
+    Args:
+        params: parameters, or param groups.
+        lr, betas, eps, weight_decay: as in `adamw_`.
 
     Raises:
-        ValueError: if there is no parameter that needs a gradient.
+        ValueError: a number is out of its range, or no parameter needs a gradient.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], hyperparameters: Hyperparameters | None = None) -> None:
-        self.parameters = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
-        if not self.parameters:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        if not self.state:
             raise ValueError("no parameter needs a gradient; AdamW has nothing to update")
-        self.hyperparameters, self.num_steps = hyperparameters or Hyperparameters(), 0
-        self.moments = [
-            (torch.zeros_like(parameter.detach()), torch.zeros_like(parameter.detach()))
-            for parameter in self.parameters
-        ]
 
-    def step(self, lr_factor: float = 1.0) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Check the numbers of a group and make the moments of its parameters."""
+        super().add_param_group(param_group)
+        lr, betas, eps, weight_decay = (self.param_groups[-1][name] for name in _NAMES)
+        if not (all(0 <= beta < 1 for beta in betas) and all(0 <= number < inf for number in (lr, eps, weight_decay))):
+            raise ValueError(
+                "AdamW needs betas in [0, 1), and finite lr, eps and weight_decay of at least 0, got "
+                f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}"
+            )
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.requires_grad:
+                exp_avg, exp_avg_sq = (torch.zeros_like(parameter.detach()) for _ in range(2))
+                self.state[parameter] = {"step": 0, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+
+    def step(self, closure: None = None) -> None:
         """Update every parameter that has a gradient."""
-        self.num_steps += 1
-        for parameter, moments in zip(self.parameters, self.moments, strict=True):
-            if parameter.grad is not None:
-                grad = parameter.grad.detach()
-                adamw_(
-                    parameter.detach(),
-                    grad,
-                    *moments,
-                    self.num_steps,
-                    self.hyperparameters,
-                    self.hyperparameters.lr * lr_factor,
-                )
+        for group in self.param_groups:
+            numbers = {name: group[name] for name in _NAMES}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter.detach(), parameter.grad.detach(), self.state[parameter], numbers)
 
-    def zero_grad(self) -> None:
-        """Set all gradients to None."""
-        for parameter in self.parameters:
-            parameter.grad = None
+    def _update(self, weight: Tensor, grad: Tensor, state: dict[str, Any], numbers: dict[str, Any]) -> None:
+        state["step"] += 1
+        block = _BLOCK if weight.device.type == "cpu" else max(weight.numel(), 1)  # a GPU wants few, large kernels
+        tensors = weight, grad, state["exp_avg"], state["exp_avg_sq"]
+        for w, g, m, v in zip(*(torch.atleast_1d(tensor).split(block) for tensor in tensors), strict=True):
+            adamw_(w, g, m, v, state["step"], **numbers)
+
+
+_NAMES = "lr", "betas", "eps", "weight_decay"
 
 
 class AdamShard:
-    """AdamW over a flat shard of weights, with the optimizer state of those weights alone.
+    """A flat shard of weights with the state of an elementwise optimizer for those weights alone.
 
     Args:
         working: the weights that the model computes with, as a flat tensor; updated in place.
-        hyperparameters: of all weights of the shard.
+        optimizer: makes an optimizer of torch for a list with one parameter.
         master: keep a copy of the weights in fp32, update it, and round it to the working weights after every step.
         generator: keep no master copy, and round bf16 weights up or down at random, which is right in the mean.
+        hyperparameters: those of the optimizer.
 
     Raises:
         ValueError: `master` with weights that do not have 16 bits, or `generator` with weights that are not bf16.
@@ -145,32 +145,37 @@ class AdamShard:
     def __init__(
         self,
         working: Tensor,
-        hyperparameters: Hyperparameters,
+        *,
+        optimizer: Callable[..., Optimizer] = AdamW,
         master: bool = False,
         generator: torch.Generator | None = None,
+        **hyperparameters: Any,
     ) -> None:
-        self.working, self.hyperparameters, self._generator = working, hyperparameters, generator
+        self.working, self._generator = working, generator
         if master and working.element_size() != 2:
             raise ValueError(f"weights in {working.dtype} are their own master copy; leave out master=True")
         if generator is not None and (master or working.dtype != torch.bfloat16):
             raise ValueError(f"rounding at random is for bf16 weights without a master copy, got {working.dtype}")
         self.weight = working.float() if master else working
-        wide = torch.float32 if master or generator is not None else working.dtype
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(working, dtype=wide), torch.zeros_like(working, dtype=wide)
+        self._parameter = nn.Parameter(self.weight if generator is None else working.float())
+        self._make = partial(optimizer, **hyperparameters)
+        self.optimizer = self._make([self._parameter])
+        self._is_lazy = not self.state  # the first step makes the state
         self.extra: dict[str, Tensor] = {}  # further state of the shard by name, such as a moving average
+        if generator is not None:
+            self._parameter.data = self._parameter.new_empty(0)
 
-    def step(self, grad: Tensor, step: int, lr_factor: float = 1.0, scale: float = 1.0) -> None:
-        """Update the shard with its shard of the gradient, multiplied by `scale`; `step` counts from 1."""
-        grad = grad.to(self.exp_avg.dtype)
-        if scale != 1.0:
-            grad = grad * scale
-        weight = self.weight.to(self.exp_avg.dtype)  # itself, unless it is rounded at random
-        tensors = (weight, grad, self.exp_avg, self.exp_avg_sq)
-        block = _BLOCK if weight.device.type == "cpu" else max(weight.numel(), 1)  # a GPU wants few, large kernels
-        for w, g, m, v in zip(*(tensor.split(block) for tensor in tensors), strict=True):
-            adamw_(w, g, m, v, step, self.hyperparameters, self.hyperparameters.lr * lr_factor)
+    def step(self, grad: Tensor, scale: float = 1.0) -> None:
+        """Update the shard with its shard of the gradient, multiplied by `scale`."""
         if self._generator is not None:
-            self.working.copy_(stochastic_round(weight, self._generator))
+            self._parameter.data = self.working.float()
+        grad = grad.to(self._parameter.dtype)
+        self._parameter.grad = grad * scale if scale != 1.0 else grad
+        self.optimizer.step()
+        self._parameter.grad = None
+        if self._generator is not None:
+            self.working.copy_(stochastic_round(self._parameter.detach(), self._generator))
+            self._parameter.data = self._parameter.new_empty(0)
         self.round()
 
     def round(self) -> None:
@@ -178,6 +183,64 @@ class AdamShard:
         if self.weight is not self.working:
             self.working.copy_(self.weight)
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state by name: tensors of the shard's shape, and numbers that all elements share."""
+        state: dict[str, Any] = self.optimizer.state[self._parameter]
+        return state
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self.optimizer.state[self._parameter] = state
+
+    def make_state(self, has_stepped: bool) -> None:
+        """Have the tensors of a state before or after the first step, for a checkpoint to fill."""
+        if self._is_lazy and has_stepped != bool(self.state):
+            sample = nn.Parameter(self._parameter.new_zeros(2))
+            sample.grad = torch.zeros_like(sample)
+            optimizer = self._make([sample])
+            optimizer.step()
+            self.state = {
+                name: torch.zeros_like(self.working, dtype=value.dtype) if is_elementwise(value, sample) else value
+                for name, value in (optimizer.state[sample].items() if has_stepped else ())
+            }
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the weights at their best precision and the moments, by name: what a checkpoint saves."""
-        return {"parameter": self.weight, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, **self.extra}
+        """Return the weights at their best precision and the state of each: what a checkpoint saves."""
+        state = {name: value for name, value in self.state.items() if is_elementwise(value, self.working)}
+        return {"parameter": self.weight, **state, **self.extra}
+
+
+def is_elementwise(value: object, weight: Tensor) -> bool:
+    """Return whether a value of an optimizer's state has an element for each of the weights."""
+    return isinstance(value, Tensor) and value.shape == weight.shape
+
+
+def check_elementwise(make: Callable[..., Optimizer]) -> None:
+    """Raise ValueError for an optimizer that updates a matrix otherwise than its flat halves, which two ranks hold."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    draws = [torch.randn(4, 6, generator=generator, dtype=torch.float64, device="cpu") for _ in range(4)]
+    weights, *grads = (scale * draw for scale, draw in zip((1, 1, 1e3, 1e-3), draws, strict=True))
+
+    def trained(split: Callable[[Tensor], Iterable[Tensor]]) -> Tensor:
+        parameters = [nn.Parameter(part.clone()) for part in split(weights)]
+        optimizers = [make([parameter]) for parameter in parameters]
+        for grad in grads:
+            for parameter, optimizer, part in zip(parameters, optimizers, split(grad), strict=True):
+                parameter.grad = part.clone()
+                optimizer.step()
+        return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+    name = type(make([nn.Parameter(weights)])).__name__  # here errors in its arguments pass through
+    try:
+        with torch.random.fork_rng(devices=[]):
+            full, halves = trained(lambda matrix: [matrix]), trained(lambda matrix: matrix.flatten().chunk(2))
+        is_equal = torch.allclose(full, halves, rtol=1e-9, atol=0)
+        problem = "" if is_equal else "halves of a matrix move otherwise than all of it"
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise ValueError(
+            f"{name} cannot train flat shards of the weights ({problem}); use an optimizer that updates each element "
+            "by itself, such as AdamW or torch.optim.SGD"
+        )

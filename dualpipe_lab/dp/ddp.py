@@ -28,56 +28,30 @@ from dualpipe_lab.dp.buckets import (
     start_all_reduce,
 )
 from dualpipe_lab.dp.guarded import SealedGrad, check_sealed
-from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
-from dualpipe_lab.launch.mesh import Mesh
-from dualpipe_lab.pp.program import Program
 
 
 class Ddp(ShardedOptimizer):
-    """All-reduce the gradients during the backward and update all weights on every rank.
-
-    Raises:
-        ValueError: no parameter needs a gradient.
-    """
+    """All-reduce the gradients during the backward and update all weights on every rank."""
 
     is_sharded = False
 
     reducer: "GradientReducer"
 
-    def __init__(
-        self,
-        module: nn.Module,
-        group: Group | Mesh | None = None,
-        options: ZeroOptions | None = None,
-        program: Program | None = None,
-    ) -> None:
-        super().__init__(module, group, options, program)
-        self.reducer = GradientReducer(
+    def _take(self, module: nn.Module) -> "GradientReducer":
+        reducer = GradientReducer(
             module.parameters(),
             self.group,
-            self.options.num_backwards,
-            self.options.bucket_bytes,
-            self.options.grad_dtype,
-            self.adam.kind,
+            num_backwards=self.num_backwards,
+            bucket_bytes=self.bucket_bytes,
+            dtype=self.grad_dtype,
+            kind=self.adam.kind,
             group_of=self.declaration.group_of,
         )
-        self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
-        for bucket in self.reducer.buckets:
+        for bucket in reducer.buckets:
             self.adam.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
-
-    def step(
-        self,
-        lr_factor: float = 1.0,
-        max_norm: float | None = None,
-        scaler: LossScaler | None = None,
-        norm_type: float = 2.0,
-        norm: float | None = None,
-    ) -> StepReport:
-        """Finish the all-reduces, clip, and update all weights; the arguments are those of `ShardedAdam.update`."""
-        gradients = self.finished_gradients()
-        return self.adam.update(gradients, lr_factor, max_norm, scaler, norm_type, norm)
+        return reducer
 
 
 class GradientReducer(Synchronizer):
@@ -105,6 +79,7 @@ class GradientReducer(Synchronizer):
         self,
         parameters: Iterable[nn.Parameter],
         group: Group | None = None,
+        *,
         num_backwards: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
         dtype: torch.dtype | None = None,

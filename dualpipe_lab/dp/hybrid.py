@@ -6,7 +6,7 @@ Chapter: book/dp/hybrid-zero.  In: a topology with `ranks_per_node`.  Out: bytes
   ZeRO-3 hybrid  16 / N_in             2 (N_out - 1) / N_out * S         in all; each rank sends 1 / N_in of it
 with S bytes of the parameters, N = N_in N_out ranks on N_out nodes, m microbatches.  The slow links between nodes carry
 the gradients once per step, in place of the weights twice and the gradients once per microbatch.  Every stage of ZeRO
-does so over a `Mesh` with `ZeroOptions(hybrid=True)`.
+does so over a `Mesh` with `hybrid=True`.
 Elsewhere: FSDP2 on a 2-D mesh (HSDP); ZeRO++ hpZ; MiCS.
 Source: Zhang et al. 2022 (arXiv 2205.00119), section 3.
 """

@@ -4,7 +4,7 @@ Chapter: book/dp/mixed-precision-adam.  In: a loss, gradients in fp16.  Out: a s
   a gradient is not finite, on any rank    no rank steps; scale <- scale * backoff; count of good steps <- 0
   all are finite                           step; after `interval` good steps in a row scale <- scale * growth
   order                                    unscale -> norm -> clip -> step: `max_norm` refers to the unscaled gradient
-bf16 has the range of fp32 and needs no scale, but it needs a master copy as fp16 does: `ZeroOptions(master=True)`.
+bf16 has the range of fp32 and needs no scale, but it needs a master copy as fp16 does: `master=True`.
 Elsewhere: torch.amp.GradScaler, which checks its own rank only (FSDP has a ShardedGradScaler).
 Source: Micikevicius et al. 2018 (arXiv 1710.03740), sections 3.1 and 3.2.
 """
@@ -40,6 +40,7 @@ class LossScaler:
     def __init__(
         self,
         scale: float = 65536.0,
+        *,
         growth: float = 2.0,
         backoff: float = 0.5,
         interval: int = 2000,

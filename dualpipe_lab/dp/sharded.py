@@ -1,57 +1,36 @@
 """`ShardedAdam` and `ShardedOptimizer`: what ZeRO-1, ZeRO-2, ZeRO-3 and plain data parallelism have in common.
 
-Chapter: book/dp/zero-1.  In: a module, a group of N ranks.  Out: an optimizer; each stage writes its own `step`:
+Chapter: book/dp/zero-1.  In: a module, a group of N ranks.  Out: an optimizer of torch, whose `step` is:
   reduce-scatter the gradients -> unscale -> norm of the full gradient -> clip -> AdamW on the local shard -> all-gather
 Each stage is composed of a reducer, which sums the gradients over the ranks, and a `ShardedAdam`, which updates shards.
-Parameters that share type, hyperparameters and axes lie in one flat buffer, so that a shard may begin or end inside of
-a parameter without mixing up learning rates.
+Parameters that share type, param group and axes lie in one flat buffer, so that a shard may begin or end inside of a
+parameter without mixing up learning rates.  Torch's optimizers that update each element by itself train shards, too.
 Elsewhere: `full_weights` and `full_gradients` are FSDP2 `DTensor.full_tensor`, DeepSpeed `safe_get_full_grad`.
 """
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from math import isfinite
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dualpipe_lab import comm
 from dualpipe_lab._private import version_of
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.adam import AdamShard, Hyperparameters, HyperparametersOf
+from dualpipe_lab.dp.adam import AdamShard, AdamW, check_elementwise
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
-
-
-@dataclass(frozen=True)
-class ZeroOptions:
-    """The options that every stage of ZeRO takes.
-
-    Args:
-        hyperparameters: of AdamW, or a function that returns them for a parameter and its name in the full model.
-        master: keep fp32 weights for 16-bit parameters.
-        rounding_seed: instead, round bf16 weights at random, from this seed.
-        grad_dtype: the type in which gradients accumulate and travel (default: that of the parameters).
-        bucket_bytes: the largest size of a bucket.
-        num_backwards: backward passes of a step, one for each microbatch.  A call of `PipelineRuntime.step` has all its
-            microbatches, whatever this says; for an update after several calls, give the microbatches of all together.
-        hybrid: shard within the nodes of a `Mesh` and replicate across them.
-    """
-
-    hyperparameters: Hyperparameters | HyperparametersOf = field(default_factory=Hyperparameters)
-    master: bool = False
-    rounding_seed: int | None = None
-    grad_dtype: torch.dtype | None = None
-    bucket_bytes: int = BUCKET_BYTES
-    num_backwards: int = 1
-    hybrid: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,10 +48,10 @@ class StepReport:
 
 
 class Kind(NamedTuple):
-    """What parameters must have in common to share a buffer: a param group of torch.optim, of one type and copies."""
+    """What parameters must have in common to share a buffer; `group` is the number of their param group."""
 
     dtype: torch.dtype
-    hyperparameters: Hyperparameters
+    group: int
     declared: frozenset[str]
 
 
@@ -80,13 +59,15 @@ class Kind(NamedTuple):
 class LocalShard:
     """Elements `start` to `stop` of a bucket, with their optimizer state: what this rank updates.
 
-    Of all ranks that update the same elements, `counts` is true on the one whose gradient is in the norm.
+    `group` is the number of their param group.  Of all ranks that update the same elements, `counts` is true on the one
+    whose gradient is in the norm.
     """
 
     bucket: Bucket
     start: int
     stop: int
     adam: AdamShard
+    group: int
     counts: bool
 
     def __post_init__(self) -> None:
@@ -105,34 +86,45 @@ class LocalShard:
 
 
 class ShardedAdam:
-    """AdamW on this rank's shards of a model, clipped by the norm of the full gradient.
+    """AdamW, or another elementwise optimizer, on this rank's shards of a model, clipped by the norm of the gradient.
 
     Args:
         declaration: says which ranks have copies of a parameter, and which of them counts it in the norm.
-        options: as for every stage of ZeRO.
+        groups: the param groups, whose values are read at every step.
+        optimizer: makes the optimizer of a shard, from a list with one parameter.
         is_sharded: False if this rank's shards are the full buffers, as in DDP.
+        master, rounding_seed: as for every stage of ZeRO.
     """
 
-    def __init__(self, declaration: Declaration, options: ZeroOptions, is_sharded: bool) -> None:
+    def __init__(
+        self,
+        declaration: Declaration,
+        groups: list[dict[str, Any]],
+        optimizer: Callable[..., Optimizer],
+        is_sharded: bool,
+        master: bool,
+        rounding_seed: int | None,
+    ) -> None:
         self.shards: list[LocalShard] = []
         self.num_steps = 0
-        self._declaration, self._options, self._is_sharded = declaration, options, is_sharded
+        self._declaration, self._groups, self._optimizer = declaration, groups, optimizer
+        self._is_sharded, self._master, self._rounding_seed = is_sharded, master, rounding_seed
+        self._group_of = {parameter: at for at, group in enumerate(groups) for parameter in group["params"]}
         # of the CPU, so that every device rounds alike and any may resume: 4 bytes per weight and step go to a GPU
-        self._generator = None if options.rounding_seed is None else torch.Generator()
+        self._generator = None if rounding_seed is None else torch.Generator()
 
     def kind(self, parameter: nn.Parameter) -> Kind:
         """Return what a parameter must have in common with its neighbours in a buffer."""
-        chosen, name = self._options.hyperparameters, self._declaration.parameters[parameter].name
-        hyperparameters = chosen if isinstance(chosen, Hyperparameters) else chosen(name, parameter)
-        return Kind(parameter.dtype, hyperparameters, self._declaration.kind(parameter))
+        return Kind(parameter.dtype, self._group_of.get(parameter, -1), self._declaration.kind(parameter))
 
     def add_shard(self, bucket: Bucket, working: Tensor, start: int, stop: int) -> None:
         """Make the optimizer state of elements `start` to `stop` of a bucket, whose weights are `working`."""
         first = bucket.parameters[0]
-        master = self._options.master and working.element_size() == 2  # fp32 weights are their own masters
+        group, counts = self._group_of[first], self._declaration.counts(first, self._is_sharded)
+        master = self._master and working.element_size() == 2  # fp32 weights are their own masters
         generator = self._generator if working.dtype == torch.bfloat16 else None
-        adam = AdamShard(working, self.kind(first).hyperparameters, master, generator)
-        self.shards.append(LocalShard(bucket, start, stop, adam, self._declaration.counts(first, self._is_sharded)))
+        adam = AdamShard(working, optimizer=self._optimizer, master=master, generator=generator)
+        self.shards.append(LocalShard(bucket, start, stop, adam, group, counts))
 
     def add_shards(self, buckets: Iterable[Bucket], flats: Iterable[Tensor]) -> None:
         """Make the optimizer state of this rank's shard of every flat buffer."""
@@ -143,7 +135,6 @@ class ShardedAdam:
     def update(
         self,
         gradients: list[Tensor],
-        lr_factor: float = 1.0,
         max_norm: float | None = None,
         scaler: LossScaler | None = None,
         norm_type: float = 2.0,
@@ -151,14 +142,8 @@ class ShardedAdam:
     ) -> StepReport:
         """Unscale and clip the gradients, and update the weights of this rank's shards.
 
-        Args:
-            gradients: the sum over the ranks, one tensor for each of `shards`.
-            lr_factor: multiplies every learning rate.
-            max_norm: clip the gradient to this norm; over the `Mesh`, where the model has other parts on other ranks.
-            scaler: the loss scaler whose scale the loss was multiplied by.
-            norm_type: p of the norm.
-            norm: of the full gradient, scaled as the loss was, if this optimizer holds only a part of the model; for
-                two optimizers it is `math.hypot(dense.grad_norm(), experts.grad_norm())`.
+        `gradients` are the sums over the ranks, one tensor for each of `shards`; all else is as in
+        `ShardedOptimizer.step`.
         """
         if scaler is not None:
             scaler.belong_to(self)
@@ -178,7 +163,9 @@ class ShardedAdam:
         for shard, grad in zip(self.shards, gradients, strict=True):
             self._seed_rounding(shard)
             shard.take_changes()
-            shard.adam.step(grad, self.num_steps, lr_factor, scale)
+            values = {name: value for name, value in self._groups[shard.group].items() if name != "params"}
+            shard.adam.optimizer.param_groups[0].update(values)
+            shard.adam.step(grad, scale)
         if scaler is not None:
             scaler.update(False)
         return StepReport(True, norm)
@@ -188,7 +175,7 @@ class ShardedAdam:
         if self._generator is not None:
             first = self._declaration.parameters[shard.bucket.parameters[0]]
             part = None if first.shard is None else first.shard.start
-            key = f"{self._options.rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
+            key = f"{self._rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
             self._generator.manual_seed(zlib.crc32(key.encode()))
 
     def norm(self, gradients: list[Tensor], p: float) -> float:
@@ -215,6 +202,8 @@ class Reducer(Protocol):
     is_final: bool
     pipeline: Collection[int]
     lone_copies: Collection[int]
+    sums_tied: bool
+    sums_partial: bool
 
     def finish(self) -> list[Tensor]:
         """Complete the sums and return them, one tensor for each of `ShardedAdam.shards`."""
@@ -223,25 +212,26 @@ class Reducer(Protocol):
         """Set the gradients to zero and start a step of so many backwards."""
 
 
-class ShardedOptimizer:
-    """An optimizer composed of a reducer and a `ShardedAdam`: what `Ddp`, `Zero1`, `Zero2` and `Zero3` share.
+class _Number(float):
+    """A default of AdamW: it is not handed on to another optimizer, which has its own."""
 
-    Args:
-        module: this rank's part of the model.
-        group: the `Mesh`, on which every parameter is summed and sharded over its own copies, as the module declares:
-            experts over edp, all others over the data axes; or the ranks that hold copies of the module (default: the
-            world), which are a mesh with the axis dp alone.
-        options: of the stage of ZeRO.
-        program: of the pipeline, with a mesh that has one; its placement says which stages are mirrored.
+
+class _Betas(tuple[float, float]):
+    """The default of AdamW, as `_Number`."""
+
+
+_LR, _EPS, _DECAY, _BETAS = _Number(1e-3), _Number(1e-8), _Number(0.01), _Betas((0.9, 0.999))
+
+
+class ShardedOptimizer(Optimizer):  # type: ignore[misc]
+    """What `Ddp`, `Zero1`, `Zero2` and `Zero3` share: an optimizer composed of a reducer and a `ShardedAdam`.
 
     Attributes:
+        param_groups: as torch has them: the parameters of the module, and the values that every step reads.
         adam: updates this rank's shards.
         declaration: says which ranks have copies of each parameter.
         reducer: sums the gradients over the group.
         is_sharded: whether a rank updates one shard of each buffer, or all of it.
-
-    Raises:
-        ValueError: as `Declaration`; ranks of a group hold other shards of a layer than this rank, for one.
     """
 
     is_sharded = True
@@ -250,24 +240,127 @@ class ShardedOptimizer:
     def __init__(
         self,
         module: nn.Module,
-        group: Group | Mesh | None,
-        options: ZeroOptions | None,
+        mesh: Group | Mesh | None = None,
+        *,
+        params: Iterable[Any] | None = None,
+        optimizer: Callable[..., Optimizer] | None = None,
+        lr: float = _LR,
+        betas: tuple[float, float] = _BETAS,
+        eps: float = _EPS,
+        weight_decay: float = _DECAY,
+        max_norm: float | None = None,
+        master: bool = False,
+        rounding_seed: int | None = None,
+        grad_dtype: torch.dtype | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        num_backwards: int = 1,
+        hybrid: bool = False,
         program: Program | None = None,
+        **hyperparameters: Any,
     ) -> None:
-        self.module, self.options = module, options or ZeroOptions()
-        mesh = group if isinstance(group, Mesh) else GroupMesh(group)
-        self.declaration = Declaration(module, mesh, self.options.hybrid, program)
+        """Take the trained parameters of a module, which have equal values on all ranks from here on.
+
+        Args:
+            module: this rank's part of the model.
+            mesh: the `Mesh`, on which every parameter is summed and sharded over its own copies, as the module
+                declares: experts over edp, all others over the data axes; or the group of ranks that hold copies of the
+                module; None (default) for the world.
+            params: param groups as torch has them, such as `[{"params": [...], "weight_decay": 0.0}, {"params": ...}]`,
+                with every trained parameter in exactly one; None (default) for one group.
+            optimizer: a class of torch.optim, or of your own, that updates every element by itself, whatever its
+                neighbours are; None (default) for `AdamW`.
+            lr: the learning rate (default of AdamW: 1e-3; of all four, another optimizer has its own defaults).
+            betas: decay of the two running means (default of AdamW: 0.9, 0.999).
+            eps: is added to the denominator (default of AdamW: 1e-8).
+            weight_decay: the part of a weight that a step subtracts, times `lr` (default of AdamW: 0.01).
+            max_norm: clip the gradient of the full model to this norm; None (default) for no clipping.
+            master: keep fp32 weights for 16-bit parameters (default: False).
+            rounding_seed: instead, round bf16 weights at random, from this seed (default: None).
+            grad_dtype: the type in which gradients accumulate and travel; None (default) for that of the parameters.
+            bucket_bytes: the largest size of a bucket (default: 25 MiB); `Zero3` does not use it.
+            num_backwards: backward passes of a step, one for each microbatch (default: 1); `Zero3` does not use it.  A
+                call of `PipelineRuntime.step` has all its microbatches, whatever this says; for an update after several
+                calls, give the microbatches of all together.
+            hybrid: shard within the nodes of a `Mesh` and replicate across them (default: False).
+            program: of the pipeline, with a mesh that has one; its placement says which stages are mirrored
+                (default: None).
+            hyperparameters: further arguments of the optimizer's class, such as `momentum=0.9` of torch.optim.SGD.
+
+        Raises:
+            ValueError: no parameter needs a gradient, one is in no group or in several, a number is out of its range,
+                or as `Declaration`; ranks of a group hold other shards of a layer than this rank, for one.
+            TypeError: the optimizer has no such argument.
+        """
+        self.module, self.names = module, {parameter: name for name, parameter in module.named_parameters()}
+        clip_factor(1.0, max_norm)  # checks it
+        self.max_norm, self.num_backwards = max_norm, num_backwards
+        self.bucket_bytes, self.grad_dtype = bucket_bytes, grad_dtype
+        given: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        numbers = {name: value for name, value in given.items() if not isinstance(value, _Number | _Betas)}
+        kind: Callable[..., Optimizer] = optimizer or AdamW
+        make = partial(kind, **numbers, **hyperparameters)
+        groups = _param_groups(self.names, params)
+        if kind is not AdamW:
+            check_elementwise(make)
+        trials = [make([{**group, "params": [nn.Parameter(torch.zeros(1))]}]) for group in groups]  # checks the numbers
+        super().__init__(groups, trials[0].defaults)
+        if not isinstance(mesh, Mesh | Group | None):
+            raise TypeError(
+                f"mesh is a Mesh, a group of ranks or None, got {type(mesh).__name__}; all else goes by name, such as "
+                "lr=, params= and the units= of ZeRO-3"
+            )
+        over = mesh if isinstance(mesh, Mesh) else GroupMesh(mesh)
+        self.declaration = Declaration(module, over, hybrid, program)
         self.declaration.broadcast()
         self.group = self.declaration.dense.group
-        self.names = {parameter: name for name, parameter in module.named_parameters()}
-        self.adam = ShardedAdam(self.declaration, self.options, self.is_sharded)
-        self.sums_tied, self.sums_partial = bool(self.declaration.tied.stage_of), bool(self.declaration.partial)
+        self.adam = ShardedAdam(self.declaration, self.param_groups, make, self.is_sharded, master, rounding_seed)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
         self._taken = [
             _Taken(self.names[parameter], part, key, parameter, parameter.requires_grad)
             for part in module.modules()
             for key, parameter in part.named_parameters(recurse=False)
         ]
+        self.reducer = self._take(module)
+        self.reducer.sums_tied = bool(self.declaration.tied.stage_of)
+        self.reducer.sums_partial = bool(self.declaration.partial)
+
+    def _take(self, module: nn.Module) -> Reducer:
+        """Shard the module, add the shards to `adam`, and return what sums the gradients."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        closure: None = None,
+        *,
+        max_norm: float | None = None,
+        scaler: LossScaler | None = None,
+        norm_type: float = 2.0,
+        norm: float | None = None,
+    ) -> StepReport:
+        """Take one step: complete the sums, clip, update this rank's shards, and gather what the model needs.
+
+        Args:
+            closure: None; torch's closures compute gradients anew, which the hooks of the backward would miss.
+            max_norm: clip the gradient to this norm, over the `Mesh`, where the model has other parts on other ranks
+                (default: that of the constructor; `math.inf` clips nothing).
+            scaler: the loss scaler whose scale the loss was multiplied by.
+            norm_type: p of the norm (default: 2).
+            norm: of the full gradient, scaled as the loss was, if this optimizer holds only a part of the model; for
+                two optimizers it is `math.hypot(dense.grad_norm(), experts.grad_norm())`.
+        """
+        if closure is not None:
+            raise TypeError(
+                f"{type(self).__name__}.step takes no closure, and its arguments by name; call zero_grad(), the "
+                "forward and backward(), then step(max_norm=...)"
+            )
+        # 1. reduce-scatter (DDP: all-reduce): launched by hooks during the backwards, completed here
+        gradients = self.finished_gradients()
+        # 2. norm and clip, 3. AdamW on the local shard
+        report = self.adam.update(gradients, self.max_norm if max_norm is None else max_norm, scaler, norm_type, norm)
+        # 4. all-gather (ZeRO-3: of what is gathered now; the next forward gathers the rest)
+        if report.stepped:
+            self.all_gather_weights()
+        return report
 
     @property
     def local_shards(self) -> list[LocalShard]:
@@ -334,22 +427,65 @@ class ShardedOptimizer:
                 "added their gradients; leave out sum_mirrors=False, or call runtime.sum_mirrors() after its step"
             )
 
-    def zero_grad(self, num_backwards: int | None = None) -> None:
+    def zero_grad(self, set_to_none: bool = True, *, num_backwards: int | None = None) -> None:
         """Set the gradients to zero; due before the first backward after a step.
 
         Args:
-            num_backwards: of the coming step, if it differs from `ZeroOptions.num_backwards`: a last, partial one.
+            set_to_none: as in torch, and without effect: gradients lie in buffers.
+            num_backwards: of the coming step, if it differs from that of the constructor: a last, partial one.
         """
         self._finished = None
-        self.reducer.zero(self.options.num_backwards if num_backwards is None else num_backwards)
+        self.reducer.zero(self.num_backwards if num_backwards is None else num_backwards)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group after the construction, which has laid out the buffers."""
+        if hasattr(self, "adam"):
+            raise ValueError("the buffers of the parameters are laid out by group; name all groups with params=")
+        super().add_param_group(param_group)
+
+    def state_dict(self, *_: Any) -> dict[str, Any]:
+        """Refuse: each rank has a shard of the state."""
+        raise ValueError(
+            "each rank has a shard of the optimizer's state; save and load it on any number of ranks with "
+            "dp.checkpoint.save(folder, step, optimizer) and dp.checkpoint.load(path, optimizer)"
+        )
+
+    load_state_dict = state_dict
 
     def all_gather_weights(self) -> None:
-        """Give every rank the updated weights; does nothing in `Ddp` (all ranks updated them) and `Zero3`."""
+        """Give every rank the updated weights; does nothing in `Ddp`, where all ranks updated them."""
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Have the full weights inside of the `with` block, to read or to change."""
         yield
+
+
+def _param_groups(names: dict[nn.Parameter, str], params: Iterable[Any] | None) -> list[dict[str, Any]]:
+    """Return torch's param groups of a module's parameters, each with a list of them."""
+    trained = [parameter for parameter in names if parameter.requires_grad]
+    if not trained:
+        raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
+    listed = trained if params is None else list(params)
+    groups = listed if all(isinstance(group, dict) for group in listed) else [{"params": listed}]
+    groups = [{**group, "params": _listed(group["params"])} for group in groups]
+    counts = Counter(parameter for group in groups for parameter in group["params"])
+    for parameter in trained:
+        if counts[parameter] != 1:
+            raise ValueError(
+                f"every trained parameter is in exactly one group of params=, and {names[parameter]} is in "
+                f"{counts[parameter]}; name it once, or freeze it with requires_grad_(False)"
+            )
+    foreign = [tuple(parameter.shape) for parameter in counts if parameter not in names]
+    if foreign:
+        raise ValueError(f"params= has a parameter of shape {foreign[0]} that is not the module's; leave it out")
+    return groups
+
+
+def _listed(params: Any) -> list[nn.Parameter]:
+    """Return the parameters of a group: one, several, or pairs of name and parameter."""
+    found = [params] if isinstance(params, Tensor) else list(params)
+    return [each[1] if isinstance(each, tuple) else each for each in found]
 
 
 def full_weights(optimizer: ShardedOptimizer) -> dict[str, Tensor]:

@@ -30,56 +30,21 @@ from dualpipe_lab.dp.buckets import (
     start_reduce_scatter,
 )
 from dualpipe_lab.dp.guarded import SealedGrads
-from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import GradShard, Synchronizer, register_grad_hook
-from dualpipe_lab.launch.mesh import Mesh
-from dualpipe_lab.pp.program import Program
 
 
 class Zero2(ShardedOptimizer):
-    """Reduce-scatter each bucket when it is full and free it, update the local shard, all-gather the weights.
-
-    Raises:
-        ValueError: no parameter needs a gradient.
-    """
+    """Reduce-scatter each bucket when it is full and free it, update the local shard, all-gather the weights."""
 
     reducer: "BucketReducer"
 
-    def __init__(
-        self,
-        module: nn.Module,
-        group: Group | Mesh | None = None,
-        options: ZeroOptions | None = None,
-        program: Program | None = None,
-    ) -> None:
-        super().__init__(module, group, options, program)
-        chosen = assign_buckets(module.parameters(), self.options.bucket_bytes, self.adam.kind)
-        if not chosen:
-            raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
-        self.buckets = make_buckets(chosen, self.options.grad_dtype, self.declaration.group_of)
+    def _take(self, module: nn.Module) -> "BucketReducer":
+        chosen = assign_buckets(module.parameters(), self.bucket_bytes, self.adam.kind)
+        self.buckets = make_buckets(chosen, self.grad_dtype, self.declaration.group_of)
         self.flats = [bucket.flatten_weights() for bucket in self.buckets]
         self.adam.add_shards(self.buckets, self.flats)
-        self.reducer = BucketReducer(self.buckets, self.group, self.options.num_backwards)
-        self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
-
-    def step(
-        self,
-        lr_factor: float = 1.0,
-        max_norm: float | None = None,
-        scaler: LossScaler | None = None,
-        norm_type: float = 2.0,
-        norm: float | None = None,
-    ) -> StepReport:
-        """Take one step of ZeRO-2; the arguments are those of `ShardedAdam.update`."""
-        # 1. reduce-scatter: done bucket by bucket in every backward, and added up in the gradient shards
-        gradients = self.finished_gradients()
-        # 2. norm and clip, 3. AdamW on the local shard
-        report = self.adam.update(gradients, lr_factor, max_norm, scaler, norm_type, norm)
-        # 4. all-gather
-        if report.stepped:
-            self.all_gather_weights()
-        return report
+        return BucketReducer(self.buckets, self.group, self.num_backwards)
 
     def all_gather_weights(self) -> None:
         """All-gather the updated shards into the flat buffers, of which the parameters are views."""

@@ -20,6 +20,7 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.3; Zhao et al. 202
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import Signature, signature
 from itertools import groupby
 from typing import Any
 
@@ -32,11 +33,9 @@ from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
 from dualpipe_lab.dp.guarded import SealedGrads
-from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import GradShard, Synchronizer
 from dualpipe_lab.launch.mesh import Mesh
-from dualpipe_lab.pp.program import Program
 
 
 class Zero3(ShardedOptimizer):
@@ -46,20 +45,18 @@ class Zero3(ShardedOptimizer):
     of weight 0.
 
     Args:
-        module: the model; parameters that lie, by one of their names, outside of the units or in several (tied weights,
-            shared modules) belong to the root, which is gathered throughout a forward and a backward.
-        units: submodules in the order of the forward, none inside of another.
-        group: the ranks that the weights are sharded over, or a `Mesh`, as for every stage.
-        options: as for every stage; `bucket_bytes` and `num_backwards` are not used.
-        reshard_after_forward: free the units between forward and backward.
+        units: submodules in the order of the forward, none inside of another; None (default) for the direct children
+            with parameters, and in the place of a list of modules its items.  Parameters that lie, by one of their
+            names, outside of the units or in several (tied weights, shared modules) belong to the root, which is
+            gathered throughout a forward and a backward.
+        reshard_after_forward: free the units between forward and backward (default: True).
         on_change: called with a unit's number, that of the root being `len(units)`, and whether the memory of its
-            full weights has been allocated (True) or freed.
-        program: as for every stage.
+            full weights has been allocated (True) or freed (default: nothing is called).
+        options: all arguments of the other stages, by name; see `__init__`.
 
     Raises:
-        ValueError: no parameter needs a gradient, a unit is none of the module's, lies inside of another, or has no
-            forward.
-        TypeError: the units are no modules; the other stages of ZeRO take none.
+        ValueError: as the other stages; a unit is none of the module's, lies inside of another, or has no forward.
+        TypeError: the units are no modules.
     """
 
     reducer: "UnitReducer"
@@ -67,38 +64,26 @@ class Zero3(ShardedOptimizer):
     def __init__(
         self,
         module: nn.Module,
-        units: Sequence[nn.Module],
-        group: Group | Mesh | None = None,
-        options: ZeroOptions | None = None,
+        mesh: Group | Mesh | None = None,
+        *,
+        units: Iterable[nn.Module] | None = None,
         reshard_after_forward: bool = True,
         on_change: Callable[[int, bool], None] = lambda unit, is_held: None,
-        program: Program | None = None,
+        **options: Any,
     ) -> None:
-        _check_units(units, group)
-        super().__init__(module, group, options, program)
-        self.reducer = UnitReducer(module, self.group, self.names, reshard_after_forward)
-        self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
-        for index, parameters in enumerate(_assign_units(module, units)):
-            self.reducer.add_unit([*units, module][index], self._flatten(parameters, partial(on_change, index)))
-        if not self.local_shards:
-            raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
+        self._units = _direct_units(module) if units is None else _listed_units(units)
+        self._reshard, self._on_change = reshard_after_forward, on_change
+        super().__init__(module, mesh, **options)
+
+    def _take(self, module: nn.Module) -> "UnitReducer":
+        self.reducer = UnitReducer(module, self.group, self.names, self._reshard)
+        for index, parameters in enumerate(_assign_units(module, self._units)):
+            flats = self._flatten(parameters, partial(self._on_change, index))
+            self.reducer.add_unit([*self._units, module][index], flats)
         self.reducer.seal()
         for part in module.modules():
             part.register_state_dict_post_hook(_copy_weights)
-
-    def step(
-        self,
-        lr_factor: float = 1.0,
-        max_norm: float | None = None,
-        scaler: LossScaler | None = None,
-        norm_type: float = 2.0,
-        norm: float | None = None,
-    ) -> StepReport:
-        """Take one step of ZeRO-3; the arguments are those of `ShardedAdam.update`."""
-        # 1. reduce-scatter: done unit by unit in every backward, and added up in the gradient shards
-        gradients = self.finished_gradients()
-        # 2. norm and clip, 3. AdamW on the local shard; 4. no all-gather: the next forward gathers each unit
-        return self.adam.update(gradients, lr_factor, max_norm, scaler, norm_type, norm)
+        return self.reducer
 
     @property
     def flats(self) -> list[FlatParameter]:
@@ -129,11 +114,21 @@ class Zero3(ShardedOptimizer):
         for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.adam.kind(p))):
             same = list(run)
             group = self.declaration.group_of(same[0])
-            flat = FlatParameter(same, group, self.options.grad_dtype, on_change, self.reducer)
+            flat = FlatParameter(same, group, self.grad_dtype, on_change, self.reducer)
             flats.append(flat)
             if is_trained:
                 self.adam.add_shard(flat.bucket, flat.shard, *flat.bucket.layout.span(comm.get_rank(group)))
         return flats
+
+
+def _show_options(own: Any, shared: Any) -> None:
+    """Let help() of a constructor show the arguments that it hands on as **options."""
+    mine, others = (list(signature(init).parameters.values()) for init in (own, shared))
+    own.__signature__ = Signature([*mine[:-1], *others[3:]])
+    own.__doc__ = shared.__doc__
+
+
+_show_options(Zero3.__init__, ShardedOptimizer.__init__)
 
 
 class UnitReducer(Synchronizer):
@@ -412,13 +407,19 @@ def _assign_units(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn
     return assigned
 
 
-def _check_units(units: object, group: object) -> None:
-    listed = list(units) if isinstance(units, Iterable) else [units]
-    if not isinstance(units, Iterable) or any(not isinstance(unit, nn.Module) for unit in listed):
-        types = ", ".join(type(unit).__name__ for unit in listed)
-        raise TypeError(f"ZeRO-3 takes its units before the group: Zero3(module, [block, ...], group), got {types}")
-    if isinstance(group, ZeroOptions):
-        raise TypeError("ZeRO-3 takes the group before the options: Zero3(module, units, group, options)")
+def _direct_units(module: nn.Module) -> list[nn.Module]:
+    """Return the children that have parameters, and those of a list of modules; none inside of another."""
+    children = [child for child in module.children() if next(child.parameters(), None) is not None]
+    lists = nn.ModuleList, nn.ModuleDict
+    units = [unit for one in children for unit in (_direct_units(one) if isinstance(one, lists) else [one])]
+    return [unit for unit in units if not any(unit in other.modules() for other in units if other is not unit)]
+
+
+def _listed_units(units: Iterable[nn.Module]) -> list[nn.Module]:
+    listed = [None] if isinstance(units, nn.Module) or not isinstance(units, Iterable) else list(units)
+    if not all(isinstance(unit, nn.Module) for unit in listed):
+        raise TypeError(f"ZeRO-3 takes a list of modules, units=[block, ...], got {units!r}")
+    return listed
 
 
 _OUTSIDE = (

@@ -11,7 +11,10 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dualpipe_lab.dp.adam import Hyperparameters
+import torch
+from torch import nn
+
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
 from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
@@ -37,7 +40,7 @@ class Options:
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all ranks.
         seed: of the weights, of the data, and of the random numbers of each rank and step.
-        hyperparameters: of AdamW.
+        lr, betas, eps, weight_decay: of AdamW.
         schedule: the factor of the learning rate.
         max_norm: clip the gradient of the full model to this norm; None for no clipping.
         bias_speed: the change of a router's bias per step (V3).
@@ -62,7 +65,10 @@ class Options:
     sequence_length: int = 64
     global_batch: int = 8
     seed: int = 0
-    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
     schedule: Schedule = field(default_factory=Schedule)
     max_norm: float | None = 1.0
     bias_speed: float = 1e-3
@@ -98,9 +104,9 @@ class Options:
         self._check_parts()
 
     def _check_parts(self) -> None:
-        for name, kind in (("hyperparameters", Hyperparameters), ("schedule", Schedule)):
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"{name} is a {kind.__name__}, got {getattr(self, name)!r}")
+        AdamW([nn.Parameter(torch.zeros(1))], **self.adamw)  # checks its numbers
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(f"schedule is a Schedule, got {self.schedule!r}")
         if self.sample is not None and (not isinstance(self.sample, str) or not self.sample):
             raise ValueError(
                 f"a text is continued from at least 1 byte of a str, got sample={self.sample!r}; give a letter, or None"
@@ -108,6 +114,11 @@ class Options:
         for name in ("save_every", "keep"):
             if getattr(self, name) is not None and self.folder is None:
                 raise ValueError(f"{name}={getattr(self, name)} needs a folder to save in; give folder=")
+
+    @property
+    def adamw(self) -> dict[str, Any]:
+        """The arguments of AdamW."""
+        return {name: getattr(self, name) for name in ("lr", "betas", "eps", "weight_decay")}
 
     def sampler(self, data: Data) -> Sampler:
         """Return the sampler of a text or of documents."""
@@ -118,7 +129,7 @@ def named_options(**options: Any) -> Options:
     """Return `Options`; the error about an unknown name says where it belongs, or which name is like it."""
     known = [each.name for each in fields(Options)]
     for name in set(options) - set(known):
-        homes = {Hyperparameters: "hyperparameters=Hyperparameters", Schedule: "schedule=Schedule", Plan: "Plan"}
+        homes = {Schedule: "schedule=Schedule", Plan: "Plan"}
         home = next((call for kind, call in homes.items() if name in {each.name for each in fields(kind)}), None)
         like = get_close_matches(name, known, n=1)
         remedy = f"it has {', '.join(known)}" if home is None else f"give it as {home}({name}=...)"

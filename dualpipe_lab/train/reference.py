@@ -55,14 +55,11 @@ def reference(
     model: PlainLlama | PlainV3MoE = make(config, dtype=getattr(torch, precision))
     initialize_parameters(model, chosen.seed)
     loads = _count_loads(model)
-    adam = chosen.hyperparameters
-    optimizer = torch.optim.AdamW(
-        model.parameters(), adam.lr, adam.betas, adam.eps, adam.weight_decay, foreach=False, fused=False
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), **chosen.adamw, foreach=False, fused=False)
     result, sampler = Result("one process", []), chosen.sampler(data)
     for step in range(steps):
         started = perf_counter()
-        batch, lr = sampler.batch(step), adam.lr * chosen.schedule.factor(step)
+        batch, lr = sampler.batch(step), chosen.lr * chosen.schedule.factor(step)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.zero_grad()
         loss = model.loss(batch.inputs[0], batch.targets[0])

@@ -26,7 +26,6 @@ from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.dp import checkpoint
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.ema import ShardedEma
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -84,11 +83,19 @@ class Trainer:
         )
         if options.start is not None:  # before the optimizer copies the weights
             load_pretrained(self.model, options.start)
-        units = [_units(self.model, plan.overlap)] if plan.zero == 3 else []
         narrow = plan.precision == "bfloat16"  # bf16 weights have fp32 masters and gradients
         grad_dtype = torch.float32 if narrow else None
-        zero = ZeroOptions(options.hyperparameters, master=narrow, grad_dtype=grad_dtype, hybrid=plan.hybrid)
-        self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, self.mesh, zero, program=plan.program)
+        self.optimizer = _OPTIMIZERS[plan.zero](
+            self.model,
+            self.mesh,
+            **({"units": _units(self.model, plan.overlap)} if plan.zero == 3 else {}),
+            **options.adamw,
+            max_norm=options.max_norm,
+            master=narrow,
+            grad_dtype=grad_dtype,
+            hybrid=plan.hybrid,
+            program=plan.program,
+        )
         self.ema = None if options.ema is None else ShardedEma(self.optimizer, options.ema)
         self.loss_fn = self.model.loss_fn()
         stages: Mapping[int, Stage] = self.model.stages
@@ -107,7 +114,8 @@ class Trainer:
         """Train on one batch: forwards and backwards, sums, clipping, update."""
         self._meter.start()
         seed_ranks(self.options.seed, self.mesh, self.num_steps)  # for modules that draw, such as dropout
-        lr_factor = self.options.schedule.factor(self.num_steps)
+        (group,) = self.optimizer.param_groups
+        group["lr"] = self.options.lr * self.options.schedule.factor(self.num_steps)
         self.optimizer.zero_grad()
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
 
@@ -115,7 +123,7 @@ class Trainer:
         shifted = batch.next_inputs, batch.next_targets
         extra = self.model.extra_inputs(*shifted) if self.model.multi_token else None
         result = self.runtime.step(batch.inputs, batch.targets, [1.0] * len(batch.inputs), extra)
-        report = self.optimizer.step(lr_factor=lr_factor, max_norm=self.options.max_norm)
+        report = self.optimizer.step()
         self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update none moves
         if self.ema is not None and report.stepped:
             self.ema.update()
@@ -124,8 +132,7 @@ class Trainer:
         loss = self._summand([*result.losses.values(), *result.stage_losses.values()])
         readings = exchange(self._meter.stop(loss, self._wants_stop()))
         self.should_stop = any(reading.wants_stop for reading in readings)
-        lr = self.options.hyperparameters.lr * lr_factor
-        return self._metrics(readings, batch.num_tokens, report.norm, lr, report.stepped)
+        return self._metrics(readings, batch.num_tokens, report.norm, group["lr"], report.stepped)
 
     @property
     def data_rank(self) -> int:

@@ -8,7 +8,7 @@ from zero_runs import BATCHES, HYPER, Blocks, build, train
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint import save
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.sharding import shard_slice
 
 
@@ -27,7 +27,7 @@ class Counting(Blocks):
 
 
 def make(stage, dtype=torch.float64, seed=0):
-    return build(stage, Counting(dtype, seed=seed), ZeroOptions(HYPER, master=dtype == torch.bfloat16))
+    return build(stage, Counting(dtype, seed=seed), {**HYPER, "master": dtype == torch.bfloat16})
 
 
 def state_of(optimizer):

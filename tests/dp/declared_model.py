@@ -7,9 +7,7 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -24,7 +22,7 @@ from dualpipe_lab.tp.swiglu import SwiGLU
 
 HIDDEN, FFN, EXPERTS, NUM_LAYERS = 3, 5, 4, 2  # 5 rows on 2 ranks of tp: 3 and 2
 HEADS, KV_HEADS, HEAD_SIZE = 2, 1, 2  # on 2 ranks of tp both hold the KV head
-HYPER = Hyperparameters(lr=0.01, weight_decay=0.1)
+HYPER = {"lr": 0.01, "weight_decay": 0.1}
 
 
 def mesh_of(axes):
@@ -108,13 +106,13 @@ def build(kind, mesh, mirrored=False, seed=None):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point():
                 tensor.copy_(local(model, name, tensor, f"weight {seed}"))
-    options = ZeroOptions(HYPER, bucket_bytes=600)
+    options = {**HYPER, "bucket_bytes": 600}
     if kind == "Zero1 over dp":
-        return model, Zero1(model, model.mesh.group("dp"), options)
+        return model, Zero1(model, model.mesh.group("dp"), **options)
     if kind == "Zero3":
         units = [unit for unit in model.modules() if unit._parameters]
-        return model, Zero3(model, units, model.mesh, options, program=model.program)
-    return model, KINDS[kind](model, model.mesh, options, model.program)
+        return model, Zero3(model, model.mesh, units=units, **options, program=model.program)
+    return model, KINDS[kind](model, model.mesh, **options, program=model.program)
 
 
 KINDS = {"Zero1 over dp": Zero1, "Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}

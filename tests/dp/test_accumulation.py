@@ -8,7 +8,7 @@ from torch import nn
 from zero_runs import STAGES
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp import Ddp, Zero1, Zero3, ZeroOptions, full_gradients
+from dualpipe_lab.dp import Ddp, Zero1, Zero3, full_gradients
 
 M, WIDTH = 4, 5  # microbatches of a call, features
 
@@ -35,10 +35,8 @@ def one_process(number, calls):
 def make(stage, program, mesh, num_backwards, **options):
     mine = {index: draw(program.num_stages)[index] for index, _ in {a[:2]: 0 for a in program.actions(mesh.rank("pp"))}}
     module = Stages(mine)
-    units = [list(mine.values())] if stage is Zero3 else []
-    optimizer = (
-        stage(module, *units, mesh, ZeroOptions(num_backwards=num_backwards), program=program) if stage else None
-    )
+    units = {"units": list(mine.values())} if stage is Zero3 else {}
+    optimizer = stage(module, mesh, **units, num_backwards=num_backwards, program=program) if stage else None
     runtime = lab.PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), **options)
     return module, optimizer, runtime
 
@@ -117,8 +115,8 @@ def test_gradients_of_a_pipeline_are_not_touched_between_its_calls_and_the_updat
         assert optimizer.step(max_norm=1.0).stepped
 
         part = draw(2)[mesh.rank("pp")]
-        units = [[part[0]]] if stage is Zero3 else []
-        optimizer = stage(part, *units, mesh.group("dp"))
+        units = {"units": [part[0]]} if stage is Zero3 else {}
+        optimizer = stage(part, mesh.group("dp"), **units)
         runtime = lab.PipelineRuntime(program, {mesh.rank("pp"): part}, nn.functional.mse_loss, group=mesh.group("pp"))
         call(runtime, mesh, 0, 1)
         with pytest.raises(ValueError, match=r"a pipeline over ranks \[\d, \d\] runs the module; give the"):

@@ -20,7 +20,7 @@ from dualpipe_lab.dp.checkpoint.session import write_checkpoint
 from dualpipe_lab.dp.checkpoint.torch_format import from_torch, to_torch, write_torch
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -83,11 +83,11 @@ def test_rounding_at_random_goes_on_too(tmp_path):
     def fn(rank, world_size):
         runs = []
         for interrupted in (False, True):
-            optimizer = build(Zero1, Blocks(torch.bfloat16), ZeroOptions(rounding_seed=3))
+            optimizer = build(Zero1, Blocks(torch.bfloat16), {"rounding_seed": 3})
             for number in range(3):
                 if interrupted and number == 2:
                     path = save(tmp_path, 2, optimizer)
-                    optimizer = build(Zero1, Blocks(torch.bfloat16), ZeroOptions(rounding_seed=3))
+                    optimizer = build(Zero1, Blocks(torch.bfloat16), {"rounding_seed": 3})
                     load(path, optimizer)
                 train(optimizer, shard_slice(6, world_size, rank), BATCHES[:1], 1)
             runs.append(state_of(optimizer))

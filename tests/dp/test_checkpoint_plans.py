@@ -11,7 +11,7 @@ from torch import nn
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, ShardSpec, latest, load, save
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.models import LlamaConfig, build_stages
@@ -175,7 +175,7 @@ def test_a_table_of_two_stages_is_saved_once(tmp_path):
         mesh = lab.Mesh(lab.Topology(axes))
         program = schedules.build("1f1b", 2, 2) if mesh.size("pp") > 1 else None
         model = build_stages(config, mesh, program, seed=seed, dtype=torch.float64)
-        return model, Zero1(model, mesh, ZeroOptions(bucket_bytes=300), program)
+        return model, Zero1(model, mesh, bucket_bytes=300, program=program)
 
     def fn(rank, world_size, axes, path):
         model, optimizer = build_llama(axes, 1 if path else 0)

@@ -14,7 +14,6 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import CheckpointError, latest, load, save, saved_steps
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 
 
@@ -120,7 +119,7 @@ def test_what_cannot_be_loaded_is_named_and_changes_nothing(damage, model, messa
     def fn(rank, world_size):
         kind = model if isinstance(model, type) else Counting
         dtype = torch.float32 if model == "float32" else torch.float64
-        optimizer = Zero1(kind(dtype, seed=2), options=ZeroOptions(HYPER))
+        optimizer = Zero1(kind(dtype, seed=2), **HYPER)
         before = state_of(optimizer)
         try:
             load(path, optimizer, scaler=LossScaler() if model == "scaler" else None)

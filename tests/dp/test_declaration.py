@@ -6,11 +6,11 @@ from runs import A1, launch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.declaration import copy_axes
 from dualpipe_lab.dp.ema import ShardedEma
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -28,7 +28,7 @@ CONFIG = V3MoEConfig(
     num_experts=4, num_groups=2, balance=0.0,
 )  # fmt: skip
 # eps is large: else Adam would hide a gradient that is clipped too much
-HYPER, MAX_NORM, STEPS, ROWS, LENGTH, DECAY = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 3, 4, 6, 0.6
+HYPER, MAX_NORM, STEPS, ROWS, LENGTH, DECAY = {"lr": 0.01, "eps": 0.1, "weight_decay": 0.1}, 0.5, 3, 4, 6, 0.6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 TOPOLOGIES = {
     "ep 2": lab.Topology([("ep", 2)]),
@@ -58,7 +58,7 @@ def one_process(state):
     """Gradients of the first step, all norms, the last weights and their moving average, by torch's clipping."""
     model, norms, grads = PlainV3MoE(CONFIG, torch.float64), [], {}
     model.load_state_dict(state)
-    optimizer, average = AdamW(model.parameters(), HYPER), {name: tensor.clone() for name, tensor in state.items()}
+    optimizer, average = AdamW(model.parameters(), **HYPER), {name: tensor.clone() for name, tensor in state.items()}
     for ids, targets in batches():
         optimizer.zero_grad()
         model.loss(ids, targets).backward()
@@ -72,7 +72,7 @@ def one_process(state):
 
 
 def build(stage, model, mesh, options):
-    return Zero3(model, list(model.layers), mesh, options) if stage is Zero3 else stage(model, mesh, options)
+    return Zero3(model, mesh, units=list(model.layers), **options) if stage is Zero3 else stage(model, mesh, **options)
 
 
 def rows_of(mesh):
@@ -89,7 +89,7 @@ def train(optimizer, mesh):
     averages = ShardedEma(optimizer, DECAY)
     for ids, targets in batches():
         parts = list(zip(ids[rows].split(1), targets[rows].split(1), strict=True))
-        optimizer.zero_grad(len(parts))
+        optimizer.zero_grad(num_backwards=len(parts))
         for x, y in parts:
             optimizer.module.loss(x, y, int((targets != -100).sum()), ROWS).backward()
         grads = full_gradients(optimizer) if grads is None else grads
@@ -124,7 +124,7 @@ def compare(topology, hybrid=False):
                 nn.init.normal_(model.embedding.weight)
             if mesh.rank("edp" if topology.edp else "dp"):
                 nn.init.normal_(model.layers[1].mlp.experts.gate)
-            optimizer = build(stage, model, mesh, ZeroOptions(HYPER, bucket_bytes=3000, hybrid=hybrid))
+            optimizer = build(stage, model, mesh, {**HYPER, "bucket_bytes": 3000, "hybrid": hybrid})
             grads, norms, averaged = train(optimizer, mesh)
             declared = optimizer.declaration.parameters
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
@@ -171,7 +171,7 @@ def test_what_cannot_be_right_is_refused():
             refused(lambda: Zero1(plain, piped)),
             refused(lambda: Zero1(plain, piped, program=program)),
             refused(lambda: Zero1(plain, piped, program=looped)),
-            refused(lambda: Zero2(plain, mesh, ZeroOptions(hybrid=True))),
+            refused(lambda: Zero2(plain, mesh, hybrid=True)),
         ]
 
     for rank, found in enumerate(launch(fn, 4)):
@@ -193,7 +193,7 @@ def test_copies_that_lie_unevenly_on_the_nodes_are_refused():
 
     def fn(rank, world_size):
         topology = lab.Topology([("dp", 3), ("tp", 2)], ranks_per_node=2 * 2 - 1)
-        return refused(lambda: Zero1(nn.Linear(2, 2), lab.Mesh(topology), ZeroOptions(hybrid=True)))
+        return refused(lambda: Zero1(nn.Linear(2, 2), lab.Mesh(topology), hybrid=True))
 
     for text in launch(fn, 6):
         assert "dp group [0, 2, 4] lies unevenly on nodes of 3 ranks: [(0, 2), (4,)]; shard over all copies" in text
@@ -214,8 +214,8 @@ def test_a_group_is_a_mesh_with_one_axis_to_the_bit(sizes):
             for over in (mesh, mesh.group("dp")):
                 torch.manual_seed(mesh.rank("dp"))
                 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
-                units = [[model[0], model[2]]] if stage is Zero3 else []
-                optimizer, norms = stage(model, *units, over, ZeroOptions(HYPER, bucket_bytes=200)), []
+                units = {"units": [model[0], model[2]]} if stage is Zero3 else {}
+                optimizer, norms = stage(model, over, **units, **HYPER, bucket_bytes=200), []
                 for number in range(STEPS):
                     optimizer.zero_grad()
                     x = torch.full((2, 5), 1.0 + number + mesh.rank("dp"), dtype=torch.float64)

@@ -12,11 +12,11 @@ from runs import A1, launch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -37,7 +37,7 @@ V3 = V3MoEConfig(**SIZES, num_layers=4, expert_ffn_size=6, num_experts=4, num_gr
 SECOND = replace(V3, balance=0.2)  # with a second token
 WEIGHT = 0.3
 # eps is large: else Adam would hide a gradient that is clipped too much
-HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2, 4, 2, 6
+HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = {"lr": 0.01, "eps": 0.1, "weight_decay": 0.1}, 0.5, 2, 4, 2, 6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 CASES = {  # every optimizer under every schedule of a case
     "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
@@ -51,6 +51,9 @@ CASES = {  # every optimizer under every schedule of a case
     "ep 2 in dp 2 x pp 2": (V3, lab.Topology([("dp", 2), ("pp", 2)], edp=1), ("dualpipev", "dualpipe")),
 }
 
+MOMENTUM = {"optimizer": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}  # of some cases, in place of AdamW
+SGD_CASES = ("tied, pp 2 x tp 2", "pp 2 x ep 2", "tied, pp 2 x dp 2")
+
 
 def batch(config, step, num_data):
     """Ids and targets, `_NMBS`; some targets are ignored."""
@@ -60,12 +63,12 @@ def batch(config, step, num_data):
     return ids, targets
 
 
-def one_process(config, num_data):
+def one_process(config, num_data, optimizer=AdamW, **hyper):
     """Gradients of the first step, norms and weights of all, by torch's clipping."""
     make = PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE
     model = (partial(PlainMultiToken, weight=WEIGHT) if config == SECOND else make)(config, dtype=torch.float64)
     initialize_parameters(model)
-    optimizer, norms, grads = AdamW(model.parameters(), HYPER), [], None
+    optimizer, norms, grads = optimizer(model.parameters(), **hyper), [], None
     for step in range(STEPS):
         ids, targets = batch(config, step, num_data)
         optimizer.zero_grad()
@@ -78,12 +81,12 @@ def one_process(config, num_data):
 
 
 def build(stage, model, mesh, program, **settings):
-    options = ZeroOptions(HYPER, bucket_bytes=2000, **settings)
+    options = {**(settings if "optimizer" in settings else HYPER | settings), "bucket_bytes": 2000}
     if stage is not Zero3:
-        return stage(model, mesh, options, program=program)
+        return stage(model, mesh, **options, program=program)
     children = [child for part in model.stages.values() for child in part.children()]
     units = [unit for child in children for unit in (child if isinstance(child, nn.ModuleList) else [child])]
-    return Zero3(model, units, mesh, options, program=program)
+    return Zero3(model, mesh, units=units, **options, program=program)
 
 
 def data_axes(topology):
@@ -126,8 +129,8 @@ def worst(found, expected, optimizer):
     return off
 
 
-def compare(config, topology, kinds):
-    expected_grads, expected_norms, expected = one_process(config, num_data_of(topology))
+def compare(config, topology, kinds, hyper=HYPER):
+    expected_grads, expected_norms, expected = one_process(config, num_data_of(topology), **hyper)
 
     def fn(rank, world_size):
         mesh, found = lab.Mesh(topology), {}
@@ -135,7 +138,7 @@ def compare(config, topology, kinds):
             program = schedules.build(kind, mesh.size("pp"), M)
             weight = WEIGHT if config == SECOND else None
             model = build_stages(config, mesh, program, dtype=torch.float64, multi_token=weight)
-            optimizer = build(STAGES[name], model, mesh, program)
+            optimizer = build(STAGES[name], model, mesh, program, **hyper)
             grads, norms = train(optimizer, mesh, program)
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
             weights = worst(full_weights(optimizer), expected, optimizer)
@@ -150,7 +153,7 @@ def compare(config, topology, kinds):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
     """On whole, split, mirrored and folded pipelines."""
-    compare(*CASES[name])
+    compare(*CASES[name], MOMENTUM if name in SGD_CASES else HYPER)
 
 
 @pytest.mark.parametrize("name", ["tied, pp 2 x dp 2", "pp 2 x ep 2"])

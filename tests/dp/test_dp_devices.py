@@ -12,7 +12,7 @@ from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens
 from dualpipe_lab.dp.ema import ShardedEma
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 
 pytestmark = [pytest.mark.on_gloo("each launch names its back end"), pytest.mark.usefixtures("on_stand_in")]
@@ -27,7 +27,7 @@ def test_every_collective_of_a_step_sends_tensors_of_the_device():
         assert not LossScaler().found_inf([])
         assert global_norm([], {"dp": None}) == 0
         for stage in STAGES:
-            optimizer = build(stage, Blocks().to(lab.device()), ZeroOptions())
+            optimizer = build(stage, Blocks().to(lab.device()), {})
             token_loss(optimizer.module(tokens), targets, num_tokens).mul(2.0**16).backward()
             full_gradients(optimizer)
             assert optimizer.step(max_norm=0.1, scaler=LossScaler()).stepped
@@ -44,7 +44,7 @@ def test_every_collective_of_a_step_sends_tensors_of_the_device():
 
 def test_a_checkpoint_goes_from_the_cpu_to_a_device_and_back(tmp_path):
     def save(rank, world_size, seed, source):
-        optimizer = Zero1(Blocks(torch.bfloat16, seed=seed).to(lab.device()), options=ZeroOptions(rounding_seed=seed))
+        optimizer = Zero1(Blocks(torch.bfloat16, seed=seed).to(lab.device()), rounding_seed=seed)
         if source is not None:
             checkpoint.load(source, optimizer)
         places = {tensor.device.type for held in optimizer.local_shards for tensor in held.adam.state_dict().values()}

@@ -13,7 +13,7 @@ from zero_runs import STAGES
 
 import dualpipe_lab as lab
 from dualpipe_lab import tp
-from dualpipe_lab.dp import GradientReducer, Hyperparameters, Zero3, ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp import GradientReducer, Zero3, full_gradients, full_weights
 
 HYPER = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-2, "weight_decay": 0.0}
 
@@ -24,9 +24,9 @@ def make_model():
 
 
 def make(stage, **options):
-    options = ZeroOptions(Hyperparameters(**HYPER), **options)
+    options = {**HYPER, **options}
     model = make_model()
-    return stage(model, *([[model[0], model[2], model[3]]] if stage is Zero3 else []), options=options)
+    return stage(model, **options)
 
 
 def backward(model, seed=0, rank=0, world_size=1):
@@ -186,7 +186,7 @@ def test_unfreezing_is_noticed_and_frozen_for_a_while_is_not():
         for stage in STAGES:
             model = make_model()
             model[0].requires_grad_(False)
-            optimizer = stage(model, *([[model[0], model[3]]] if stage is Zero3 else []))
+            optimizer = stage(model, **({"units": [model[0], model[3]]} if stage is Zero3 else {}))
             model[0].requires_grad_(True)
             backward(model, 0, rank, world_size)
             with pytest.raises(ValueError, match=r"0.weight was frozen when .* and is trained now; make the optimizer"):
@@ -231,17 +231,17 @@ class TwoUses(nn.Module):
 def test_zero3_gathers_a_weight_with_a_second_use_for_the_full_step_or_refuses_the_use():
     def fn(rank, world_size):
         model = TwoUses()
-        optimizer = Zero3(model, [model.first, *model.blocks])
+        optimizer = Zero3(model, units=[model.first, *model.blocks])
         model.loss(rank, world_size, [model.head.weight, model.norm.weight]).backward()
         found, refused = full_gradients(optimizer), []
         for leak, penalty in ((True, lambda model: []), (False, lambda model: model.blocks[1][0].parameters())):
             model = TwoUses(leak)
-            optimizer = Zero3(model, [model.first, *model.blocks])
+            optimizer = Zero3(model, units=[model.first, *model.blocks])
             with pytest.raises(ValueError, match=r"blocks\.1\.0\.weight has no values here") as caught:
                 model.loss(rank, world_size, penalty(model)).backward()
             refused.append(str(caught.value))
         model = TwoUses()
-        optimizer = Zero3(model, [model.first, *model.blocks])
+        optimizer = Zero3(model, units=[model.first, *model.blocks])
         with pytest.raises(ValueError, match="call the module itself"):
             model.head(torch.ones(6).double())
         return found, refused
@@ -302,9 +302,9 @@ def test_a_norm_of_a_part_of_the_model_is_refused_and_training_without_it_runs()
             for where in (mesh, mesh.group("dp")):
                 torch.manual_seed(0)
                 layer = tp.ColumnParallelLinear(6, 8, tp=config, dtype=torch.float64)
-                units = [[layer]] if stage is Zero3 else []
+                units = {"units": [layer]} if stage is Zero3 else {}
                 model = nn.Sequential(layer) if stage is Zero3 else layer
-                optimizer = stage(model, *units, where)
+                optimizer = stage(model, where, **units)
                 model(torch.ones(2, 6).double()).sum().backward()
                 if where is mesh:
                     found.append(optimizer.step(max_norm=1e-3).norm)
@@ -330,8 +330,8 @@ def test_weights_that_are_loaded_into_a_16_bit_model_reach_its_masters():
         found = []
         for stage in STAGES:
             model = make_model().bfloat16()
-            units = [list(model.children())[::3]] if stage is Zero3 else []
-            optimizer = stage(model, *units, options=ZeroOptions(Hyperparameters(lr=0.0), master=True))
+            units = {"units": list(model.children())[::3]} if stage is Zero3 else {}
+            optimizer = stage(model, **units, lr=0.0, master=True)
             for shard in optimizer.local_shards:
                 shard.adam.weight.add_(1e-5)
             with optimizer.gathered(), torch.no_grad():

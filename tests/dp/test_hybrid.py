@@ -13,7 +13,7 @@ from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.ema import ShardedEma
 from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes
 from dualpipe_lab.dp.measure import storage_bytes
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -24,24 +24,24 @@ SHARDED = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 
 
 def hybrid(stage, model, mesh, **options):
-    options = ZeroOptions(**options, hybrid=True)
+    options = {**options, "hybrid": True}
     if stage is Zero3:
-        return Zero3(model, getattr(model, "units", list(model.children())), mesh, options)
-    return stage(model, mesh, options)
+        return Zero3(model, mesh, units=getattr(model, "units", list(model.children())), **options)
+    return stage(model, mesh, **options)
 
 
 def test_two_nodes_of_two_ranks_equal_one_process_and_save(tmp_path):
     def fn(rank, world_size):
         mesh, found = lab.Mesh(TOPOLOGY), []
         for stage in STAGES:
-            optimizer = hybrid(stage, Blocks(seed=rank), mesh, hyperparameters=HYPER, bucket_bytes=300)
+            optimizer = hybrid(stage, Blocks(seed=rank), mesh, **HYPER, bucket_bytes=300)
             train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1, max_norm=0.5)
             path = save(tmp_path / stage.__name__, 3, optimizer)
             found.append((full_weights(optimizer), path))
         return found
 
     def loading(rank, world_size, paths):
-        optimizers = [build(stage, Blocks(seed=7), ZeroOptions(HYPER)) for stage in STAGES]
+        optimizers = [build(stage, Blocks(seed=7), HYPER) for stage in STAGES]
         for optimizer, path in zip(optimizers, paths, strict=True):
             load(path, optimizer)
         return [full_weights(optimizer) for optimizer in optimizers]
@@ -65,13 +65,7 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
         for name, stage in SHARDED.items():
             for is_hybrid in (False, True):
                 model, more = make(8, torch.bfloat16), {"num_backwards": num_microbatches, "master": True}
-                if is_hybrid:
-                    optimizer = hybrid(stage, model, mesh, **more)
-                else:
-                    options = ZeroOptions(**more)
-                    optimizer = (
-                        Zero3(model, list(model), None, options) if stage is Zero3 else stage(model, None, options)
-                    )
+                optimizer = hybrid(stage, model, mesh, **more) if is_hybrid else stage(model, **more)
                 before = ledger.total()
                 step(optimizer, num_microbatches, torch.bfloat16)
                 sent = [after - start for after, start in zip(ledger.total(), before, strict=True)]
@@ -108,7 +102,7 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(dtype), ZeroOptions(HYPER, master=dtype == torch.bfloat16))
+            optimizer = build(stage, Blocks(dtype), {**HYPER, "master": dtype == torch.bfloat16})
             ema = ShardedEma(optimizer, 0.8)
             for batch in BATCHES:
                 train(optimizer, shard_slice(6, world_size, rank), [batch], 1)
@@ -119,7 +113,7 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
             back = full_weights(optimizer)
             path = save(tmp_path / stage.__name__, 3, optimizer)
             extra = storage_bytes(held.adam.extra["ema"] for held in optimizer.local_shards)
-            again = build(stage, Blocks(dtype, seed=1), ZeroOptions(HYPER, master=dtype == torch.bfloat16))
+            again = build(stage, Blocks(dtype, seed=1), {**HYPER, "master": dtype == torch.bfloat16})
             other = ShardedEma(again, 0.8)
             load(path, again)
             with other.applied():

@@ -12,15 +12,17 @@ from models import launch
 from torch import nn
 from zero_runs import BATCHES, STAGES, Blocks, build
 
-from dualpipe_lab.dp.adam import AdamShard, Hyperparameters, stochastic_round
+from dualpipe_lab.dp.adam import AdamShard, stochastic_round
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "adam.json").read_text())["grad_scaler"]
 
 
 def test_scales_follow_the_oracle():
-    scaler = LossScaler(ORACLE["init"], ORACLE["growth"], ORACLE["backoff"], ORACLE["growth_interval"])
+    scaler = LossScaler(
+        ORACLE["init"], growth=ORACLE["growth"], backoff=ORACLE["backoff"], interval=ORACLE["growth_interval"]
+    )
     for row in ORACLE["log"]:
         assert scaler.scale == row["scale_used"]
         scaler.update(row["found_inf"])
@@ -61,7 +63,7 @@ def test_all_ranks_skip_when_one_overflows_and_scaling_changes_nothing_else(num_
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizers = [build(stage, Blocks(), ZeroOptions(Hyperparameters(0.01))) for _ in range(2)]
+            optimizers = [build(stage, Blocks(), {"lr": 0.01}) for _ in range(2)]
             scaler, log = LossScaler(1024.0, interval=2), []
             for number, (tokens, _) in enumerate([*BATCHES, BATCHES[0]]):
                 for optimizer, used in zip(optimizers, (scaler, None), strict=True):
@@ -102,7 +104,7 @@ def test_sixteen_bit_training_with_masters_stays_close_to_fp32():
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
                 scaler = LossScaler(256.0) if dtype == torch.float16 else None
                 model = Blocks(torch.float32).to(dtype)
-                optimizer = build(stage, model, ZeroOptions(Hyperparameters(1e-4), master=dtype != torch.float32))
+                optimizer = build(stage, model, {"lr": 1e-4, "master": dtype != torch.float32})
                 for _ in range(20):
                     optimizer.zero_grad()
                     loss = model(BATCHES[0][0]).float().square().mean()
@@ -131,13 +133,11 @@ def test_rounding_at_random_is_right_on_average_and_moves_where_bf16_stands_stil
     exact = torch.tensor([0.0, -2.5, 1e30, float("inf"), -float("inf")])
     assert torch.equal(stochastic_round(exact[[0, 1, 3, 4]], generator).float(), exact[[0, 1, 3, 4]])
     assert stochastic_round(torch.tensor([float("nan")]), generator).isnan().all()
-    shard = AdamShard(
-        torch.ones(1000, dtype=torch.bfloat16), Hyperparameters(1e-3, weight_decay=0), generator=generator
-    )
-    for step in range(1, 21):
-        shard.step(torch.ones(1000, dtype=torch.bfloat16), step)
+    shard = AdamShard(torch.ones(1000, dtype=torch.bfloat16), lr=1e-3, weight_decay=0, generator=generator)
+    for _ in range(20):
+        shard.step(torch.ones(1000, dtype=torch.bfloat16))
     assert shard.working.float().mean().item() == pytest.approx(0.98, abs=1e-3)
-    assert shard.exp_avg.dtype == torch.float32
+    assert shard.state["exp_avg"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -145,7 +145,7 @@ def test_ranks_round_alike_where_they_hold_the_same(num_ranks):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(torch.bfloat16), ZeroOptions(Hyperparameters(1e-4), rounding_seed=5))
+            optimizer = build(stage, Blocks(torch.bfloat16), {"lr": 1e-4, "rounding_seed": 5})
             for _ in range(5):
                 optimizer.zero_grad()
                 optimizer.module(BATCHES[0][0]).square().mean().backward()
@@ -166,9 +166,7 @@ def test_bad_numbers_are_refused():
         LossScaler(growth=0.5)
     generator = torch.Generator()
     with pytest.raises(ValueError, match=r"for bf16 weights without a master copy, got torch\.float32"):
-        AdamShard(torch.ones(1), Hyperparameters(), generator=generator)
+        AdamShard(torch.ones(1), generator=generator)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (
-            AdamShard(torch.ones(1, dtype=torch.bfloat16), Hyperparameters(), master=True).weight.dtype == torch.float32
-        )
+        assert AdamShard(torch.ones(1, dtype=torch.bfloat16), master=True).weight.dtype == torch.float32

@@ -8,9 +8,8 @@ from models import launch
 from torch import nn
 from zero_runs import STAGES
 
-from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.checkpoint import load, save
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero3 import Zero3
 
 HYPER = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
@@ -84,8 +83,8 @@ def test_odd_modules_train_as_in_one_process_and_are_saved(kind, tmp_path):
         found = []
         for stage in STAGES:
             model, x = make(kind)
-            units = [[model.linear]] if stage is Zero3 else []
-            optimizer = stage(model, *units, None, ZeroOptions(Hyperparameters(**HYPER)))
+            units = {"units": [model.linear]} if stage is Zero3 else {}
+            optimizer = stage(model, **units, **HYPER)
             for _ in range(3):
                 optimizer.zero_grad()
                 (model(x[rank::world_size]) - 1).square().sum().backward()

@@ -12,7 +12,7 @@ from zero_runs import build as build_blocks
 
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 
 AXES = [("pp", 2), ("dp", 2)]
 NORMS = (2.0, math.inf)
@@ -76,7 +76,7 @@ def test_a_scaler_belongs_to_one_optimizer():
         scaler, (tokens, targets), texts = LossScaler(4.0, interval=1), make_batch(rows=6), []
         for stage in STAGES:
             models = [Blocks(torch.float32), Blocks(torch.float32)]
-            optimizers = [build_blocks(stage, model, ZeroOptions()) for model in models]
+            optimizers = [build_blocks(stage, model, {}) for model in models]
             for model in models:
                 loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
                 scaler.scaled(loss).backward()

@@ -47,7 +47,7 @@ def milliseconds(call):
 def test_zero_3_shows_one_gather_per_pass_and_the_last_scatter():
     def fn(rank, world_size):
         units = model()
-        Zero3(units, list(units))
+        Zero3(units, units=list(units))
         return milliseconds(lambda: units(torch.ones(1, WIDTH)).sum().backward())
 
     expected = NUM_UNITS * (FORWARD + BACKWARD) + 3 * MESSAGE

@@ -9,7 +9,7 @@ from torch import nn
 from zero_runs import STAGES, Blocks, build
 
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero3 import Zero3
 
 
@@ -18,7 +18,7 @@ def step(stage, factor, norm=None, with_scaler=False):
 
     def fn(rank, world_size):
         model = Blocks(torch.float32)
-        optimizer, (tokens, targets) = build(stage, model, ZeroOptions()), make_batch(rows=6)
+        optimizer, (tokens, targets) = build(stage, model, {}), make_batch(rows=6)
         before = full_weights(optimizer)
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         (loss * (factor if rank == world_size - 1 else 1.0)).backward()
@@ -55,18 +55,16 @@ def test_a_norm_of_the_whole_model_may_come_from_outside(stage):
 
 
 def test_units_that_are_none_are_explained():
-    """The other stages take (module, group, options)."""
-
     def fn(rank, world_size):
         layer, found = nn.Linear(2, 2), []
-        group = torch.distributed.group.WORLD
-        for given in ((None,), (group,), (group, ZeroOptions()), ([None],), (layer,), ([], ZeroOptions())):
+        for given in (torch.distributed.group.WORLD, [None], layer):
             with pytest.raises(TypeError) as caught:
-                Zero3(layer, *given)
+                Zero3(layer, units=given)
             found.append(str(caught.value))
-        return found
+        with pytest.raises(TypeError) as caught:
+            Zero3(layer, [layer])
+        return [*found, str(caught.value)]
 
-    *units, group = launch(fn, 2)[0]
-    assert all("takes its units before the group: Zero3(module, [block, ...], group), got " in one for one in units)
-    assert [one.split("got ")[1] for one in units] == ["NoneType", "ProcessGroup", "ProcessGroup", "NoneType", "Linear"]
-    assert "takes the group before the options" in group
+    *units, mesh = launch(fn, 2)[0]
+    assert all("takes a list of modules, units=[block, ...], got " in one for one in units)
+    assert "mesh is a Mesh, a group of ranks or None, got list" in mesh

@@ -7,9 +7,9 @@ from torch import nn
 from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -24,7 +24,7 @@ def test_weights_equal_one_process(num_ranks):
         rows, found = shard_slice(6, world_size, rank), {}
         for stage in STAGES:
             for num_microbatches, bucket_bytes in ((1, 2**20), (3, 300), (2, 1)):
-                options = ZeroOptions(HYPER, bucket_bytes=bucket_bytes, num_backwards=num_microbatches)
+                options = {**HYPER, "bucket_bytes": bucket_bytes, "num_backwards": num_microbatches}
                 optimizer = build(stage, Blocks(seed=rank), options, reshard=num_microbatches != 2)
                 train(optimizer, rows, BATCHES, num_microbatches)
                 found[stage.__name__, num_microbatches] = full_weights(optimizer)
@@ -47,7 +47,7 @@ def test_whole_gradients_are_those_of_one_process(num_ranks):
     def fn(rank, world_size):
         found, rows = [], shard_slice(len(tokens), world_size, rank)
         for stage in STAGES:
-            optimizer = build(stage, Blocks(seed=rank), ZeroOptions(HYPER))
+            optimizer = build(stage, Blocks(seed=rank), HYPER)
             loss = nn.functional.cross_entropy(
                 optimizer.module(tokens[rows]).flatten(0, 1), targets[rows].flatten(), reduction="sum"
             )
@@ -75,7 +75,7 @@ def test_steps_may_differ_in_their_microbatches(num_ranks):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(), ZeroOptions(HYPER, num_backwards=3))
+            optimizer = build(stage, Blocks(), {**HYPER, "num_backwards": 3})
             for batch, num_microbatches in zip(BATCHES, (3, 3, 2), strict=True):
                 train(optimizer, shard_slice(6, world_size, rank), [batch], num_microbatches)
             found.append(full_weights(optimizer))
@@ -99,11 +99,8 @@ def test_stages_equal_one_another_bitwise(num_ranks):
         for stage in STAGES:
             model = Blocks(torch.float32, tied=False)
             # one bucket per parameter, so that all stages sum the same buffers
-            hyper = {
-                id(p): Hyperparameters(0.01 + 1e-9 * at, weight_decay=0.1) for at, p in enumerate(model.parameters())
-            }
-            options = ZeroOptions(lambda name, parameter, hyper=hyper: hyper[id(parameter)])
-            optimizer = build(stage, model, options)
+            groups = [{"params": p, "lr": 0.01 + 1e-9 * at} for at, p in enumerate(model.parameters())]
+            optimizer = build(stage, model, {"params": groups, "weight_decay": 0.1})
             train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1)
             found.append(full_weights(optimizer))
         return found
@@ -120,7 +117,7 @@ def test_a_tiny_model_whose_ranks_use_different_parameters():
     def fn(rank, world_size):
         found = []
         for stage in (Ddp, Zero1, Zero2):
-            optimizer = stage(Tiny(seed=rank), options=ZeroOptions(HYPER, bucket_bytes=100))
+            optimizer = stage(Tiny(seed=rank), **HYPER, bucket_bytes=100)
             rows = shard_slice(len(tokens), world_size, rank)
             loss = row_loss(optimizer.module, tokens[rows], targets[rows], int((targets != -100).sum()))
             if loss.requires_grad:
@@ -130,7 +127,7 @@ def test_a_tiny_model_whose_ranks_use_different_parameters():
         return found
 
     model = Tiny()
-    optimizer, grads = AdamW(model.parameters(), HYPER), reference_grads(tokens, targets)
+    optimizer, grads = AdamW(model.parameters(), **HYPER), reference_grads(tokens, targets)
     for name, parameter in model.named_parameters():
         parameter.grad = grads.get(name)
     one_norm = float(sum(grad.abs().sum() for grad in grads.values()))
@@ -148,7 +145,7 @@ def test_clipping_is_by_the_norm_of_the_whole(num_ranks):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(), ZeroOptions(HYPER))
+            optimizer = build(stage, Blocks(), HYPER)
             train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1, max_norm=0.5)
             found.append(full_weights(optimizer))
         return found
@@ -160,29 +157,32 @@ def test_clipping_is_by_the_norm_of_the_whole(num_ranks):
             assert_close(weights, expected)
 
 
-def test_hyperparameters_by_name_hold_across_shard_borders():
+def test_values_of_param_groups_hold_across_shard_borders():
     """No decay for the biases, though they share their type with the weights."""
 
-    def hyper(name, parameter):
-        return Hyperparameters(0.01, weight_decay=0.0 if name.endswith("bias") else 0.5)
+    def groups(model):
+        named = dict(model.named_parameters()).items()
+        biases = [p for name, p in named if p.requires_grad and name.endswith("bias")]
+        others = (p for name, p in named if p.requires_grad and not name.endswith("bias"))
+        return [{"params": biases, "weight_decay": 0.0}, {"params": others, "weight_decay": 0.5}]
 
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(), ZeroOptions(hyper))
+            model = Blocks()
+            optimizer = build(stage, model, {"params": groups(model), "lr": 0.01})
             train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1)
             found.append(full_weights(optimizer))
         return found
 
     model = Blocks()
     named = dict(model.named_parameters())
-    optimizers = [AdamW([p], hyper(name, p)) for name, p in named.items() if p.requires_grad]
+    optimizer = AdamW(groups(model), lr=0.01)
     for tokens, targets in BATCHES:
         model.zero_grad()
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
         model.blocks[2].unused.grad = torch.zeros_like(model.blocks[2].unused)
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
     for found in launch(fn, 3):
         for weights in found:
             assert_close(weights, {name: parameter.detach() for name, parameter in named.items()})
@@ -191,16 +191,16 @@ def test_hyperparameters_by_name_hold_across_shard_borders():
 @pytest.mark.parametrize("stage", [Ddp, Zero1, Zero2, Zero3])
 def test_misuse_is_named(stage):
     def forget_to_zero(rank, world_size):
-        optimizer = build(stage, Blocks(), ZeroOptions())
+        optimizer = build(stage, Blocks(), {})
         for _ in range(2):
             optimizer.module(BATCHES[0][0]).sum().backward()
             optimizer.step()
 
     def frozen(rank, world_size):
-        build(stage, Blocks().requires_grad_(False), ZeroOptions())
+        build(stage, Blocks().requires_grad_(False), {})
 
     def too_often(rank, world_size):
-        optimizer = build(stage, Blocks(), ZeroOptions())
+        optimizer = build(stage, Blocks(), {})
         for _ in range(2):
             optimizer.module(BATCHES[0][0]).sum().backward()
 

@@ -28,7 +28,7 @@ def whole(optimizer):
 def test_units_are_whole_only_while_they_work(reshard):
     def fn(rank, world_size):
         model, seen = Blocks(tied=False), []
-        optimizer = Zero3(model, model.units, reshard_after_forward=reshard)
+        optimizer = Zero3(model, units=model.units, reshard_after_forward=reshard)
         blocks = list(model.blocks)
         for block in blocks:
             block[1].register_forward_hook(lambda *_: seen.append(whole(optimizer)))
@@ -61,7 +61,7 @@ def test_gathers_are_asked_for_one_unit_ahead():
 
         model = Blocks(tied=False)
         model.blocks[1][0].bias.requires_grad_(True)  # one kind per unit, so one flat parameter per unit
-        optimizer = Zero3(model, model.units)
+        optimizer = Zero3(model, units=model.units)
         flats = optimizer.flats
         FlatParameter.start_gather = spy
         model.blocks[0][1].register_forward_hook(lambda *_: asked.append("block 0 works"))
@@ -79,7 +79,7 @@ def test_changes_are_told():
         told = []
         model = Blocks(tied=False)
         model.blocks[1][0].bias.requires_grad_(True)  # one kind per unit
-        Zero3(model, model.units, on_change=lambda unit, is_held: told.append((unit, is_held)))
+        Zero3(model, units=model.units, on_change=lambda unit, is_held: told.append((unit, is_held)))
         del told[:]  # what making it took and gave back
         loss_of(model).backward()
         return told
@@ -116,7 +116,7 @@ def test_recomputed_units_give_the_same_gradients_with_the_same_number_of_gather
         model = Recomputing() if recompute else Blocks()
         if recompute and place == "inside":
             model.blocks = nn.ModuleList(Inner(block) for block in model.blocks)
-        optimizer = Zero3(model, model.units)
+        optimizer = Zero3(model, units=model.units)
         loss_of(model).backward()
         return [flat.grad for flat in optimizer.flats if flat.is_trained]
 
@@ -131,7 +131,7 @@ def test_evaluation_leaves_nothing_behind_and_absent_weights_are_known():
     def fn(rank, world_size):
         model = Blocks()
         expected = loss_of(model).item()
-        optimizer = Zero3(model, model.units)
+        optimizer = Zero3(model, units=model.units)
         with torch.no_grad():
             loss = loss_of(model).item()
         left = whole(optimizer)
@@ -150,7 +150,7 @@ def test_several_forwards_before_their_backwards():
 
     def fn(rank, world_size):
         model = Blocks()
-        optimizer = Zero3(model, model.units)
+        optimizer = Zero3(model, units=model.units)
         losses = [loss_of(model) for _ in range(3)]
         for loss in losses:
             loss.backward()
@@ -158,7 +158,7 @@ def test_several_forwards_before_their_backwards():
 
     def once(rank, world_size):
         model = Blocks()
-        optimizer = Zero3(model, model.units)
+        optimizer = Zero3(model, units=model.units)
         loss_of(model).backward()
         return [flat.grad for flat in optimizer.flats if flat.is_trained]
 
@@ -180,7 +180,7 @@ def test_units_that_do_not_fit_are_refused(units, message):
     def fn(rank, world_size):
         model = Blocks()
         model.listed = nn.ModuleList([nn.Linear(1, 1)])
-        Zero3(model, units(model))
+        Zero3(model, units=units(model))
 
     with pytest.raises(lab.RankError, match=message):
         launch(fn, 1)
@@ -190,10 +190,10 @@ def test_units_that_do_not_fit_are_refused(units, message):
 def test_averages_reach_weights_that_are_gathered_already_and_leave_them_again(reshard):
     def fn(rank, world_size):
         model = Blocks()
-        optimizer = Zero3(model, model.units, reshard_after_forward=reshard)
+        optimizer = Zero3(model, units=model.units, reshard_after_forward=reshard)
         averages = ShardedEma(optimizer, 0.5)
         loss_of(model).backward()
-        optimizer.step(lr_factor=100.0)
+        optimizer.step()
         with torch.no_grad(), averages.applied():
             expected = float(loss_of(model))
         with torch.no_grad(), optimizer.gathered():

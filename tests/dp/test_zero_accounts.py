@@ -10,7 +10,6 @@ import torch
 from models import launch
 from torch import nn
 
-from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.closed_forms import (
     BF16,
     BF16_FP32_GRADS,
@@ -21,7 +20,6 @@ from dualpipe_lab.dp.closed_forms import (
 )
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.measure import live_bytes, storage_bytes
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -44,9 +42,7 @@ def make(width, dtype, num_layers=3):
 
 
 def build(stage, model, options, **more):
-    return (
-        Zero3(model, list(model), options=options, **more) if stage == "zero3" else CLASSES[stage](model, None, options)
-    )
+    return CLASSES[stage](model, **options, **more)
 
 
 def step(optimizer, num_microbatches, dtype):
@@ -72,7 +68,7 @@ def test_live_tensors_equal_the_closed_forms(num_ranks, width):
         found, before = {}, live_bytes()
         for stage in STAGES:
             for name, (precision, dtype, options) in PRECISIONS.items():
-                optimizer = build(stage, make(width, dtype), ZeroOptions(num_backwards=2, **options))
+                optimizer = build(stage, make(width, dtype), {"num_backwards": 2, **options})
                 step(optimizer, 2, dtype)
                 padded = optimizer.padded_numel
                 # ZeRO-3 shows absent weights as NaN: one number for each of its three units
@@ -105,7 +101,7 @@ def test_sent_bytes_equal_the_closed_forms(num_ranks, num_microbatches):
             precision, dtype, options = PRECISIONS[name]
             more = {"reshard_after_forward": reshard} if stage == "zero3" else {}
             optimizer, before = (
-                build(stage, make(8, dtype), ZeroOptions(num_backwards=num_microbatches, **options), **more),
+                build(stage, make(8, dtype), {"num_backwards": num_microbatches, **options}, **more),
                 sent(),
             )
             step(optimizer, num_microbatches, dtype)
@@ -144,10 +140,12 @@ def test_an_optimizer_that_shards_nothing_is_seen():
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, make(8, torch.float32), ZeroOptions(Hyperparameters()))
+            optimizer = build(stage, make(8, torch.float32), {})
             found.append(
                 storage_bytes(
-                    x for shard in optimizer.local_shards for x in (shard.adam.exp_avg, shard.adam.exp_avg_sq)
+                    x
+                    for shard in optimizer.local_shards
+                    for x in (shard.adam.state["exp_avg"], shard.adam.state["exp_avg_sq"])
                 )
             )
         return found, optimizer.padded_numel
@@ -162,7 +160,7 @@ def test_a_dropped_optimizer_leaves_no_tensor_behind():
         gc.freeze()
         before, left = live_bytes(), []
         for stage in STAGES:
-            optimizer = build(stage, make(8, torch.float32), ZeroOptions())
+            optimizer = build(stage, make(8, torch.float32), {})
             step(optimizer, 1, torch.float32)
             del optimizer
             left.append(settled(lambda: live_bytes() - before, 0))

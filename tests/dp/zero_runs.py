@@ -4,14 +4,14 @@ import torch
 from models import make_batch
 from torch import nn
 
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.sharding import shard_slice
 
-HYPER = Hyperparameters(0.01, weight_decay=0.1)
+HYPER = {"lr": 0.01, "weight_decay": 0.1}
 
 
 class Blocks(nn.Module):
@@ -42,8 +42,8 @@ class Blocks(nn.Module):
 
 def build(stage, model, options, reshard=True):
     if stage is Zero3:
-        return Zero3(model, model.units, options=options, reshard_after_forward=reshard)
-    return stage(model, options=options)
+        return Zero3(model, units=model.units, **options, reshard_after_forward=reshard)
+    return stage(model, **options)
 
 
 def train(optimizer, rows, batches, num_microbatches, **options):
@@ -51,7 +51,7 @@ def train(optimizer, rows, batches, num_microbatches, **options):
     model = optimizer.module
     for tokens, targets in batches:
         num_tokens = int((targets != -100).sum())
-        optimizer.zero_grad(num_microbatches)
+        optimizer.zero_grad(num_backwards=num_microbatches)
         for m in range(num_microbatches):
             part = range(len(tokens))[rows][shard_slice(len(tokens[rows]), num_microbatches, m)]
             x, y = (tokens[part], targets[part]) if len(part) else (tokens[:1], torch.full_like(targets[:1], -100))
@@ -62,11 +62,11 @@ def train(optimizer, rows, batches, num_microbatches, **options):
 def reference(batches, dtype=torch.float64, hyper=HYPER, max_norm=None):
     """The same on one process: the whole batch at once, AdamW on whole parameters."""
     model = Blocks(dtype)
-    optimizer, norms = AdamW(model.parameters(), hyper), []
+    optimizer, norms = AdamW(model.parameters(), **hyper), []
     for tokens, targets in batches:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
-        for parameter in optimizer.parameters:
+        for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             if parameter.grad is None:  # what nobody used has gradient 0, and decays
                 parameter.grad = torch.zeros_like(parameter)
         if max_norm:

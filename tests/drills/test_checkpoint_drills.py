@@ -19,7 +19,6 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, folder, latest, load, save, saved_steps
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 
 NUM_RANKS = 2
@@ -28,7 +27,7 @@ NUM_RANKS = 2
 def make(value, width=5):
     model = nn.Linear(width, 300, bias=False)
     nn.init.constant_(model.weight, value)
-    return Zero1(model, options=ZeroOptions())
+    return Zero1(model)
 
 
 def save_all(path, step, value, width=5, num_ranks=NUM_RANKS):

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.data_parallel import broadcast_module
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -21,12 +21,12 @@ from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 
 WIDTH, NUM_EXPERTS, TOKENS, MAX_NORM = 3, 4, 5, 0.01
-HYPER = Hyperparameters(lr=1e-2, eps=1e-3)
+HYPER = {"lr": 1e-2, "eps": 1e-3}
 REFUSING = {
     "Ddp": Ddp,
     "Zero1": Zero1,
     "Zero2": Zero2,
-    "Zero3": lambda module: Zero3(module, list(module.children())),
+    "Zero3": Zero3,
     "broadcast": broadcast_module,
 }
 
@@ -66,7 +66,7 @@ def one_process(rank, world_size):
     model(x).square().mean().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
     nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    AdamW(model.parameters(), HYPER).step()
+    AdamW(model.parameters(), **HYPER).step()
     return before, grads, {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -79,7 +79,7 @@ def test_on_a_mesh_they_are_trained_as_in_one_process():
         for kind in (Ddp, Zero1, Zero2, Zero3):
             torch.manual_seed(rank)
             model = make()
-            optimizer = kind(model, *([list(model.children())] if kind is Zero3 else []), mesh, ZeroOptions(HYPER))
+            optimizer = kind(model, mesh, **HYPER)
             (model(data()[2 * rank : 2 * rank + 2]).square().sum() / data().numel()).backward()
             gradients, report = full_gradients(optimizer), optimizer.step(max_norm=MAX_NORM)
             found.append((gradients, full_weights(optimizer), report, model[1].experts.shards))
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_no_number_on_one_rank_stops_the_step_on_all():
     def fn(rank, world_size):
         mesh, found = lab.Mesh(lab.Topology([("ep", 2)])), []
         for module in (make(), GShardMoE(WIDTH, WIDTH, NUM_EXPERTS, 8)):
-            optimizer = Ddp(module, mesh, ZeroOptions(HYPER))
+            optimizer = Ddp(module, mesh, **HYPER)
             before = full_weights(optimizer)
             for shard, grad in zip(optimizer.local_shards, optimizer.finished_gradients(), strict=True):
                 if rank == 1 and "ep" in optimizer.declaration.parameters[shard.bucket.parameters[0]].axes:

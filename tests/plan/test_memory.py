@@ -40,7 +40,7 @@ def held(trainer):
         weights = list(trainer.model.parameters())
         gradients = optimizer.reducer.shards if zero == 2 else [parameter.grad for parameter in weights]
     masters = [adam.weight for adam in adams if adam.weight is not adam.working]
-    moments = [tensor for adam in adams for tensor in (adam.exp_avg, adam.exp_avg_sq)]
+    moments = [tensor for adam in adams for tensor in (adam.state["exp_avg"], adam.state["exp_avg_sq"])]
     return tuple(map(storage_bytes, (weights, gradients, masters, moments)))
 
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -23,7 +23,7 @@ from dualpipe_lab.tp.shard import load_full_state_dict, shards_of
 WIDTH, ROWS, M, NUM_EXPERTS = 3, 2, 4, 4
 PP, DP = 2, 2
 MAX_NORM = 0.05  # below every norm here, so that each step is clipped
-HYPER = Hyperparameters(lr=1e-2, eps=1e-3)  # an eps that keeps the quotient of tiny gradients well conditioned
+HYPER = {"lr": 1e-2, "eps": 1e-3}  # an eps that keeps the quotient of tiny gradients well conditioned
 OPTIMIZERS = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 MIRRORED = ("easy_dualpipe", "dualpipe")
 
@@ -104,7 +104,7 @@ def one_process(rank, world_size, layers, number):
     grads = by_stage(dict(enumerate(stages)), lambda p: p.grad.clone())
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM))
     assert norm > 2 * MAX_NORM
-    AdamW(model.parameters(), HYPER).step()
+    AdamW(model.parameters(), **HYPER).step()
     return before, grads, by_stage(dict(enumerate(stages)), lambda p: p.detach().clone()), norm
 
 
@@ -137,12 +137,12 @@ class Trainer:
             self._add(kind, Stages(held), mesh, program)
 
     def _add(self, kind, module, mesh, program):
-        options = ZeroOptions(HYPER, bucket_bytes=100)
+        options = {**HYPER, "bucket_bytes": 100}
         if kind == "zero3":
             units = [layer for layer in module.modules() if layer._parameters]
-            optimizer = Zero3(module, units, mesh, options, program=program)
+            optimizer = Zero3(module, mesh, units=units, **options, program=program)
         else:
-            optimizer = OPTIMIZERS[kind](module, mesh, options, program)
+            optimizer = OPTIMIZERS[kind](module, mesh, **options, program=program)
         self.optimizers.append(optimizer)
 
     def zero_grad(self):
@@ -195,8 +195,7 @@ class Fsdp:
         weights = [p for stage in self.stages.values() for p in stage.parameters()]
         for p in weights:
             local(p.grad).mul_(clip_factor(norm, MAX_NORM))
-        numbers = {"betas": HYPER.betas, "eps": HYPER.eps, "weight_decay": HYPER.weight_decay}
-        torch.optim.AdamW(weights, HYPER.lr, **numbers, foreach=False).step()
+        torch.optim.AdamW(weights, **HYPER, foreach=False).step()
         return norm
 
     def weights(self):

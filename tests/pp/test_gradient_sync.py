@@ -12,7 +12,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.dp.buckets import start_all_reduce
 from dualpipe_lab.dp.ddp import Ddp, GradientReducer
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients
+from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -85,8 +85,8 @@ def make_batch():
 def optimize(name, stage, group, **options):
     if name == "Zero3":
         units = [unit for unit in stage.children() if any(True for _ in unit.parameters())]
-        return Zero3(stage, list(dict.fromkeys(units)), group, ZeroOptions(**options))
-    return OPTIMIZERS[name](stage, group, ZeroOptions(bucket_bytes=100, **options))
+        return Zero3(stage, group, units=list(dict.fromkeys(units)), **options)
+    return OPTIMIZERS[name](stage, group, bucket_bytes=100, **options)
 
 
 def on_ranks(act, schedule="zero_bubble_h1"):
@@ -296,7 +296,7 @@ def test_mirrors_that_shard_in_other_ways_are_refused():
 
 def test_a_root_that_nobody_gathers_is_refused():
     def act(mesh, program, mine, inputs, targets):
-        zero = Zero3(nn.ModuleList(mine.values()), [stage[0] for stage in mine.values()][1:], mesh.group("dp"))
+        zero = Zero3(nn.ModuleList(mine.values()), mesh.group("dp"), units=[stage[0] for stage in mine.values()][1:])
         runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
         with pytest.raises(ValueError, match=r"0\.0\.weight, 0\.0\.bias belong to none; name units"):
             runtime.step(inputs, targets, WEIGHTS)

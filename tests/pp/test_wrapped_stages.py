@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients
+from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.pp import schedules
@@ -55,7 +55,7 @@ def test_losses_of_both_copies_are_those_of_one_process():
             for kind in (Ddp, Zero1, Zero2):
                 program = schedules.build(name, 2, M)
                 mine = {action.stage: Balanced(action.stage) for action in program.actions(mesh.rank("pp"))}
-                held = {i: kind(mine[i], mesh.group("dp"), ZeroOptions(bucket_bytes=60)) for i in sorted(mine)}
+                held = {i: kind(mine[i], mesh.group("dp"), bucket_bytes=60) for i in sorted(mine)}
                 runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
                 here = mesh.rank("dp")
                 found = runtime.step(list(xs[here]), list(ys[here]), [1 / (DP * M)] * M)
@@ -115,7 +115,7 @@ def test_one_microbatch_in_several_runs_of_the_engine_is_explained(backward):
 
     def fn(rank, world_size):
         layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
-        optimizer = Zero2(layers, None, ZeroOptions(num_backwards=2, bucket_bytes=40))  # two microbatches
+        optimizer = Zero2(layers, num_backwards=2, bucket_bytes=40)  # two microbatches
         with pytest.raises(ValueError, match="this is backward number 3 of the step, and num_backwards=2") as caught:
             backward(layers, torch.ones(2, WIDTH, requires_grad=True))
         return str(caught.value), optimizer.num_steps

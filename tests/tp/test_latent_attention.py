@@ -15,7 +15,7 @@ from dualpipe_lab.cp.latent_ring import LatentRing
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions, shard
-from dualpipe_lab.dp import Ddp, Hyperparameters, Zero1, Zero3, ZeroOptions
+from dualpipe_lab.dp import Ddp, Zero1, Zero3
 from dualpipe_lab.tp.latent_attention import LatentAttention, LatentSizes
 from dualpipe_lab.tp.rope import rotation
 from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict
@@ -205,8 +205,8 @@ def test_an_optimizer_over_a_mesh_knows_its_copies_and_shards(zero, coalesce):
         tp = TensorParallel(mesh.group("tp"), sequence_parallel=True, coalesce=coalesce)
         layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, rope_base=100.0, dtype=torch.float64)
         load_full_state_dict(layer, whole)
-        units = [[]] if zero is Zero3 else []
-        optimizer = zero(layer, *units, mesh, ZeroOptions(Hyperparameters(lr=1e-2)))
+        units = {"units": []} if zero is Zero3 else {}
+        optimizer = zero(layer, mesh, **units, lr=1e-2)
         optimizer.zero_grad()
         own = slice(mesh.rank("dp") * BATCH, (mesh.rank("dp") + 1) * BATCH)
         layer(local(x[own], 1, tp)).backward(local(dy[own], 1, tp))

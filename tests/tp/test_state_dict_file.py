@@ -6,9 +6,7 @@ from runs import launch
 from safetensors.torch import load_file
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.checkpoint import load, save
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -71,7 +69,7 @@ def test_a_checkpoint_with_its_optimizer_changes_the_cut(tmp_path):
     def build(axes):
         mesh = lab.Mesh(lab.Topology(axes))
         model = Llama(config, mesh, dtype=torch.float64)
-        return model, Zero1(model, mesh.group("dp"), ZeroOptions(Hyperparameters(0.01)))
+        return model, Zero1(model, mesh.group("dp"), lr=0.01)
 
     def step(model, optimizer, here):
         rows = ids[here.rank("dp") :: here.size("dp")]

@@ -9,9 +9,8 @@ from runs import launch
 from tp_runs import distance
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -25,7 +24,7 @@ from dualpipe_lab.tp.shard import full_state_dict
 STAGES = Ddp, Zero1, Zero2, Zero3
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
 # eps is large: else Adam would hide a gradient that is clipped too much
-HYPER, MAX_NORM, STEPS = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2
+HYPER, MAX_NORM, STEPS = {"lr": 0.01, "eps": 0.1, "weight_decay": 0.1}, 0.5, 2
 MODELS = {  # KV heads: 1 is on both ranks of tp, 2 are dealt out
     "copies": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True),
     "tied": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, tied=True),
@@ -46,7 +45,7 @@ def one_process(config, state):
     """Norms and weights after training on the whole batch, by torch's clipping."""
     model = PlainLlama(config, torch.float64)
     model.load_state_dict(state | {"head.weight": state["embedding.weight"]} if config.tied else state)
-    optimizer, norms = AdamW(model.parameters(), HYPER), []
+    optimizer, norms = AdamW(model.parameters(), **HYPER), []
     for ids, targets in batches():
         optimizer.zero_grad()
         model.loss(ids, targets).backward()
@@ -56,8 +55,8 @@ def one_process(config, state):
 
 
 def build(stage, model):
-    units = [list(model.layers)] if stage is Zero3 else []
-    return stage(model, *units, model.mesh, ZeroOptions(HYPER))
+    units = {"units": list(model.layers)} if stage is Zero3 else {}
+    return stage(model, model.mesh, **units, **HYPER)
 
 
 def train(optimizer, mesh):
@@ -132,7 +131,7 @@ def all_reduces():
 def test_a_call_that_sums_partial_gradients_leaves_those_of_a_mesh_alone():
     def fn(rank, world_size):
         model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), True, coalesce=True, dtype=torch.float64)
-        optimizer, (ids, targets) = Ddp(model, model.mesh, ZeroOptions(HYPER)), batches()[0]
+        optimizer, (ids, targets) = Ddp(model, model.mesh, **HYPER), batches()[0]
         model.loss(ids, targets).backward()
         before = all_reduces()
         sum_partial_gradients(model)

@@ -105,7 +105,7 @@ REFUSED = [
     ({"max_norm": "1"}, "max_norm > 0, got '1'"),
     ({"sample": b"A"}, "got sample=b'A'"),
     ({"keep": 2}, "keep=2 needs a folder"),
-    ({"hyperparameters": {"lr": 1e-3}}, "hyperparameters is a Hyperparameters, got {'lr': 0.001}"),
+    ({"lr": -1e-3}, "AdamW needs betas"),
     ({"schedule": "cosine"}, "schedule is a Schedule, got 'cosine'"),
     ({"config": {"num_layers": 2}}, "a LlamaConfig or a V3MoEConfig, and a Plan, got dict and Plan"),
     ({"plan": "dp 2"}, "got LlamaConfig and str"),
@@ -137,7 +137,6 @@ def test_a_plan_for_another_number_of_ranks_than_torchrun_s_is_refused(monkeypat
     ("name", "place"),
     [
         ("sequence_lenght", "use sequence_length"),
-        ("lr", r"give it as hyperparameters=Hyperparameters\(lr=...\)"),
         ("num_warmup", r"schedule=Schedule\(num_warmup=...\)"),
         ("num_microbatches", r"Plan\(num_microbatches=...\)"),
         ("xyz", "it has sequence_length, global_batch, seed"),

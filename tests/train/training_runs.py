@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import dualpipe_lab as lab
-from dualpipe_lab import data, dp, models, tp, train
+from dualpipe_lab import data, models, tp, train
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
@@ -28,7 +28,7 @@ QWEN3_MOE = replace(
 OPTIONS = {
     "sequence_length": 16,
     "global_batch": 8,
-    "hyperparameters": dp.Hyperparameters(lr=1e-2),
+    "lr": 1e-2,
     "schedule": train.Schedule("cosine", num_warmup=2, num_steps=5, final=0.1),
     "bias_speed": 1e-2,
 }

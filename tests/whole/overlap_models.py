@@ -83,8 +83,8 @@ def attach(optimizer, model):
     """An optimizer over all axes, or over dp alone; None leaves every sum to the test."""
     if optimizer is None:
         return None
-    units = [list(model.stages.values())] if optimizer == "Zero3" else []
-    return OPTIMIZERS[optimizer](model, *units, model.mesh, program=model.program)
+    units = {"units": list(model.stages.values())} if optimizer == "Zero3" else {}
+    return OPTIMIZERS[optimizer](model, model.mesh, **units, program=model.program)
 
 
 def run(reference, config, axes, name, number, layers, hook="overlapped", plain=(), zero=None, **options):

@@ -74,7 +74,7 @@ def test_a_training_in_chunks_follows_one_process_also_under_zero_3_and_evaluate
     options = {
         "sequence_length": 16,
         "global_batch": 8,
-        "hyperparameters": dp.Hyperparameters(lr=1e-2),
+        "lr": 1e-2,
         "evaluate_every": 2,
         "evaluation": lab.data.frozen_corpus("evaluation"),
         "sample": "A rank ",
@@ -116,7 +116,7 @@ def test_a_head_that_zero_3_has_freed_is_refused_instead_of_read_as_nan():
             model = build(config, mesh, None, loss_chunk=5)
             stage = model.stages[0]
             parts = [stage.embedding, *stage.layers, stage.norm, stage.head]
-            dp.Zero3(model, parts if has_units else [stage], mesh, dp.ZeroOptions(dp.Hyperparameters()))
+            dp.Zero3(model, mesh, units=parts if has_units else [stage])
             output = stage(ids)
             if has_units:
                 assert stage.loss_of(output, ids).isfinite()

@@ -185,7 +185,7 @@ def test_zero_3_gathers_a_stage_once_per_action_or_pair():
             if kind == "ddp":
                 optimizer = Ddp(model, mesh)
             else:
-                optimizer = Zero3(model, units, mesh, on_change=lambda *event: changes.append(event))  # noqa: B023
+                optimizer = Zero3(model, mesh, units=units, on_change=lambda *event: changes.append(event))  # noqa: B023
             changes.clear()
             model.begin_step(8 * ROWS * LENGTH, 8 * ROWS)
             runtime = lab.PipelineRuntime(
@@ -217,7 +217,7 @@ def test_a_frozen_stage_in_pieces_under_zero_3_is_refused():
         stage, ids = interruptible_stage(frozen, 0), torch.zeros(1, LENGTH, dtype=torch.int64)
         stage.forward(0, (ids,))  # nothing is sharded yet
         stage.passes.clear()
-        optimizer = Zero3(torch.nn.ModuleList([frozen, other]), [frozen, other])
+        optimizer = Zero3(torch.nn.ModuleList([frozen, other]), units=[frozen, other])
         with pytest.raises(ValueError, match="stage 0 trains none; use Ddp, Zero1 or Zero2, or a plain stage here"):
             stage.forward(0, (ids,))
         assert optimizer.num_steps == 0

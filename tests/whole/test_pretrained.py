@@ -171,8 +171,8 @@ def optimized_on_ranks(rank, world_size, axes, zero, folder, target):
     program = schedules.build("gpipe", mesh.size("pp"), 2)
     model = build(models.config_from_pretrained(folder), mesh, program, sequence_parallel=True, recompute=True)
     models.load_pretrained(model, folder)
-    units = [list(model.stages.values())] if zero is dp.Zero3 else []
-    optimizer = zero(model, *units, mesh, dp.ZeroOptions(dp.Hyperparameters(lr=1e-2)))
+    units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
+    optimizer = zero(model, mesh, **units, lr=1e-2)
     with pytest.raises(ValueError, match="before the optimizer is made"):
         models.load_pretrained(model, folder)
     if zero is dp.Zero3:

@@ -27,7 +27,7 @@ from dualpipe_lab.dp.checkpoint.region import CopyRange, ShardRegion, copies_bet
 
 FORMAT = "dualpipe-lab checkpoint 2"
 INDEX = "index.json"
-VALUES = ("sampler", "config", "num_steps", "scaler", "topology", "random")
+VALUES = ("sampler", "config", "num_steps", "param_groups", "scaler", "topology", "random")
 _BLOCK = 1 << 20  # bytes that are compared with a checksum at a time
 
 

@@ -17,12 +17,15 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from torch import Tensor
+
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.checkpoint import folder as folders
 from dualpipe_lab.dp.checkpoint.file import Kinds, Values, Written, is_known, share_out, write_tensors
 from dualpipe_lab.dp.checkpoint.reader import (
     INDEX,
+    VALUES,
     Checkpoint,
     CheckpointError,
     Index,
@@ -37,9 +40,13 @@ from dualpipe_lab.dp.checkpoint.state import (
     SavedShard,
     ShardSpecOf,
     assign_writers,
+    check_numbers,
     claim_of,
     file_of,
+    group_values,
+    merged_groups,
     random_state,
+    set_group_values,
     set_random_state,
     sharded_state_dict,
 )
@@ -48,7 +55,7 @@ from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.topology import Topology
 
 T = TypeVar("T")
-_NO_VALUES: dict[str, Any] = dict.fromkeys(("sampler", "config", "scaler", "topology")) | {"random": [], "num_steps": 0}
+_NO_VALUES: dict[str, Any] = dict.fromkeys(VALUES) | {"random": [], "num_steps": 0}
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,8 @@ def save(
     values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
     values["scaler"] = scaler.state_dict() if scaler else None
     values["topology"] = topology.describe() if topology else None
+    groups = _on_all_ranks(lambda: group_values(optimizer), group)
+    values["param_groups"] = merged_groups(comm.all_gather_object(groups, group))
     local = list(sharded_state_dict(optimizer, shard_spec_of))
     with ExitStack() as lock:
         made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
@@ -133,8 +142,9 @@ def load(
 ) -> Restored:
     """Load a checkpoint that any number of ranks saved with any stage of ZeRO.
 
-    Weights, moments, the number of steps, the scaler and the state of random numbers are restored.  If loading fails on
-    one rank, nothing has changed on any rank.
+    Weights, the optimizer's state, the values of its param groups (lr too, as torch's load_state_dict does), the number
+    of steps, the scaler and the state of random numbers are restored.  If loading fails on one rank, nothing has
+    changed on any rank.
 
     Args:
         path: of the checkpoint: `latest(folder)`.
@@ -146,19 +156,42 @@ def load(
     Raises:
         CheckpointError: naming the file and the tensor that are damaged, missing or of another model.
     """
+    states = [dict(shard.adam.state) for shard in optimizer.local_shards]
+    try:
+        checkpoint, local, staged = _read(Path(path), optimizer, scaler, shard_spec_of, group)
+    except BaseException:
+        for held, state in zip(optimizer.local_shards, states, strict=True):
+            held.adam.state = state
+        raise
+    for shard, values in zip(local, staged, strict=True):
+        shard.fill(values)
+    return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
+
+
+def _read(
+    path: Path,
+    optimizer: ShardedOptimizer,
+    scaler: LossScaler | None,
+    shard_spec_of: ShardSpecOf | None,
+    group: Group | None,
+) -> tuple[Checkpoint, list[SavedShard], list[Tensor]]:
+    """Return a checkpoint, the shards of this rank and their values, once all ranks have read theirs."""
+    checkpoint = _on_all_ranks(lambda: _open(path, optimizer, scaler), group)
+    for shard in optimizer.local_shards:
+        shard.adam.make_state(checkpoint.index.values["num_steps"] > 0)
     local = list(sharded_state_dict(optimizer, shard_spec_of))
-    checkpoint = _on_all_ranks(lambda: _plan(Path(path), local, scaler), group)
+    _on_all_ranks(lambda: _check(checkpoint, optimizer, local), group)
     wanted = {name for names in comm.all_gather_object([f.name for f in local], group) for name in names}
     surplus = [name for name in checkpoint.names() if name not in wanted]
     if surplus:
-        raise CheckpointError(f"{path} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model")
+        raise CheckpointError(
+            f"{path} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model or optimizer"
+        )
     staged = _on_all_ranks(lambda: [checkpoint.read(f.name, f.region) for f in local], group)
     checked = set().union(*comm.all_gather_object(checkpoint.checked, group))
     left = [shard for shard in checkpoint.shards() if shard not in checked]
     _on_all_ranks(lambda: checkpoint.verify(left[comm.get_rank(group) :: comm.get_world_size(group)]), group)
-    for shard, values in zip(local, staged, strict=True):
-        shard.fill(values)
-    return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
+    return checkpoint, local, staged
 
 
 def _begin(folder: Path, step: int, values: dict[str, Any], local: list[SavedShard], lock: ExitStack | None) -> str:
@@ -211,22 +244,32 @@ def _finish(hidden: Path, index: Index, keep: int | None) -> None:
         folders.rotate(final.parent, index.step, keep)
 
 
-def _plan(path: Path, local: list[SavedShard], scaler: LossScaler | None) -> Checkpoint:
+def _open(path: Path, optimizer: ShardedOptimizer, scaler: LossScaler | None) -> Checkpoint:
     checkpoint = Checkpoint(path)
-    for shard in local:
-        checkpoint.check(shard.name, shard.region, shard.view.dtype)
+    saved, groups = checkpoint.index.values["param_groups"], optimizer.param_groups
+    if saved is not None and len(saved) != len(groups):
+        raise CheckpointError(
+            f"{path} was saved with {len(saved)} param groups, got {len(groups)}; give params= with the same groups"
+        )
     if scaler is not None and checkpoint.index.values["scaler"] is None:
         raise CheckpointError(f"{path} was saved without a loss scaler; leave out scaler=")
     return checkpoint
 
 
+def _check(checkpoint: Checkpoint, optimizer: ShardedOptimizer, local: list[SavedShard]) -> None:
+    for shard in local:
+        checkpoint.check(shard.name, shard.region, shard.view.dtype)
+    check_numbers(optimizer, checkpoint.index.values["param_groups"])
+
+
 def _restore(checkpoint: Checkpoint, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:
     """Restore everything that is not a tensor."""
+    values = checkpoint.index.values
+    optimizer.adam.num_steps = int(values["num_steps"])
+    set_group_values(optimizer, values["param_groups"])
     for shard in optimizer.local_shards:
         shard.adam.round()
     optimizer.all_gather_weights()
-    values = checkpoint.index.values
-    optimizer.adam.num_steps = int(values["num_steps"])  # the bias corrections go on where they were
     if scaler is not None:
         scaler.load_state_dict(values["scaler"])
     if rank < len(values["random"]):

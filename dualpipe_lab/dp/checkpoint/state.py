@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab.dp.adam import AdamShard, is_elementwise
 from dualpipe_lab.dp.checkpoint.reader import CheckpointError, StoredShard, TensorEntry, type_name
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
 from dualpipe_lab.dp.declaration import full_name_of
@@ -98,6 +99,79 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
     for name, buffer in optimizer.module.named_buffers():
         if name in persistent:
             yield _unsharded("buffer", name, buffer, place_of)
+
+
+def group_values(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
+    """Return the values of each param group as JSON; under "state" the numbers that all elements of a shard share."""
+    found: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        values = {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
+        kinds = (int, float, str, list, tuple)  # what JSON can hold
+        found.append({name: value for name, value in values.items() if isinstance(value, kinds)})
+    for held in optimizer.local_shards:
+        found[held.group]["state"] = _numbers(held.adam)
+        for name, value in found[held.group]["state"].items():
+            if not isinstance(value, int | float):
+                raise CheckpointError(
+                    f"{type(held.adam.optimizer).__name__} keeps {name}, a {type(value).__name__}, which is neither a "
+                    "number nor a tensor with an element for each weight and cannot be resharded; save "
+                    "dp.full_weights(optimizer) in its place"
+                )
+    return found
+
+
+def merged_groups(groups_by_rank: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the values of one rank; the state of a group is known to those that have weights of it.
+
+    Raises:
+        CheckpointError: the ranks have other groups, or other values in them.
+    """
+    if len({len(groups) for groups in groups_by_rank}) > 1:
+        raise CheckpointError("param groups are the same on every rank, got other numbers of them; some may be empty")
+    merged = [max(same, key=lambda group: "state" in group) for same in zip(*groups_by_rank, strict=True)]
+    for rank, groups in enumerate(groups_by_rank):
+        for one, values in zip(merged, groups, strict=True):
+            for name, value in values.items():
+                if one.get(name) != value:
+                    raise CheckpointError(
+                        f"{name} of a param group is {value} on rank {rank} and {one.get(name)} on another; set the "
+                        "same values on every rank, and step a scheduler by a loss that is summed over the ranks"
+                    )
+    return merged
+
+
+def set_group_values(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] | None) -> None:
+    """Go on with the values of `group_values`; converted weights have none."""
+    saved = groups or [{} for _ in optimizer.param_groups]
+    for group, values in zip(optimizer.param_groups, saved, strict=True):
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
+        group.update({name: value for name, value in (values | lists).items() if name != "state"})
+    for held in optimizer.local_shards:
+        numbers = {"step": optimizer.num_steps, **saved[held.group].get("state", {})}
+        for name in _numbers(held.adam):
+            old, value = held.adam.state[name], numbers[name]
+            held.adam.state[name] = torch.full_like(old, value) if isinstance(old, Tensor) else type(old)(value)
+
+
+def check_numbers(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] | None) -> None:
+    """Raise CheckpointError if an optimizer of another kind has saved `group_values`."""
+    for held in optimizer.local_shards:
+        there = groups[held.group].get("state", {}) if groups else {}
+        for name in _numbers(held.adam).keys() - {"step", *there}:
+            raise CheckpointError(
+                f"{type(held.adam.optimizer).__name__} keeps {name}, which the checkpoint has not; load it into the "
+                "optimizer that saved it"
+            )
+
+
+def _numbers(shard: AdamShard) -> dict[str, Any]:
+    """Return what all elements of a shard share in an optimizer's state."""
+    state = {name: _plain(value) for name, value in shard.state.items() if not is_elementwise(value, shard.working)}
+    return {name: value for name, value in state.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def declared_places(optimizer: ShardedOptimizer) -> PlaceOf:

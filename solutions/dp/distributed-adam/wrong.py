@@ -139,8 +139,8 @@ def adamw_step(weights, grad, decay, state, lr):
         "the library's own": Bad(
             """
 def adamw_step(weights, grad, decay, state, lr):
-    from dualpipe_lab.dp.adam import Hyperparameters, adamw_
-    adamw_(weights, grad, grad, grad, 1, Hyperparameters(), lr)
+    from dualpipe_lab.dp.adam import adamw_
+    adamw_(weights, grad, grad, grad, 1, lr=lr)
 """,
             "the library's own is switched off",
         ),

@@ -68,19 +68,18 @@ def save(disk, name, parts):
         "under no_grad": """
 def resume(saved, adam, rank):
     with torch.no_grad():
-        for p, value in zip(adam.parameters, saved["parameters"], strict=True):
+        (group,) = adam.param_groups
+        for p, value, pair in zip(group["params"], saved["parameters"], saved["moments"], strict=True):
             p[:] = value
-        for ours, theirs in zip(adam.moments, saved["moments"], strict=True):
-            for a, b in zip(ours, theirs):
-                a.copy_(b)
-    adam.num_steps = saved["num_steps"]
+            for name, moment in zip(("exp_avg", "exp_avg_sq"), pair):
+                adam.state[p][name].copy_(moment)
+            adam.state[p]["step"] = saved["num_steps"]
     torch.random.set_rng_state(saved["random"][rank].clone())
     return int(saved["next_batch"])
 """,
         "new moments, cloned": [
-            ("    for (first, second), (mu, nu) in zip(adam.moments, saved[\"moments\"]):\n"
-             "        first.copy_(mu)\n        second.copy_(nu)\n",
-             "    adam.moments = [(mu.clone(), nu.clone()) for mu, nu in saved[\"moments\"]]\n"),
+            ('        state["exp_avg"].copy_(mu)\n        state["exp_avg_sq"].copy_(nu)\n',
+             "        state.update(exp_avg=mu.clone(), exp_avg_sq=nu.clone())\n"),
         ],
     },
 }  # fmt: skip

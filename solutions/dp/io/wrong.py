@@ -73,10 +73,10 @@ TYPICAL = {
         "steps only": Bad([('["random"][rank]', '["random"][0]')], "those of rank 0"),
         "random numbers only": Bad([('saved["num_steps"]', "0")], "2.07 times the right one"),
         "one too many": Bad([('saved["num_steps"]', 'saved["num_steps"] + 1')], "counts 11 steps"),
-        "second moment forgotten": Bad([("        second.copy_(nu)\n", "")], "the moments are not"),
+        "second moment forgotten": Bad([('        state["exp_avg_sq"].copy_(nu)\n', "")], "the moments are not"),
         "takes what was saved": Bad(
-            [("    for (first, second), (mu, nu) in zip(adam.moments, saved[\"moments\"]):\n"
-              "        first.copy_(mu)\n        second.copy_(nu)\n", "    adam.moments = saved[\"moments\"]\n")],
+            [('        state["exp_avg"].copy_(mu)\n        state["exp_avg_sq"].copy_(nu)\n',
+              "        state.update(exp_avg=mu, exp_avg_sq=nu)\n")],
             "training changed what was saved",
         ),
         "from the start of the data": Bad([('return saved["next_batch"]', "return 0")], "the next batch is number 12"),
