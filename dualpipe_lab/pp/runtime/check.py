@@ -31,7 +31,7 @@ _ACCUMULATE_GRAD = accumulate_grad_node()
 Stages: TypeAlias = Mapping[int, nn.Module | Stage] | Sequence[nn.Module | Stage] | nn.ModuleDict | nn.ModuleList
 
 
-def by_number(name: str, placed: Sequence[int], stages: Stages) -> dict[int, nn.Module | Stage]:
+def by_number(name: str, placed: Sequence[int], stages: Stages) -> dict[int, Any]:
     """Return the given stages by number; a list has them in the order of the numbers that a program places here."""
     got = type(stages).__name__
     if isinstance(stages, Mapping | nn.ModuleDict):
@@ -233,6 +233,7 @@ def check(
         )
     batch = make_batch(program.name, program.num_microbatches, inputs, targets, weights, extra)
     check_inputs(batch.inputs)
+    goals = [None] * len(batch.inputs) if batch.targets is None else batch.targets
     modules = {stage: deepcopy(module) for stage, module in given.items()}  # a forward may change buffers
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for microbatch in range(program.num_microbatches):
@@ -246,4 +247,4 @@ def check(
                     check_output(stage, microbatch, tensors)
                     if boundary is not None:
                         GivenShapes(boundary).check_spec(stage, microbatch, spec_of(tensors))
-            scaled(loss_fn(*arguments_of(tensors), batch.targets[microbatch]), 1)
+            scaled(loss_fn(*arguments_of(tensors), goals[microbatch]), 1)

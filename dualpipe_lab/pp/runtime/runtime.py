@@ -158,7 +158,9 @@ class PipelineRuntime:
                 refused.
         """
         if not torch.is_grad_enabled():
-            raise ValueError("step computes gradients, which torch.no_grad() has turned off; use evaluate, or turn it off")
+            raise ValueError(
+                "step computes gradients, which torch.no_grad() has turned off; use evaluate, or turn it off"
+            )
         batch = self._batch(inputs, targets, weights, extra)
         if targets is None and any(map(self._is_last, self._stages)):
             raise ValueError(
