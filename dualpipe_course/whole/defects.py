@@ -72,11 +72,11 @@ class SumEveryMicrobatch(DataParallel):
 
     def norm(self) -> float:
         """The norm of the sums."""
-        return self.ddp.adam.norm(self.kept or [], 2.0) / self.scaler.scale
+        return self.ddp.updater.norm(self.kept or [], 2.0) / self.scaler.scale
 
     def update(self, norm: float) -> None:
         """Unscale, clip and update."""
-        self.ddp.adam.update(self.kept or [], max_norm=self.max_norm, scaler=self.scaler)
+        self.ddp.updater.update(self.kept or [], max_norm=self.max_norm, scaler=self.scaler)
         self.kept = None
 
 

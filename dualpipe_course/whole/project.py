@@ -28,7 +28,7 @@ WRITTEN = (
     "dualpipe_lab.dp.zero1:Zero1",
     "dualpipe_lab.dp.zero2:Zero2",
     "dualpipe_lab.dp.zero3:Zero3",
-    "dualpipe_lab.dp.sharded:ShardedAdam",
+    "dualpipe_lab.dp.sharded:ShardUpdater",
     "dualpipe_lab.dp.declaration:Declaration",
     "dualpipe_lab.dp.grad_norm:global_norm",
     "dualpipe_lab.dp.checkpoint.session:save",

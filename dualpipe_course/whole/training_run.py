@@ -217,7 +217,7 @@ class Resumed(TrainingRun):
         """Take the weights of a checkpoint, without its optimizer state."""
         self.model.load_state_dict(weights)
         for shard in self.zero.local_shards:  # the fp32 masters, too: the next update starts from them
-            shard.adam.weight.copy_(shard.adam.working)
+            shard.optimizer.weight.copy_(shard.optimizer.working)
 
     def sum_gradients(self) -> None:
         """Reduce-scatter the gradients."""

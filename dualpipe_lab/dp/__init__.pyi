@@ -12,7 +12,7 @@ from .ddp import Ddp as Ddp
 # Adam, full and on a shard
 from .adam import adamw_ as adamw_
 from .adam import AdamW as AdamW
-from .adam import AdamShard as AdamShard
+from .adam import OptimizerShard as OptimizerShard
 from .adam import stochastic_round as stochastic_round
 from .grad_norm import global_norm as global_norm
 from .grad_norm import clip_factor as clip_factor
@@ -26,7 +26,7 @@ from .declaration import Declaration as Declaration
 from .layout import Layout as Layout
 from .layout import reshard as reshard
 from dualpipe_lab.sharding import shard_slice as shard_slice
-from .sharded import ShardedAdam as ShardedAdam
+from .sharded import ShardUpdater as ShardUpdater
 from .zero1 import Zero1 as Zero1
 from .zero2 import Zero2 as Zero2
 from .zero3 import Zero3 as Zero3

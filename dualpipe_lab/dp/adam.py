@@ -6,7 +6,7 @@ Chapter: book/dp/distributed-adam.  In: weights, gradients.  Out: updated weight
   state                             2 numbers per weight; with a master copy of 16-bit weights 3
 Without a master copy, stochastic rounding keeps small updates of bf16 weights: the weights are right in the mean.
 Every operation is elementwise, so a shard's update is bitwise that of the same elements of the full parameters.
-Elsewhere: torch.optim.AdamW, whose bits are the same; Megatron DistributedOptimizer.
+Elsewhere: torch.optim.AdamW, which computes the same bits on a CPU; Megatron DistributedOptimizer.
 Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2.
 """
 
@@ -128,7 +128,7 @@ class AdamW(Optimizer):  # type: ignore[misc]
 _NAMES = "lr", "betas", "eps", "weight_decay"
 
 
-class AdamShard:
+class OptimizerShard:
     """A flat shard of weights with the state of an elementwise optimizer for those weights alone.
 
     Args:
@@ -159,11 +159,16 @@ class AdamShard:
         self.weight = working.float() if master else working
         self._parameter = nn.Parameter(self.weight if generator is None else working.float())
         self._make = partial(optimizer, **hyperparameters)
-        self.optimizer = self._make([self._parameter])
+        self._optimizer = self._make([self._parameter])
+        self.name = type(self._optimizer).__name__
         self._is_lazy = not self.state  # the first step makes the state
         self.extra: dict[str, Tensor] = {}  # further state of the shard by name, such as a moving average
         if generator is not None:
             self._parameter.data = self._parameter.new_empty(0)
+
+    def take_values(self, group: dict[str, Any]) -> None:
+        """Go on with the values of a param group, such as a learning rate that a scheduler has set."""
+        self._optimizer.param_groups[0].update({name: value for name, value in group.items() if name != "params"})
 
     def step(self, grad: Tensor, scale: float = 1.0) -> None:
         """Update the shard with its shard of the gradient, multiplied by `scale`."""
@@ -171,7 +176,7 @@ class AdamShard:
             self._parameter.data = self.working.float()
         grad = grad.to(self._parameter.dtype)
         self._parameter.grad = grad * scale if scale != 1.0 else grad
-        self.optimizer.step()
+        self._optimizer.step()
         self._parameter.grad = None
         if self._generator is not None:
             self.working.copy_(stochastic_round(self._parameter.detach(), self._generator))
@@ -186,12 +191,14 @@ class AdamShard:
     @property
     def state(self) -> dict[str, Any]:
         """The optimizer's state by name: tensors of the shard's shape, and numbers that all elements share."""
-        state: dict[str, Any] = self.optimizer.state[self._parameter]
+        state: dict[str, Any] = self._optimizer.state.get(self._parameter, {})
         return state
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self.optimizer.state[self._parameter] = state
+        self._optimizer.state.pop(self._parameter, None)
+        if state:  # else the first step makes it
+            self._optimizer.state[self._parameter] = state
 
     def make_state(self, has_stepped: bool) -> None:
         """Have the tensors of a state before or after the first step, for a checkpoint to fill."""

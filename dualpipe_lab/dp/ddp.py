@@ -46,11 +46,11 @@ class Ddp(ShardedOptimizer):
             num_backwards=self.num_backwards,
             bucket_bytes=self.bucket_bytes,
             dtype=self.grad_dtype,
-            kind=self.adam.kind,
+            kind=self.updater.kind,
             group_of=self.declaration.group_of,
         )
         for bucket in reducer.buckets:
-            self.adam.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
+            self.updater.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
         return reducer
 
 

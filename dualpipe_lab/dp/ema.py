@@ -27,20 +27,20 @@ class ShardedEma:
             raise ValueError(f"a moving average needs decay from 0 to below 1, got {decay}")
         self._optimizer, self.decay = optimizer, decay
         for shard in optimizer.local_shards:
-            weight = shard.adam.weight
-            shard.adam.extra["ema"] = weight.float() if weight.element_size() == 2 else weight.clone()
+            weight = shard.optimizer.weight
+            shard.optimizer.extra["ema"] = weight.float() if weight.element_size() == 2 else weight.clone()
 
     def update(self) -> None:
         """Update the average with the current weights; call it after every step."""
         for shard in self._optimizer.local_shards:
-            average = shard.adam.extra["ema"]
-            average.mul_(self.decay).add_(shard.adam.weight.to(average.dtype), alpha=1 - self.decay)
+            average = shard.optimizer.extra["ema"]
+            average.mul_(self.decay).add_(shard.optimizer.weight.to(average.dtype), alpha=1 - self.decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Put the averages into the model inside of the `with` block; all ranks must enter and leave it together."""
-        kept = [shard.adam.working.clone() for shard in self._optimizer.local_shards]
-        self._use([shard.adam.extra["ema"] for shard in self._optimizer.local_shards])
+        kept = [shard.optimizer.working.clone() for shard in self._optimizer.local_shards]
+        self._use([shard.optimizer.extra["ema"] for shard in self._optimizer.local_shards])
         try:
             yield
         finally:
@@ -48,5 +48,5 @@ class ShardedEma:
 
     def _use(self, weights: list[torch.Tensor]) -> None:
         for shard, values in zip(self._optimizer.local_shards, weights, strict=True):
-            shard.adam.working.copy_(values)
+            shard.optimizer.working.copy_(values)
         self._optimizer.all_gather_weights()

@@ -1,8 +1,8 @@
-"""`ShardedAdam` and `ShardedOptimizer`: what ZeRO-1, ZeRO-2, ZeRO-3 and plain data parallelism have in common.
+"""`ShardUpdater` and `ShardedOptimizer`: what ZeRO-1, ZeRO-2, ZeRO-3 and plain data parallelism have in common.
 
 Chapter: book/dp/zero-1.  In: a module, a group of N ranks.  Out: an optimizer of torch, whose `step` is:
   reduce-scatter the gradients -> unscale -> norm of the full gradient -> clip -> AdamW on the local shard -> all-gather
-Each stage is composed of a reducer, which sums the gradients over the ranks, and a `ShardedAdam`, which updates shards.
+Each stage is composed of a reducer, which sums the gradients over the ranks, and a `ShardUpdater`.
 Parameters that share type, param group and axes lie in one flat buffer, so that a shard may begin or end inside of a
 parameter without mixing up learning rates.  Torch's optimizers that update each element by itself train shards, too.
 Elsewhere: `full_weights` and `full_gradients` are FSDP2 `DTensor.full_tensor`, DeepSpeed `safe_get_full_grad`.
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from dualpipe_lab import comm
 from dualpipe_lab._private import version_of
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.adam import AdamShard, AdamW, check_elementwise
+from dualpipe_lab.dp.adam import AdamW, OptimizerShard, check_elementwise
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
@@ -66,7 +66,7 @@ class LocalShard:
     bucket: Bucket
     start: int
     stop: int
-    adam: AdamShard
+    optimizer: OptimizerShard
     group: int
     counts: bool
 
@@ -76,16 +76,16 @@ class LocalShard:
     def take_changes(self) -> None:
         """Copy weights that somebody has changed in place, as load_state_dict() does, to their fp32 masters."""
         versions = [version_of(parameter) for parameter in self.bucket.parameters]
-        if versions != self._versions and self.adam.weight is not self.adam.working:
+        if versions != self._versions and self.optimizer.weight is not self.optimizer.working:
             for part in self.bucket.layout.tensors_between(self.start, self.stop):
                 if versions[part.tensor] != self._versions[part.tensor]:
                     begin = self.bucket.layout.offsets[part.tensor] + part.start - self.start
                     span = slice(begin, begin + part.stop - part.start)
-                    self.adam.weight[span] = self.adam.working[span]
+                    self.optimizer.weight[span] = self.optimizer.working[span]
         self._versions = versions
 
 
-class ShardedAdam:
+class ShardUpdater:
     """AdamW, or another elementwise optimizer, on this rank's shards of a model, clipped by the norm of the gradient.
 
     Args:
@@ -123,8 +123,14 @@ class ShardedAdam:
         group, counts = self._group_of[first], self._declaration.counts(first, self._is_sharded)
         master = self._master and working.element_size() == 2  # fp32 weights are their own masters
         generator = self._generator if working.dtype == torch.bfloat16 else None
-        adam = AdamShard(working, optimizer=self._optimizer, master=master, generator=generator)
-        self.shards.append(LocalShard(bucket, start, stop, adam, group, counts))
+        values = {**self._groups[group]}
+        shard = OptimizerShard(
+            working,
+            optimizer=lambda parameters: self._optimizer([{**values, "params": parameters}]),
+            master=master,
+            generator=generator,
+        )
+        self.shards.append(LocalShard(bucket, start, stop, shard, group, counts))
 
     def add_shards(self, buckets: Iterable[Bucket], flats: Iterable[Tensor]) -> None:
         """Make the optimizer state of this rank's shard of every flat buffer."""
@@ -163,9 +169,8 @@ class ShardedAdam:
         for shard, grad in zip(self.shards, gradients, strict=True):
             self._seed_rounding(shard)
             shard.take_changes()
-            values = {name: value for name, value in self._groups[shard.group].items() if name != "params"}
-            shard.adam.optimizer.param_groups[0].update(values)
-            shard.adam.step(grad, scale)
+            shard.optimizer.take_values(self._groups[shard.group])
+            shard.optimizer.step(grad, scale)
         if scaler is not None:
             scaler.update(False)
         return StepReport(True, norm)
@@ -206,7 +211,7 @@ class Reducer(Protocol):
     sums_partial: bool
 
     def finish(self) -> list[Tensor]:
-        """Complete the sums and return them, one tensor for each of `ShardedAdam.shards`."""
+        """Complete the sums and return them, one tensor for each of `ShardUpdater.shards`."""
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradients to zero and start a step of so many backwards."""
@@ -224,11 +229,12 @@ _LR, _EPS, _DECAY, _BETAS = _Number(1e-3), _Number(1e-8), _Number(0.01), _Betas(
 
 
 class ShardedOptimizer(Optimizer):  # type: ignore[misc]
-    """What `Ddp`, `Zero1`, `Zero2` and `Zero3` share: an optimizer composed of a reducer and a `ShardedAdam`.
+    """What `Ddp`, `Zero1`, `Zero2` and `Zero3` share: an optimizer composed of a reducer and a `ShardUpdater`.
 
     Attributes:
-        param_groups: as torch has them: the parameters of the module, and the values that every step reads.
-        adam: updates this rank's shards.
+        param_groups: as torch has them: the parameters of the module, and the values that every step reads; whoever
+            changes these, such as a scheduler, does so alike on every rank.
+        updater: updates this rank's shards.
         declaration: says which ranks have copies of each parameter.
         reducer: sums the gradients over the group.
         is_sharded: whether a rank updates one shard of each buffer, or all of it.
@@ -313,7 +319,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.declaration = Declaration(module, over, hybrid, program)
         self.declaration.broadcast()
         self.group = self.declaration.dense.group
-        self.adam = ShardedAdam(self.declaration, self.param_groups, make, self.is_sharded, master, rounding_seed)
+        self.updater = ShardUpdater(self.declaration, self.param_groups, make, self.is_sharded, master, rounding_seed)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
         self._taken = [
             _Taken(self.names[parameter], part, key, parameter, parameter.requires_grad)
@@ -325,7 +331,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.reducer.sums_partial = bool(self.declaration.partial)
 
     def _take(self, module: nn.Module) -> Reducer:
-        """Shard the module, add the shards to `adam`, and return what sums the gradients."""
+        """Shard the module, add the shards to `updater`, and return what sums the gradients."""
         raise NotImplementedError
 
     def step(
@@ -356,7 +362,9 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         # 1. reduce-scatter (DDP: all-reduce): launched by hooks during the backwards, completed here
         gradients = self.finished_gradients()
         # 2. norm and clip, 3. AdamW on the local shard
-        report = self.adam.update(gradients, self.max_norm if max_norm is None else max_norm, scaler, norm_type, norm)
+        report = self.updater.update(
+            gradients, self.max_norm if max_norm is None else max_norm, scaler, norm_type, norm
+        )
         # 4. all-gather (ZeRO-3: of what is gathered now; the next forward gathers the rest)
         if report.stepped:
             self.all_gather_weights()
@@ -365,12 +373,12 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
     @property
     def local_shards(self) -> list[LocalShard]:
         """The shards that this rank updates."""
-        return self.adam.shards
+        return self.updater.shards
 
     @property
     def num_steps(self) -> int:
         """Number of updates so far."""
-        return self.adam.num_steps
+        return self.updater.num_steps
 
     @property
     def padded_numel(self) -> int:
@@ -394,7 +402,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         Raises:
             ValueError: the group or `Mesh` does not have all ranks with parts of the model.
         """
-        return self.adam.norm(self.finished_gradients(), p)
+        return self.updater.norm(self.finished_gradients(), p)
 
     def _check_module(self) -> None:
         """Refuse parameters that were frozen, unfrozen or replaced since the optimizer took the module."""
@@ -439,7 +447,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a group after the construction, which has laid out the buffers."""
-        if hasattr(self, "adam"):
+        if hasattr(self, "updater"):
             raise ValueError("the buffers of the parameters are laid out by group; name all groups with params=")
         super().add_param_group(param_group)
 

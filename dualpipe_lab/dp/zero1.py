@@ -27,13 +27,13 @@ class Zero1(ShardedOptimizer):
             num_backwards=self.num_backwards,
             bucket_bytes=self.bucket_bytes,
             dtype=self.grad_dtype,
-            kind=self.adam.kind,
+            kind=self.updater.kind,
             start_reduce=start_reduce_scatter,
             group_of=self.declaration.group_of,
         )
         reducer.name = "Zero1"
         self.flats = [bucket.flatten_weights() for bucket in reducer.buckets]
-        self.adam.add_shards(reducer.buckets, self.flats)
+        self.updater.add_shards(reducer.buckets, self.flats)
         return reducer
 
     def all_gather_weights(self) -> None:

@@ -40,10 +40,10 @@ class Zero2(ShardedOptimizer):
     reducer: "BucketReducer"
 
     def _take(self, module: nn.Module) -> "BucketReducer":
-        chosen = assign_buckets(module.parameters(), self.bucket_bytes, self.adam.kind)
+        chosen = assign_buckets(module.parameters(), self.bucket_bytes, self.updater.kind)
         self.buckets = make_buckets(chosen, self.grad_dtype, self.declaration.group_of)
         self.flats = [bucket.flatten_weights() for bucket in self.buckets]
-        self.adam.add_shards(self.buckets, self.flats)
+        self.updater.add_shards(self.buckets, self.flats)
         return BucketReducer(self.buckets, self.group, self.num_backwards)
 
     def all_gather_weights(self) -> None:

@@ -111,13 +111,13 @@ class Zero3(ShardedOptimizer):
         flats = []
         for parameter in parameters:
             vars(parameter)["label"] = self.names[parameter]
-        for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.adam.kind(p))):
+        for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.updater.kind(p))):
             same = list(run)
             group = self.declaration.group_of(same[0])
             flat = FlatParameter(same, group, self.grad_dtype, on_change, self.reducer)
             flats.append(flat)
             if is_trained:
-                self.adam.add_shard(flat.bucket, flat.shard, *flat.bucket.layout.span(comm.get_rank(group)))
+                self.updater.add_shard(flat.bucket, flat.shard, *flat.bucket.layout.span(comm.get_rank(group)))
         return flats
 
 

@@ -34,7 +34,7 @@ def state_of(optimizer):
     """Everything that counts, whole, by name; the same on every rank."""
     parts = {}
     for held in optimizer.local_shards:
-        for kind, tensor in held.adam.state_dict().items():
+        for kind, tensor in held.optimizer.state_dict().items():
             for part in held.bucket.layout.tensors_between(held.start, held.stop):
                 parameter = held.bucket.parameters[part.tensor]
                 begin = held.bucket.layout.offsets[part.tensor] + part.start - held.start

@@ -47,7 +47,7 @@ def one_rank(rank, world_size):
     names = {p: model.full_name(name) for p, name in optimizer.names.items()}
     state = {f"buffer/{name}": bias.clone() for name, bias in model.biases().items()}
     for held in optimizer.local_shards:
-        for kind, flat in held.adam.state_dict().items():
+        for kind, flat in held.optimizer.state_dict().items():
             for parameter, view in zip(held.bucket.parameters, held.bucket.views(flat), strict=True):
                 state[f"{kind}/{names[parameter]}"] = view.clone()
     step(model, optimizer, 2)

@@ -192,7 +192,7 @@ def test_bf16_weights_under_zero_3_follow_fp32_masters(kind):
             optimizer = build(STAGES[stage], model, mesh, program, master=True, grad_dtype=torch.float32)
             grads, norms = train(optimizer, mesh, program)
             for shard in optimizer.local_shards:
-                assert shard.adam.weight.dtype == torch.float32
+                assert shard.optimizer.weight.dtype == torch.float32
             found.append((grads, norms, full_weights(optimizer)))
         assert all(grad.dtype == torch.float32 for grads, *_ in found for grad in grads.values())
         assert all(weight.dtype == torch.bfloat16 for *_, weights in found for weight in weights.values())

@@ -47,7 +47,9 @@ def test_a_checkpoint_goes_from_the_cpu_to_a_device_and_back(tmp_path):
         optimizer = Zero1(Blocks(torch.bfloat16, seed=seed).to(lab.device()), rounding_seed=seed)
         if source is not None:
             checkpoint.load(source, optimizer)
-        places = {tensor.device.type for held in optimizer.local_shards for tensor in held.adam.state_dict().values()}
+        places = {
+            tensor.device.type for held in optimizer.local_shards for tensor in held.optimizer.state_dict().values()
+        }
         folder = tmp_path / f"{lab.device().type}-{seed}"
         return checkpoint.save(folder, 1, optimizer), places, torch.rand(3, device=lab.device()).cpu()
 

@@ -333,12 +333,12 @@ def test_weights_that_are_loaded_into_a_16_bit_model_reach_its_masters():
             units = {"units": list(model.children())[::3]} if stage is Zero3 else {}
             optimizer = stage(model, **units, lr=0.0, master=True)
             for shard in optimizer.local_shards:
-                shard.adam.weight.add_(1e-5)
+                shard.optimizer.weight.add_(1e-5)
             with optimizer.gathered(), torch.no_grad():
                 model[3].load_state_dict({name: p * 2 for name, p in model[3].state_dict().items()})
             model(torch.ones(1, 6).bfloat16()).sum().backward()
             optimizer.step()
-            masters = [float(shard.adam.weight.float().sum()) for shard in optimizer.local_shards]
+            masters = [float(shard.optimizer.weight.float().sum()) for shard in optimizer.local_shards]
             found.append((full_weights(optimizer)["3.weight"], sum(masters)))
         return found
 

@@ -70,7 +70,7 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
                 step(optimizer, num_microbatches, torch.bfloat16)
                 sent = [after - start for after, start in zip(ledger.total(), before, strict=True)]
                 state = storage_bytes(
-                    tensor for held in optimizer.local_shards for tensor in held.adam.state_dict().values()
+                    tensor for held in optimizer.local_shards for tensor in held.optimizer.state_dict().values()
                 )
                 found[name, is_hybrid] = tuple(sent), optimizer.padded_numel, state
         return found
@@ -112,7 +112,7 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
                 averaged = full_weights(optimizer)
             back = full_weights(optimizer)
             path = save(tmp_path / stage.__name__, 3, optimizer)
-            extra = storage_bytes(held.adam.extra["ema"] for held in optimizer.local_shards)
+            extra = storage_bytes(held.optimizer.extra["ema"] for held in optimizer.local_shards)
             again = build(stage, Blocks(dtype, seed=1), {**HYPER, "master": dtype == torch.bfloat16})
             other = ShardedEma(again, 0.8)
             load(path, again)

@@ -12,7 +12,7 @@ from models import launch
 from torch import nn
 from zero_runs import BATCHES, STAGES, Blocks, build
 
-from dualpipe_lab.dp.adam import AdamShard, stochastic_round
+from dualpipe_lab.dp.adam import OptimizerShard, stochastic_round
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import full_weights
 
@@ -110,7 +110,7 @@ def test_sixteen_bit_training_with_masters_stays_close_to_fp32():
                     loss = model(BATCHES[0][0]).float().square().mean()
                     (scaler.scaled(loss) if scaler else loss).backward()
                     optimizer.step(scaler=scaler)
-                masters = [held.adam.weight.dtype == torch.float32 for held in optimizer.local_shards]
+                masters = [held.optimizer.weight.dtype == torch.float32 for held in optimizer.local_shards]
                 found[stage.__name__, dtype] = full_weights(optimizer)["blocks.0.0.weight"].float(), all(masters)
         return found
 
@@ -133,7 +133,7 @@ def test_rounding_at_random_is_right_on_average_and_moves_where_bf16_stands_stil
     exact = torch.tensor([0.0, -2.5, 1e30, float("inf"), -float("inf")])
     assert torch.equal(stochastic_round(exact[[0, 1, 3, 4]], generator).float(), exact[[0, 1, 3, 4]])
     assert stochastic_round(torch.tensor([float("nan")]), generator).isnan().all()
-    shard = AdamShard(torch.ones(1000, dtype=torch.bfloat16), lr=1e-3, weight_decay=0, generator=generator)
+    shard = OptimizerShard(torch.ones(1000, dtype=torch.bfloat16), lr=1e-3, weight_decay=0, generator=generator)
     for _ in range(20):
         shard.step(torch.ones(1000, dtype=torch.bfloat16))
     assert shard.working.float().mean().item() == pytest.approx(0.98, abs=1e-3)
@@ -166,7 +166,7 @@ def test_bad_numbers_are_refused():
         LossScaler(growth=0.5)
     generator = torch.Generator()
     with pytest.raises(ValueError, match=r"for bf16 weights without a master copy, got torch\.float32"):
-        AdamShard(torch.ones(1), generator=generator)
+        OptimizerShard(torch.ones(1), generator=generator)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert AdamShard(torch.ones(1, dtype=torch.bfloat16), master=True).weight.dtype == torch.float32
+        assert OptimizerShard(torch.ones(1, dtype=torch.bfloat16), master=True).weight.dtype == torch.float32

@@ -93,7 +93,7 @@ def test_odd_modules_train_as_in_one_process_and_are_saved(kind, tmp_path):
             path = save(tmp_path / stage.__name__, 1, optimizer)
             kept = [buffer.clone() for buffer in model.buffers()]
             with torch.no_grad():
-                for tensor in [*model.buffers(), *(shard.adam.weight for shard in optimizer.local_shards)]:
+                for tensor in [*model.buffers(), *(shard.optimizer.weight for shard in optimizer.local_shards)]:
                     tensor.zero_()
             load(path, optimizer)
             again = full_weights(optimizer)

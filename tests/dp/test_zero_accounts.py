@@ -145,7 +145,7 @@ def test_an_optimizer_that_shards_nothing_is_seen():
                 storage_bytes(
                     x
                     for shard in optimizer.local_shards
-                    for x in (shard.adam.state["exp_avg"], shard.adam.state["exp_avg_sq"])
+                    for x in (shard.optimizer.state["exp_avg"], shard.optimizer.state["exp_avg_sq"])
                 )
             )
         return found, optimizer.padded_numel

@@ -285,7 +285,7 @@ def test_a_flipped_bit_stops_all_ranks_however_many_load(intact, tmp_path, num_r
             load(damaged, optimizer)
         except CheckpointError as error:
             told = str(error)
-        return told, bool((optimizer.local_shards[0].adam.weight == 9.0).all())
+        return told, bool((optimizer.local_shards[0].optimizer.weight == 9.0).all())
 
     found = lab.launch(fn, num_ranks)
     ((told, unchanged),) = set(found)

@@ -33,7 +33,7 @@ PRECISIONS = ("float64", "float32", "bfloat16")
 def held(trainer):
     """Bytes of parameters, gradients, master weights and moments that a rank's tensors have."""
     optimizer, zero = trainer.optimizer, trainer.plan.zero
-    adams = [shard.adam for shard in optimizer.local_shards]
+    adams = [shard.optimizer for shard in optimizer.local_shards]
     if zero == 3:
         weights, gradients = ([getattr(flat, name) for flat in optimizer.flats] for name in ("shard", "grad"))
     else:

@@ -156,12 +156,12 @@ def load(
     Raises:
         CheckpointError: naming the file and the tensor that are damaged, missing or of another model.
     """
-    states = [dict(shard.adam.state) for shard in optimizer.local_shards]
+    states = [dict(shard.optimizer.state) for shard in optimizer.local_shards]
     try:
         checkpoint, local, staged = _read(Path(path), optimizer, scaler, shard_spec_of, group)
     except BaseException:
         for held, state in zip(optimizer.local_shards, states, strict=True):
-            held.adam.state = state
+            held.optimizer.state = state
         raise
     for shard, values in zip(local, staged, strict=True):
         shard.fill(values)
@@ -178,7 +178,7 @@ def _read(
     """Return a checkpoint, the shards of this rank and their values, once all ranks have read theirs."""
     checkpoint = _on_all_ranks(lambda: _open(path, optimizer, scaler), group)
     for shard in optimizer.local_shards:
-        shard.adam.make_state(checkpoint.index.values["num_steps"] > 0)
+        shard.optimizer.make_state(checkpoint.index.values["num_steps"] > 0)
     local = list(sharded_state_dict(optimizer, shard_spec_of))
     _on_all_ranks(lambda: _check(checkpoint, optimizer, local), group)
     wanted = {name for names in comm.all_gather_object([f.name for f in local], group) for name in names}
@@ -265,10 +265,10 @@ def _check(checkpoint: Checkpoint, optimizer: ShardedOptimizer, local: list[Save
 def _restore(checkpoint: Checkpoint, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:
     """Restore everything that is not a tensor."""
     values = checkpoint.index.values
-    optimizer.adam.num_steps = int(values["num_steps"])
+    optimizer.updater.num_steps = int(values["num_steps"])
     set_group_values(optimizer, values["param_groups"])
     for shard in optimizer.local_shards:
-        shard.adam.round()
+        shard.optimizer.round()
     optimizer.all_gather_weights()
     if scaler is not None:
         scaler.load_state_dict(values["scaler"])

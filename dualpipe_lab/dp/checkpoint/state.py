@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
-from dualpipe_lab.dp.adam import AdamShard, is_elementwise
+from dualpipe_lab.dp.adam import OptimizerShard, is_elementwise
 from dualpipe_lab.dp.checkpoint.reader import CheckpointError, StoredShard, TensorEntry, type_name
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
 from dualpipe_lab.dp.declaration import full_name_of
@@ -86,7 +86,7 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
     place_of = declared_places(optimizer) if shard_spec_of is None else given_places(shard_spec_of)
     seen: set[nn.Parameter] = set()
     for held in optimizer.local_shards:
-        state = held.adam.state_dict()
+        state = held.optimizer.state_dict()
         for part in held.bucket.layout.tensors_between(held.start, held.stop):
             parameter = held.bucket.parameters[part.tensor]
             begin = held.bucket.layout.offsets[part.tensor] + part.start - held.start
@@ -109,11 +109,11 @@ def group_values(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
         kinds = (int, float, str, list, tuple)  # what JSON can hold
         found.append({name: value for name, value in values.items() if isinstance(value, kinds)})
     for held in optimizer.local_shards:
-        found[held.group]["state"] = _numbers(held.adam)
+        found[held.group]["state"] = _numbers(held.optimizer)
         for name, value in found[held.group]["state"].items():
             if not isinstance(value, int | float):
                 raise CheckpointError(
-                    f"{type(held.adam.optimizer).__name__} keeps {name}, a {type(value).__name__}, which is neither a "
+                    f"{held.optimizer.name} keeps {name}, a {type(value).__name__}, which is neither a "
                     "number nor a tensor with an element for each weight and cannot be resharded; save "
                     "dp.full_weights(optimizer) in its place"
                 )
@@ -148,23 +148,23 @@ def set_group_values(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] |
         group.update({name: value for name, value in (values | lists).items() if name != "state"})
     for held in optimizer.local_shards:
         numbers = {"step": optimizer.num_steps, **saved[held.group].get("state", {})}
-        for name in _numbers(held.adam):
-            old, value = held.adam.state[name], numbers[name]
-            held.adam.state[name] = torch.full_like(old, value) if isinstance(old, Tensor) else type(old)(value)
+        for name in _numbers(held.optimizer):
+            old, value = held.optimizer.state[name], numbers[name]
+            held.optimizer.state[name] = torch.full_like(old, value) if isinstance(old, Tensor) else type(old)(value)
 
 
 def check_numbers(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] | None) -> None:
     """Raise CheckpointError if an optimizer of another kind has saved `group_values`."""
     for held in optimizer.local_shards:
         there = groups[held.group].get("state", {}) if groups else {}
-        for name in _numbers(held.adam).keys() - {"step", *there}:
+        for name in _numbers(held.optimizer).keys() - {"step", *there}:
             raise CheckpointError(
-                f"{type(held.adam.optimizer).__name__} keeps {name}, which the checkpoint has not; load it into the "
+                f"{held.optimizer.name} keeps {name}, which the checkpoint has not; load it into the "
                 "optimizer that saved it"
             )
 
 
-def _numbers(shard: AdamShard) -> dict[str, Any]:
+def _numbers(shard: OptimizerShard) -> dict[str, Any]:
     """Return what all elements of a shard share in an optimizer's state."""
     state = {name: _plain(value) for name, value in shard.state.items() if not is_elementwise(value, shard.working)}
     return {name: value for name, value in state.items() if value is not None}
