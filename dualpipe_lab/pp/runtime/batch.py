@@ -75,6 +75,8 @@ class Batch:
 
     def input(self, microbatch: int) -> Tensors:
         """Return the tensors that enter the first stage."""
+        if self.inputs[microbatch] is None:
+            raise ValueError("this rank of the pipeline holds stage 0, which needs inputs, got None; give them to it")
         return as_tensors(f"microbatch {microbatch}", self.inputs[microbatch], "be")
 
     def extra_of(self, stage: int, microbatch: int) -> Mapping[str, Any]:
@@ -99,7 +101,7 @@ def make_batch(
 ) -> Batch:
     """Return the microbatches of a batch; ValueError if an argument does not fit the microbatches of a program."""
     shares = weights if weights is not None else [1 / number] * number
-    is_whole = any(map(_is_whole, (inputs, targets)))
+    is_whole = isinstance(inputs, Tensor | Mapping) or isinstance(targets, Tensor | Mapping)
     inputs, targets = (_microbatches(each, number, is_whole) for each in (inputs, targets))
     given = {"inputs": inputs, "targets": targets, "weights": shares}
     given |= {f"extra inputs of stage {stage}": values for stage, values in (extra or {}).items()}
@@ -111,31 +113,22 @@ def make_batch(
     return Batch([None] * number if inputs is None else inputs, targets, shares, extra or {})
 
 
-def _is_whole(given: Any) -> bool:
-    return isinstance(given, Tensor | Mapping) or hasattr(given, "_fields")
-
-
 def _microbatches(given: Any, number: int, is_whole: bool) -> Any:
     """Split what is a batch: a tuple is one beside another batch, and unless it has one entry per microbatch."""
-    if _is_whole(given) or (isinstance(given, tuple) and (is_whole or len(given) != number)):
-        return split_batch(given, number)
-    return given
+    is_batch = isinstance(given, tuple) and (is_whole or len(given) != number)
+    return split_batch(given, number) if is_batch or isinstance(given, Tensor | Mapping) else given
 
 
 def _check_equal(targets: Sequence[Any]) -> None:
     found = [tensors for target in targets if (tensors := tensors_in(target))]  # a rank may have some of them only
     shapes = [[tuple(y.shape) for y in tensors] for tensors in found]
-    counts = [sum(map(_num_counted, tensors)) for tensors in found]
+    counts = [sum(y.numel() if has_gradient(y) else int((y != -100).sum()) for y in each) for each in found]
     if any(shape != shapes[0] for shape in shapes) or len(set(counts)) > 1:
         raise ValueError(
             "the mean over microbatches of several sizes is not the mean over the batch, got targets of "
             f"{', '.join(map(str, counts))} elements; give step the share of each microbatch in the loss as weights, "
             "such as its elements over those of all (a class of -100 is none: torch's loss leaves it out)"
         )
-
-
-def _num_counted(target: Tensor) -> int:
-    return target.numel() if has_gradient(target) else int((target != -100).sum())  # torch's ignore_index
 
 
 def split_batch(batch: Any, num_microbatches: int) -> list[Any]:

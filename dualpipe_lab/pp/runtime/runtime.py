@@ -161,7 +161,7 @@ class PipelineRuntime:
             raise ValueError(
                 "step computes gradients, which torch.no_grad() has turned off; use evaluate, or turn it off"
             )
-        batch = self._batch(inputs, targets, weights, extra)
+        batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
         if targets is None and any(map(self._is_last, self._stages)):
             raise ValueError(
                 f"rank {self.rank} of the pipeline holds the last stage, which needs targets, got None; give them, or "
@@ -189,7 +189,7 @@ class PipelineRuntime:
         Without `targets`, the ranks of the last stage return its outputs.  The modules keep their mode, training or
         evaluation.
         """
-        batch = self._batch(inputs, targets, weights, extra)
+        batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
         with torch.no_grad():
             self._execute(self._forward_plan, batch)
         return Evaluation(batch.loss, batch.losses, batch.outputs)
@@ -218,11 +218,6 @@ class PipelineRuntime:
         """
         if self._sync.check_tied(names):
             self._replicated.sum_tied(names)
-
-    def _batch(self, inputs: Any, targets: Any, weights: Sequence[float] | None, extra: Extra | None) -> Batch:
-        if inputs is None and 0 in self._stages:
-            raise ValueError(f"rank {self.rank} of the pipeline holds stage 0, which needs inputs, got None; give them")
-        return make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
 
     def _execute(self, plan: RankPlan, batch: Batch) -> None:
         """Run the steps of a plan in order; every message is launched here, and waited for where it is used."""
