@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from dualpipe_lab._private import source_rank
-from dualpipe_lab.comm.groups import Group, carrier, members, name_of
+from dualpipe_lab.comm.groups import Group, carrier, check_group, members, name_of
 from dualpipe_lab.launch import context
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.launch.record.operation import Moved, Operation
@@ -51,7 +51,7 @@ class Work(Operation):
         finish: runs in `wait`, after torch's part is complete.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or no group.
         ValueError: no back end of the group carries a tensor, or this rank or the root is not in the group.
     """
 
@@ -207,10 +207,12 @@ def check_tensors(name: str, group: Group | None, *tensors: torch.Tensor) -> Non
     """Refuse what no back end of the group carries.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or no group.
         ValueError: a tensor is not contiguous, on another device than the others or than the group, or of a type that
             NCCL does not know.
     """
+    if group is not None:
+        check_group(group)
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} works on tensors, got {type(tensor).__name__}; use all_gather_object for objects")

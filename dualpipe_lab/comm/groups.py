@@ -5,7 +5,7 @@ Elsewhere: `torch.distributed.new_group`, `get_rank`, `get_world_size`.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
@@ -21,15 +21,27 @@ def members(group: Group | None) -> tuple[int, ...]:
 
     Raises:
         ValueError: this rank is not in the group.
+        TypeError: this is no process group.
     """
     context = rank_context()
     if group is None:
         return context.everyone
+    check_group(group)
     rank = context.rank
     ranks = () if group is dist.GroupMember.NON_GROUP_MEMBER else tuple(dist.get_process_group_ranks(group))
     if rank not in ranks:
         raise ValueError(f"rank {rank} is not in the group {ranks or '(of other ranks)'}; only its members call it")
     return ranks
+
+
+def check_group(group: Any) -> None:
+    """Raise TypeError for something else than a process group, such as a layer's options that have one."""
+    if not isinstance(group, dist.ProcessGroup) and group is not dist.GroupMember.NON_GROUP_MEMBER:
+        kind = type(group).__name__
+        remedy = "its .group" if hasattr(group, "group") else "None for the world, or mesh.group(axis)"
+        if isinstance(group, int | str):
+            remedy = f"a group of the mesh, and {group!r} by the name of its argument"
+        raise TypeError(f"a collective takes a process group, got {kind}; give {remedy}")
 
 
 def name_of(group: Group | None) -> str:

@@ -418,7 +418,7 @@ def _stages(module: nn.Module, program: Program | None, pp_rank: int) -> Mapping
     if len(here) != 1:
         raise ValueError(
             f"rank {pp_rank} of program {program.name!r} holds stages {here}, and {type(module).__name__} does not say "
-            "which is which; give it `stages`, a mapping from each number to its module"
+            "which is which; give it `stages`, a dictionary or nn.ModuleDict from each number to its module"
         )
     return {here[0]: module}
 
@@ -447,8 +447,10 @@ def holders_of(program: Program | None) -> dict[int, tuple[int, ...]]:
 
 
 def numbered_stages(module: nn.Module) -> Mapping[int, nn.Module] | None:
-    """Return `module.stages` by number; None for a module that has none, or something else under that name."""
-    stages = getattr(module, "stages", None)
+    """Return `module.stages` by number, or those of an `nn.ModuleDict` whose keys are numbers; None without any."""
+    stages = module if isinstance(module, nn.ModuleDict) else getattr(module, "stages", None)
+    if isinstance(stages, nn.ModuleDict) and all(key.isdigit() for key in stages):
+        return {int(key): stage for key, stage in stages.items()}
     return stages if isinstance(stages, Mapping) else None
 
 

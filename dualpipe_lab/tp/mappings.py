@@ -95,7 +95,7 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group | None) -> Tensor:
-        ctx.group = group
+        ctx.group, _ = group, comm.get_world_size(group)  # something else than a group is refused before the backward
         return x.view_as(x)
 
     @staticmethod
@@ -123,6 +123,8 @@ class AlongDimension(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, operator: Operator, backward: Operator, dim: int, group: Group | None) -> Tensor:
+        if not isinstance(dim, int):
+            raise TypeError(f"a dimension is a number, got {type(dim).__name__}; give a process group as group=")
         ctx.operator, ctx.dim, ctx.group = backward, dim, group
         return operator(x, dim, group)
 

@@ -154,7 +154,7 @@ def check(
     if not isinstance(config, LlamaConfig | V3MoEConfig) or not isinstance(plan, Plan):
         raise ValueError(
             f"a training has the config of a model, a LlamaConfig or a V3MoEConfig, and a Plan, got "
-            f"{type(config).__name__} and {type(plan).__name__}"
+            f"{type(config).__name__} and {type(plan).__name__}; examples/own_model.py trains a model of your own"
         )
     started = cluster()
     plan.check(config, options.sequence_length, None if started is None else started.world_size)

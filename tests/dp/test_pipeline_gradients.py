@@ -33,7 +33,7 @@ def test_a_pipeline_sums_each_stage_after_its_last_backward(name):
         entries = lab.rank_context().ledger.entries
         connecting = entries["all_reduce"].count if "all_reduce" in entries else 0  # the ranks of a pipeline, on NCCL
         part = mesh.rank("dp")
-        runtime.step(x[part], y[part], weights=[0.25, 0.25])
+        runtime.step(list(x[part]), list(y[part]), weights=[0.25, 0.25])
         reducer.finish()
         sums = lab.rank_context().ledger.entries["all_reduce"].count - connecting
         return [parameter.grad.clone() for parameter in stage.parameters()], sums

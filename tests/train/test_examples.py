@@ -29,6 +29,20 @@ def test_a_pipeline_in_any_order_equals_one_process():
         assert max(map(float, line.groups())) < 1e-13
 
 
+def test_an_own_model_goes_on_from_its_checkpoint_in_both_ways(tmp_path):
+    script, torchrun = "examples/own_model.py", (*TORCHRUN[:-1], "4")
+    folder = ("--folder", tmp_path / "saved")
+    said = [python(script, "--steps", 2, *folder), python(*torchrun, script, "--steps", 3, *folder)]
+    said.append(python(script, "--steps", 1, "--schedule", "1f1b"))
+    assert [re.findall(r"^step (\d)  loss [2-6]\.\d+ ", text, re.MULTILINE) for text in said] == [
+        ["0", "1"],
+        ["2"],
+        ["0"],
+    ]
+    for text in said:
+        assert float(re.search(r"those of one process, up to (\S+)\n\Z", text)[1]) < 1e-12
+
+
 def test_a_model_trains_in_both_ways_and_goes_on_under_another_plan(tmp_path):
     script = "examples/train.py"
     sizes = ("--precision", "float64", "--global-batch", 4, "--sequence-length", 16, "--sample", "A rank ")

@@ -147,7 +147,7 @@ class LayerPass:
         a, n, routing, loss = self.layer.route(x)
         if is_graded:
             roots = [a, n, routing.weights, *([] if loss is None else [loss])]
-            self._held["split"] = SplitBackward([get_gradient_edge(root) for root in roots], [x])
+            self._held["split"] = SplitBackward([get_gradient_edge(root) for root in roots], [x], has_hooks=False)
         self.loss = None if loss is None else loss.detach() * self._weight
         self._held |= {
             "a": a.detach(), "n": n.detach(), "weights": routing.weights.detach(),
@@ -163,7 +163,7 @@ class LayerPass:
         n = self._held["n"].detach().requires_grad_(torch.is_grad_enabled())
         y = self.layer.shared(n)
         if y.requires_grad:
-            self._held["shared_split"] = SplitBackward([get_gradient_edge(y)], [n])
+            self._held["shared_split"] = SplitBackward([get_gradient_edge(y)], [n], has_hooks=False)
         self._held["shared_y"] = y.detach()
 
     def experts(self) -> None:
@@ -308,7 +308,9 @@ class PlainPass:
             shared[layer.keeps] = outputs[1].detach()
         if torch.is_grad_enabled():
             self._inputs, self._has_graph = graded, [one.requires_grad for one in outputs]
-            self._split = SplitBackward([get_gradient_edge(one) for one in outputs if one.requires_grad], graded)
+            self._split = SplitBackward(
+                [get_gradient_edge(one) for one in outputs if one.requires_grad], graded, has_hooks=False
+            )
         self._output = outputs[0].detach()
 
     def output(self) -> Tensor:

@@ -5,7 +5,7 @@ Chapter: book/pp/gpipe.  In: a program, all stages, a batch.  Out: nothing, or o
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,25 @@ from dualpipe_lab.pp.runtime.stage import (
 from dualpipe_lab.pp.validation.validator import validate
 
 _ACCUMULATE_GRAD = accumulate_grad_node()
+Stages: TypeAlias = Mapping[int, nn.Module | Stage] | Sequence[nn.Module | Stage] | nn.ModuleDict | nn.ModuleList
+
+
+def by_number(name: str, placed: Sequence[int], stages: Stages) -> dict[int, Any]:
+    """Return the given stages by number; a list has them in the order of the numbers that a program places here."""
+    got = type(stages).__name__
+    if isinstance(stages, Mapping | nn.ModuleDict):
+        named = dict(stages.items())
+        if all(str(key).isdigit() for key in named):
+            return {int(key): stage for key, stage in named.items()}
+        got = f"the names {list(named)}"
+    elif isinstance(stages, Sequence | nn.ModuleList):
+        if len(stages) == len(placed):
+            return dict(zip(placed, stages, strict=True))
+        got = f"{len(stages)} modules without numbers"
+    raise ValueError(
+        f"{name} places stages {list(placed)} here, got {got}; give each module under its number, as in "
+        f"{{{placed[0]}: module}}"
+    )
 
 
 def check_world(program: Program, size: int) -> None:
@@ -110,8 +129,14 @@ def check_inputs(inputs: Sequence[Any]) -> None:
 
 
 def check_loss(stage: Stage, outputs: Iterable[Any], loss: Tensor, is_summed: bool) -> None:
-    """Raise ValueError for a loss function with weights whose gradient is lost: not summed like the last stage's."""
+    """Raise ValueError for a loss without a graph, or with weights whose gradient is not summed like the stage's."""
     tensors = [y for given in outputs for y in tensors_in(given)]
+    if torch.is_grad_enabled() and isinstance(loss, Tensor) and not loss.requires_grad:
+        where = "the loss function" if any(y.requires_grad for y in tensors) else f"stage {stage.index}"
+        raise ValueError(
+            f"the loss does not depend on any weight, as {where} returns a tensor without a graph, so that nothing "
+            "would train; remove detach(), item() or torch.no_grad() there"
+        )
     known: set[Any] = {y.grad_fn for y in tensors}
     stack = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn not in {*known, None} else []
     found: list[Tensor] = []
@@ -174,10 +199,10 @@ class Buffers:
 
 def check(
     program: Program,
-    stages: Mapping[int, nn.Module],
+    stages: Stages,
     loss_fn: Callable[..., Tensor],
-    inputs: Sequence[Any],
-    targets: Sequence[Any],
+    inputs: Any,
+    targets: Any,
     num_ranks: int | None = None,
     boundary: Boundary | None = None,
     extra: Extra | None = None,
@@ -201,13 +226,15 @@ def check(
     """
     validate(program)
     check_world(program, program.num_ranks if num_ranks is None else num_ranks)
-    if set(stages) != set(range(program.num_stages)):
+    given = by_number(program.name, range(program.num_stages), stages)
+    if set(given) != set(range(program.num_stages)):
         raise ValueError(
-            f"{program.name} has stages 0 to {program.num_stages - 1}, got modules for {sorted(stages)}; give all"
+            f"{program.name} has stages 0 to {program.num_stages - 1}, got modules for {sorted(given)}; give all"
         )
-    check_inputs(inputs)
     batch = make_batch(program.name, program.num_microbatches, inputs, targets, weights, extra)
-    modules = {stage: deepcopy(module) for stage, module in stages.items()}  # a forward may change buffers
+    check_inputs(batch.inputs)
+    goals = [None] * len(batch.inputs) if batch.targets is None else batch.targets
+    modules = {stage: deepcopy(module) for stage, module in given.items()}  # a forward may change buffers
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for microbatch in range(program.num_microbatches):
             tensors = batch.input(microbatch)
@@ -215,9 +242,9 @@ def check(
                 output = call_with(modules[stage], tensors, batch.extra_of(stage, microbatch))
                 if isinstance(output, WithLoss):
                     scaled(output.loss, 1)
-                tensors = as_tensors(stage, output)
+                tensors = as_tensors(f"stage {stage}", output)
                 if stage < program.num_stages - 1:
                     check_output(stage, microbatch, tensors)
                     if boundary is not None:
                         GivenShapes(boundary).check_spec(stage, microbatch, spec_of(tensors))
-            scaled(loss_fn(*arguments_of(tensors), targets[microbatch]), 1)
+            scaled(loss_fn(*arguments_of(tensors), goals[microbatch]), 1)

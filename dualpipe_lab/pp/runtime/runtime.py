@@ -36,7 +36,16 @@ from dualpipe_lab.pp.program import (
     actions_of,
 )
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
-from dualpipe_lab.pp.runtime.check import Buffers, check_inputs, check_loss, check_output, check_stages, check_world
+from dualpipe_lab.pp.runtime.check import (
+    Buffers,
+    Stages,
+    by_number,
+    check_inputs,
+    check_loss,
+    check_output,
+    check_stages,
+    check_world,
+)
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.rank_plan import PipelineComm, RankPlan, choose_lookahead, plan_rank
 from dualpipe_lab.pp.runtime.replicated_grads import GradientSync, ReplicatedGrads, has_copies
@@ -51,7 +60,8 @@ class PipelineRuntime:
     Args:
         program: any program that `validate` accepts; its ranks are the ranks of `group`.
         stages: for each stage that the program places on this rank, its module, or a `Stage` with a forward and a
-            backward of its own.
+            backward of its own: by number in a dictionary or an `nn.ModuleDict` (whose keys are strings: "0"), or in
+            the order of their numbers in an `nn.ModuleList`.
         loss_fn: `loss_fn(output, target)`, the mean over one microbatch; `output` is what the last stage returns, and a
             tuple of tensors is spread over the arguments in front of `target`.
         boundary: an example of the tensors that one stage sends to the next (a tensor or a tuple), or a function from
@@ -80,7 +90,7 @@ class PipelineRuntime:
     def __init__(
         self,
         program: Program,
-        stages: Mapping[int, nn.Module | Stage],
+        stages: Stages,
         loss_fn: Callable[..., Tensor],
         boundary: Boundary | None = None,
         group: Group | None = None,
@@ -93,7 +103,8 @@ class PipelineRuntime:
         self.program = program
         self.rank = comm.get_rank(group)
         check_world(program, comm.get_world_size(group))
-        self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
+        given = by_number(program.name, sorted({action.stage for action in program.actions(self.rank)}), stages)
+        self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in given.items()}
         modules = {index: stage.module for index, stage in self._stages.items()}
         self._sum_mirrors = has_copies(program) if sum_mirrors is None else sum_mirrors
         check_stages(program, self.rank, modules, self._sum_mirrors)
@@ -119,28 +130,44 @@ class PipelineRuntime:
 
     def step(
         self,
-        inputs: Sequence[Any],
-        targets: Sequence[Any],
+        inputs: Any = None,
+        targets: Any = None,
         weights: Sequence[float] | None = None,
         extra: Extra | None = None,
     ) -> StepResult:
         """Run the program once; gradients accumulate in the modules' parameters.
 
+        `runtime.step(x, y)` on every rank is enough.
+
         Args:
-            inputs: one tensor (or tuple, or dictionary) per microbatch; read on the ranks that hold the first stage.
-            targets: one per microbatch; read on the ranks that hold the last stage.
+            inputs: a batch, as a tensor, or as a dictionary or tuple of tensors for a module with several arguments;
+                `split_batch` splits each tensor along its first dimension into M equal microbatches.  A list (or a
+                tuple of M entries) has one entry per microbatch already.  Read on the ranks that hold the first stage;
+                others may leave it out.
+            targets: the same for the loss function, on the ranks that hold the last stage; `[None] * M` for a loss
+                function that takes none.
             weights: the share of each microbatch in the loss; default 1 / M, for targets of one shape.  Microbatches
                 with unequal numbers of tokens need their shares of all tokens, or the gradient is not the batch's.
             extra: by stage, further keyword arguments of its module, one mapping per microbatch.
 
         Raises:
-            ValueError: if an argument does not have one entry per microbatch, or a stage returns what cannot be sent
-                or differentiated; a note names the rank and the action.  Targets of several shapes without weights,
-                inputs that need gradients, weights of the loss that nobody sums, and buffers that a forward changes
-                in a copy of a stage are refused.
+            ValueError: if a batch does not split, an argument does not have one entry per microbatch or is missing, or
+                a stage returns what cannot be sent or differentiated; a note names the rank and the action.  Targets
+                of several shapes without weights, inputs that need gradients, a loss or an output without a graph,
+                weights of the loss that nobody sums, and buffers that a forward changes in a copy of a stage are
+                refused.
         """
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                "step computes gradients, which torch.no_grad() has turned off; use evaluate, or turn it off"
+            )
         batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
-        check_inputs(inputs)
+        if targets is None and any(map(self._is_last, self._stages)):
+            raise ValueError(
+                f"rank {self.rank} of the pipeline holds the last stage, which needs targets, got None; give them, or "
+                "[None] * M for a loss function that takes none"
+            )
+        check_inputs(batch.inputs)
         self._sync.begin_step()
         self._execute(self._plan, batch)
         if self._sum_mirrors:
@@ -148,12 +175,12 @@ class PipelineRuntime:
             for index in self._stages:
                 if self._sync.needs_mirror(index):
                     self._sync.ready(index)
-        return StepResult(batch.losses, batch.peak, self._comm.peak_buffers, batch.stage_losses)
+        return StepResult(batch.loss, batch.losses, batch.peak, self._comm.peak_buffers, batch.stage_losses)
 
     def evaluate(
         self,
-        inputs: Sequence[Any],
-        targets: Sequence[Any] | None = None,
+        inputs: Any = None,
+        targets: Any = None,
         weights: Sequence[float] | None = None,
         extra: Extra | None = None,
     ) -> Evaluation:
@@ -165,7 +192,7 @@ class PipelineRuntime:
         batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
         with torch.no_grad():
             self._execute(self._forward_plan, batch)
-        return Evaluation(batch.losses, batch.outputs)
+        return Evaluation(batch.loss, batch.losses, batch.outputs)
 
     def sum_mirrors(self) -> None:
         """Sum the gradients of every stage that several ranks hold (DualPipe), unless `step` has done so.
@@ -248,14 +275,16 @@ class PipelineRuntime:
             ready.extra = batch.extra_of(index, microbatch)
             ready.weight = batch.weights[microbatch]
             if self._is_last(index) and batch.targets is not None:
-                ready.loss_of, ready.target = partial(self._loss_of, ready.stage), batch.targets[microbatch]
+                ready.loss_of = partial(self._loss_of, ready.stage, ready.weight)
+                ready.target = batch.targets[microbatch]
         elif kind != W and not self._is_last(index):
             ready.inputs = self._comm.take(action)
         return ready
 
-    def _loss_of(self, stage: Stage, target: Any, *outputs: Any) -> Tensor:
+    def _loss_of(self, stage: Stage, weight: float, target: Any, *outputs: Any) -> Tensor:
         loss = self._loss_fn(*outputs, target)
-        check_loss(stage, outputs, loss, self._sync.sums(stage.index))
+        if weight:  # that of a microbatch without any target may be a constant
+            check_loss(stage, outputs, loss, self._sync.sums(stage.index))
         return loss
 
     def _finish(self, done: ReadyAction, batch: Batch, plan: RankPlan) -> None:

@@ -122,7 +122,7 @@ class GivenShapes:
 
 
 def _spec_of_example(example: Example) -> Spec:
-    return spec_of(as_tensors(0, example))
+    return spec_of(as_tensors("boundary", example, "be"))
 
 
 class _Direction:

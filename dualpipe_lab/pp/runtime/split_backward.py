@@ -17,10 +17,10 @@ else, such as the transpose of a weight.
                  share, the weights of a custom `autograd.Function` (it computes all its gradients at once), and those
                  in a region that `torch.utils.checkpoint` recomputes.  I computes their gradients, W accumulates them.
   not split      a graph with torch's reentrant checkpoint, which starts backwards of its own: I is B, W does nothing
-  hooks          a forward that registers hooks on activations has early weights only, so that each hook runs once
+  hooks          a forward that registers hooks on activations has early weights only, so that each hook runs once; the
+                 runtime counts the hooks of every forward, and without a runtime the caller says that there are none
 A first stage has no input that needs a gradient.  Its input path is the set of nodes that lead to more than one weight,
-so it is split like every other stage.  Hooks of weights run once.  A hook on the output of an intermediate, if nobody
-has said that there is one, runs in I, and once more in W, where it gets zeros and changes nothing.
+so it is split like every other stage.  Hooks of weights run once.
 Elsewhere: torch `stage_backward_input` and `stage_backward_weight` (a first stage is not split, and a weight that is
 used twice in one stage raises); DeepSeek's WeightGradStore (linear layers written for it).
 Source: Qi et al. 2023 (arXiv 2401.10241), section 2.
@@ -59,10 +59,11 @@ class SplitBackward:
     Args:
         roots: where the backward starts: `torch.autograd.graph.get_gradient_edge` of each output.
         inputs: tensors whose gradients I returns; none for a first stage.
-        has_hooks: whether activations have hooks: I then computes all gradients, and W accumulates them.
+        has_hooks: whether activations may have hooks: I then computes all gradients, and W accumulates them.  False
+            says that they have none, and splits the work: a hook would run twice, or not at all, without an error.
     """
 
-    def __init__(self, roots: Sequence[GradientEdge], inputs: Sequence[Tensor], has_hooks: bool = False) -> None:
+    def __init__(self, roots: Sequence[GradientEdge], inputs: Sequence[Tensor], has_hooks: bool = True) -> None:
         self._roots, self._inputs, self._has_hooks = roots, inputs, has_hooks
         self._intermediates: list[Intermediate] = []
         self._early_grads: list[tuple[Tensor, Tensor]] = []  # weight, gradient

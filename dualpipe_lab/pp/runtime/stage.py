@@ -157,7 +157,7 @@ class Stage:
         inputs = self.as_leaves(inputs)
         output = self.call(microbatch, inputs, extra or {})
         losses = [scaled(output.loss, weight)] if isinstance(output, WithLoss) else []
-        tensors = as_tensors(self.index, output)
+        tensors = as_tensors(f"stage {self.index}", output)
         if loss_fn is not None:
             losses.append(scaled(loss_fn(*arguments_of(tensors)), weight))
             tensors = ()
@@ -198,6 +198,8 @@ class Stage:
         self, microbatch: int, inputs: Tensors, output: Tensors, loss: Tensor | None, hooks_before: int
     ) -> ForwardResult:
         """Keep what the backward needs, and return the detached results; `hooks_before`: hooks before the forward."""
+        if loss is None:
+            _check_graph(self, microbatch, inputs, output)
         self.live[microbatch] = live = self.keep(inputs, output, loss)
         live.has_hooks = self.count_hooks() > hooks_before
         detached = with_names((y.detach() for y in output), names_of(output))
@@ -293,7 +295,7 @@ def has_gradient(x: Tensor) -> bool:
     return bool(x.is_floating_point() or x.is_complex())
 
 
-def as_tensors(stage: int, output: Any) -> Tensors:
+def as_tensors(who: str, output: Any, verb: str = "return") -> Tensors:
     """Return the tensors of a module's output; TypeError if the output is something else."""
     if isinstance(output, WithLoss):
         output = output.output
@@ -302,14 +304,25 @@ def as_tensors(stage: int, output: Any) -> Tensors:
     for y in tensors:
         if not isinstance(y, Tensor):
             raise TypeError(
-                f"stage {stage} must return a tensor, a tuple of tensors or WithLoss(output, loss), where a dictionary "
-                f"of tensors may replace the tuple, got {type(y).__name__}"
+                f"{who} must {verb} a tensor, a tuple of tensors or WithLoss(output, loss), where a dictionary of "
+                f"tensors may replace the tuple, got {type(y).__name__}"
             )
     if not isinstance(output, Mapping):
         return tensors
     if wrong := [name for name in output if not (isinstance(name, str) and name.isidentifier())]:
-        raise TypeError(f"stage {stage} names its tensors as Python names arguments, got {wrong}; rename them")
+        raise TypeError(f"{who} names its tensors as Python names arguments, got {wrong}; rename them")
     return NamedTensors(output)
+
+
+def _check_graph(stage: Stage, microbatch: int, inputs: Tensors, output: Tensors) -> None:
+    """Refuse an output of weights to which no gradient can return; a stage that is left out returns its input."""
+    is_cut = not any(y.requires_grad or any(y is x for x in inputs) for y in output)
+    if torch.is_grad_enabled() and is_cut and any(weight.requires_grad for weight in stage.module.parameters()):
+        raise ValueError(
+            f"stage {stage.index} returned tensors without a graph for microbatch {microbatch}, so that neither its "
+            "weights nor those before it would train; remove detach() or torch.no_grad() from its forward, or freeze "
+            "its weights with requires_grad_(False)"
+        )
 
 
 def arguments_of(tensors: Tensors) -> tuple[Any, ...]:
