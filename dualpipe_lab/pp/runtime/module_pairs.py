@@ -119,7 +119,8 @@ def run_pair_by_module(forward: ReadyAction, backward: ReadyAction) -> None:
             f"{name} has not run the backward of stage {other.index}; call loss1.backward(), or "
             "torch.autograd.backward(outputs1, output_grads1) if loss1 is None"
         )
-    tensors = as_tensors(f"stage {stage.index}", output if isinstance(output, Tensor) else tuple(output)) if loss is None else ()
+    result = output if isinstance(output, Tensor) else tuple(output)
+    tensors = as_tensors(f"stage {stage.index}", result) if loss is None else ()
     done = stage.end_forward(forward.action.microbatch, inputs, tensors, loss, hooks_before)
     forward.result, forward.loss = done.output, done.loss
     del other.live[backward.action.microbatch]
