@@ -141,13 +141,14 @@ class PipelineRuntime:
 
         Args:
             inputs: a batch, as a tensor, or as a dictionary or tuple of tensors for a module with several arguments;
-                `split_batch` splits each tensor along its first dimension into M equal microbatches.  A list (or a
-                tuple of M entries) has one entry per microbatch already.  Read on the ranks that hold the first stage;
-                others may leave it out.
+                `split_batch` splits each tensor along its first dimension into M equal microbatches.  A list has one
+                entry per microbatch already, as a tuple of M entries has unless the targets are a batch.  Read on the
+                ranks that hold the first stage; others may leave it out.
             targets: the same for the loss function, on the ranks that hold the last stage; `[None] * M` for a loss
                 function that takes none.
             weights: the share of each microbatch in the loss; default 1 / M, for targets of one shape.  Microbatches
                 with unequal numbers of tokens need their shares of all tokens, or the gradient is not the batch's.
+                The optimizers of `dualpipe_lab.dp` add the gradients of n data ranks: give 1 / (n M) there.
             extra: by stage, further keyword arguments of its module, one mapping per microbatch.
 
         Raises:
