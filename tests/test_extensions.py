@@ -80,14 +80,16 @@ def test_a_page_gets_another_kernel_if_its_first_does_not_start_and_no_second_ch
 
 CONF = """import sys
 sys.path.insert(0, {ext!r})
-extensions, html_theme, project = ["myst_parser", "dp_glossary", "dp_share", "dp_moved"], "basic", "The course"
+extensions = ["myst_parser", "dp_glossary", "dp_sources", "dp_share", "dp_moved"]
+html_theme, project = "basic", "The course"
 html_baseurl, moved_pages = {base!r}, {moved!r}
 """
 PAGES = {
     "index.md": "# Index\n\nA rank.\n\n```{toctree}\nglossary\nbook/dp/page\n```\n",
     "glossary.md": "# Words\n\n```{glossary}\nrank\n  A process.\n\nlocal rank\n  On a node.\n```\n",
     "book/dp/page.md": '# A "b" & c\n\nCode `rank`, [a rank](../../index.md), a drank, then *two Ranks* and a rank; '
-    f"a local rank.\n{'Word & ' * 60}\n\nMore.\n",
+    f"a local rank.\n{'Word & ' * 60}\n\nMore: 66 ticks (simulated), 81 (simulated), 2 GB\n"
+    "(quoted: a\nreport, page 8), 3 (derived).\n",
 }
 MOVED = {"old/deep/page": "book/dp/page#part", "book/before": "book/dp/page"}
 
@@ -116,6 +118,18 @@ def test_the_first_use_of_a_term_links_to_the_glossary(built):
         ("../../glossary.html#term-local-rank", "local rank"),
     ]
     assert re.findall(links, (built / "index.html").read_text()) == []
+
+
+def test_where_a_number_comes_from_is_a_mark_and_a_list_at_the_end(built):
+    page = (built / "book" / "dp" / "page.html").read_text()
+    mark = r'<sup class="dp-mark"><a class="reference internal" href="#(source-\d)" title="([^"]*)">(\d)</a></sup>'
+    words = ["simulated", "simulated", "quoted: a report, page 8", "derived"]
+    assert [found[1] for found in re.findall(mark, page)] == words
+    assert [found[::2] for found in re.findall(mark, page)] == [(f"source-{n}", str(n)) for n in (1, 1, 2, 3)]
+    assert re.findall(r'<li id="(source-\d)"><p>(.*?)</p>', page) == [
+        (f"source-{number}", text) for number, text in enumerate(words[1:], 1)
+    ]
+    assert "66 ticks<sup" in page
 
 
 def test_a_published_page_has_an_address_a_card_and_a_place_in_the_sitemap(built):
