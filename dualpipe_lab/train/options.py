@@ -154,7 +154,7 @@ def check(
     if not isinstance(config, LlamaConfig | V3MoEConfig) or not isinstance(plan, Plan):
         raise ValueError(
             f"a training has the config of a model, a LlamaConfig or a V3MoEConfig, and a Plan, got "
-            f"{type(config).__name__} and {type(plan).__name__}; examples/own_model.py trains a model of your own"
+            f"{type(config).__name__} and {type(plan).__name__}; for an own model give a function of the plan and loss="
         )
     started = cluster()
     plan.check(config, options.sequence_length, None if started is None else started.world_size)
@@ -171,7 +171,7 @@ def check(
     if options.start is not None:
         _check_start(options.start, config, plan, resume)
     first = 0 if resume is None else _check_resumed(resume, config, plan, options, steps, is_elastic)
-    _check_folder(options.folder, first, resume)
+    check_folder(options.folder, first, resume)
 
 
 def on_nodes(plan: Plan, started: Environment | None) -> Plan:
@@ -251,7 +251,8 @@ def _check_equal(path: Path, pairs: Mapping[str, tuple[Any, Any]]) -> None:
             raise ValueError(f"{path} was saved with {name}={there}, got {name}={here}; use it with {name}={there}")
 
 
-def _check_folder(folder: Path | str | None, first: int, resume: Path | None) -> None:
+def check_folder(folder: Path | str | None, first: int, resume: Path | None) -> None:
+    """Refuse a folder that cannot be written, or that has checkpoints of later steps than `first`."""
     if folder is None:
         return
     above = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())

@@ -16,12 +16,14 @@ starts a script again with the ranks that are left; torchft keeps the living ran
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import gethostname
 from typing import Any
+
+from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
@@ -35,8 +37,8 @@ from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.metrics import Metrics, MetricsFile
 from dualpipe_lab.train.options import Config, Data, TrainOptions, check, find_checkpoint, named_options, on_nodes
+from dualpipe_lab.train.own import Batches, MakeStages, OwnBatches, OwnTrainer, check_own
 from dualpipe_lab.train.result import Result, read_weights
-from dualpipe_lab.train.sampler import Sampler
 from dualpipe_lab.train.screen import Screen, append, follow
 from dualpipe_lab.train.trainer import Trainer
 
@@ -45,9 +47,10 @@ from dualpipe_lab.train.trainer import Trainer
 class TrainJob:
     """What every rank of a training gets."""
 
-    config: Config
+    config: Config | MakeStages
     plan: Plan
-    data: Data
+    data: Data | Batches
+    loss: Callable[..., Tensor] | None
     steps: int
     options: TrainOptions
     resume: Path | None
@@ -57,11 +60,12 @@ class TrainJob:
 
 
 def run(
-    config: Config,
+    config: Config | MakeStages,
     plan: Plan,
-    data: Data,
+    data: Data | Batches,
     *,
     steps: int,
+    loss: Callable[..., Tensor] | None = None,
     resume: Path | str | None = None,
     evaluation: Data | None = None,
     weights: bool = False,
@@ -73,10 +77,14 @@ def run(
     """Train a model under a plan, and return its metrics, curve and checkpoint.
 
     Args:
-        config: of the model.
+        config: of the model; or a function of the plan that returns all stages of an own model, in order.  Each rank
+            calls it with the same seed, and keeps the stages that the plan's program gives it.
         plan: how it is trained; on several nodes its `ranks_per_node` is read from them where it is None.
-        data: a text of which sequences are windows, or documents.
+        data: a text of which sequences are windows, or documents; for an own model pairs (x, y) of tensors (or tuples
+            and dicts of them) with a row per sample, which data ranks and microbatches share in equal parts: a list, a
+            loader, or a function that returns one.  It begins again when it ends.
         steps: the step at which the training ends, those of a resumed one included.
+        loss: `loss(output, y)` of an own model, the mean over the rows that it gets.
         resume: a checkpoint, or a folder of them, of which the last is taken; any plan may have saved it.
         evaluation: data to evaluate with, every `evaluate_every` steps.
         weights: keep the full weights in the result.
@@ -92,15 +100,20 @@ def run(
     """
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
-    if elastic:
+    if elastic and not callable(config):
         plan = plan_for_world(plan, config, chosen, cluster())
         if chosen.folder is None:
             raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
         found = latest(chosen.folder) if saved_steps(chosen.folder) else found
     plan = on_nodes(plan, cluster())
-    check(config, plan, data, steps, chosen, found, evaluation, elastic)
+    if callable(config):
+        check_own(config, plan, data, steps, loss, options | {"elastic": elastic, "evaluation": evaluation}, found)
+    elif loss is not None:
+        raise ValueError("loss= is for an own model, and the library's models have theirs; leave it out")
+    else:
+        check(config, plan, data, steps, chosen, found, evaluation, elastic)  # type: ignore[arg-type]
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
-        job = TrainJob(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
+        job = TrainJob(config, plan, data, loss, steps, chosen, found, evaluation, weights, scratch)
         screen = Screen(steps, chosen.log_every)
         shown = nullcontext() if torchrun.is_active() else follow(job.scratch / "rows", screen)
         with stop_file(job.scratch / "stop", job.scratch / "begun"), shown:
@@ -177,11 +190,18 @@ def train_rank(rank: int, world_size: int, job: TrainJob) -> Result:
     options, is_temporary = job.options, job.keeps_weights and job.options.folder is None
     if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
         options = replace(options, folder=comm.all_gather_object(job.scratch / "weights")[0])
-    trainer = Trainer(job.config, job.plan, options, (job.scratch / "stop").exists)
+    stops = (job.scratch / "stop").exists
+    is_own = callable(job.config)
+    trainer = (
+        OwnTrainer(job.config, job.plan, options, job.loss, stops)  # type: ignore[arg-type]
+        if is_own
+        else Trainer(job.config, job.plan, options, stops)  # type: ignore[arg-type]
+    )
     check_agreement(job.resume)
     if job.resume is not None:
         trainer.load(job.resume)
-    sampler, first = options.sampler(job.data), trainer.num_steps
+    sampler: Any = OwnBatches(job.data, options.seed) if is_own else options.sampler(job.data)  # type: ignore[arg-type]
+    first = trainer.num_steps
     rows = _train(trainer, sampler, job, rank)
     saved = None if options.folder is None else _save(trainer, sampler, Path(options.folder), first)
     state = read_weights(saved) if rank == 0 and job.keeps_weights and saved is not None else None
@@ -193,7 +213,7 @@ def train_rank(rank: int, world_size: int, job: TrainJob) -> Result:
     return Result(str(job.plan), rows if rank == 0 else [], kept, text, stopped, state=state)
 
 
-def _train(trainer: Trainer, sampler: Sampler, job: TrainJob, rank: int) -> list[Metrics]:
+def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> list[Metrics]:
     rows: list[Metrics] = []
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
@@ -218,7 +238,7 @@ def _train(trainer: Trainer, sampler: Sampler, job: TrainJob, rank: int) -> list
     return rows
 
 
-def _save(trainer: Trainer, sampler: Sampler, folder: Path, first: int) -> Path:
+def _save(trainer: Trainer, sampler: Any, folder: Path, first: int) -> Path:
     """Save the last step, unless `save_every` has, or the training went on from it; return the checkpoint's path."""
     path = folder / name_of(trainer.num_steps)
     every = trainer.options.save_every

@@ -43,7 +43,7 @@ from dualpipe_lab.train.metrics import Metrics, Reading, StepMeter, bubble_fract
 from dualpipe_lab.train.options import Config, TrainOptions
 from dualpipe_lab.train.sampler import Batch, Sampler
 
-_OPTIMIZERS: tuple[Callable[..., DDP | Zero1 | Zero2 | Zero3], ...] = (DDP, Zero1, Zero2, Zero3)  # by the stage of ZeRO
+OPTIMIZERS: tuple[Callable[..., DDP | Zero1 | Zero2 | Zero3], ...] = (DDP, Zero1, Zero2, Zero3)  # by the stage of ZeRO
 
 
 class Trainer:
@@ -85,7 +85,7 @@ class Trainer:
             load_pretrained(self.model, options.start)
         narrow = plan.precision == "bfloat16"  # bf16 weights have fp32 masters and gradients
         grad_dtype = torch.float32 if narrow else None
-        self.optimizer = _OPTIMIZERS[plan.zero](
+        self.optimizer = OPTIMIZERS[plan.zero](
             self.model,
             self.mesh,
             **({"units": _units(self.model, plan.overlap)} if plan.zero == 3 else {}),

@@ -1,0 +1,217 @@
+"""`OwnTrainer`: a model, a loss and batches of the user's own under a plan, for `train.run`.
+
+In: a function from a plan to the stages of a model, a loss, batches (x, y).  Out: what `Trainer` gives.
+  rows         batch -> data ranks -> microbatches, all equal: the loss of a step is the mean over the batch
+  equal ranks  every rank builds all stages from one seed and keeps its own, and reads the same batches
+Elsewhere: torchtitan registers a `TrainSpec` with a model, a loss and a data loader.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab import comm
+from dualpipe_lab.dp import checkpoint
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint
+from dualpipe_lab.dp.ema import ShardedEMA
+from dualpipe_lab.launch.mesh import Mesh
+from dualpipe_lab.plan import Plan
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.runtime.batch import split_batch
+from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
+from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv, exchange
+from dualpipe_lab.train.options import TrainOptions, check_folder
+from dualpipe_lab.train.trainer import OPTIMIZERS, Trainer, seed_of, seed_ranks
+
+MakeStages: TypeAlias = Callable[[Plan], Iterable[nn.Module]]
+Batches: TypeAlias = Iterable[tuple[Any, Any]] | Callable[[], Iterable[tuple[Any, Any]]]
+_OF_OUR_MODELS = (  # what means something for the models of this library alone
+    "sequence_length", "global_batch", "bias_speed", "evaluate_every", "evaluation", "start", "sample", "sample_length",
+    "temperature", "elastic",
+)  # fmt: skip
+_PLANNED = ("layers", "recompute", "loss_chunk", "mtp", "overlap", "sequence_parallel")
+
+
+class OwnTrainer(Trainer):
+    """Trains stages that a function makes; every rank of the plan makes one and calls the same methods.
+
+    Args:
+        make_stages: returns all stages of the model, in order.
+        plan: how it is trained.
+        options: as in `train.run`.
+        loss: `loss(output, y)`, the mean over a microbatch.
+        wants_stop: as in `Trainer`.
+    """
+
+    def __init__(
+        self,
+        make_stages: MakeStages,
+        plan: Plan,
+        options: TrainOptions,
+        loss: Callable[..., Tensor],
+        wants_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.plan, self.options, self._wants_stop = plan, options, wants_stop
+        self.mesh = Mesh(plan.topology)
+        program = plan.program or schedules.build("1f1b", 1, plan.num_microbatches)
+        torch.manual_seed(options.seed)
+        every = list(make_stages(plan))
+        if len(every) != program.num_stages or not all(isinstance(stage, nn.Module) for stage in every):
+            raise ValueError(
+                f"{plan} has {program.num_stages} stages, and the function returned {len(every)}: "
+                f"{', '.join(type(stage).__name__ for stage in every)}; return one module for each"
+            )
+        here = sorted({action.stage for action in program.actions(self.mesh.rank("pp"))})
+        self.model = nn.ModuleDict({str(number): every[number] for number in here})
+        narrow = any(parameter.dtype == torch.bfloat16 for parameter in self.model.parameters())
+        self.optimizer = OPTIMIZERS[plan.zero](
+            self.model,
+            self.mesh,
+            **options.adamw,
+            max_norm=options.max_norm,
+            master=narrow,
+            grad_dtype=torch.float32 if narrow else None,
+            hybrid=plan.hybrid,
+            program=plan.program,
+        )
+        self.ema = None if options.ema is None else ShardedEMA(self.optimizer, options.ema)
+        self.runtime = PipelineRuntime(program, self.model, loss, group=self.mesh.group("pp"))
+        self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
+
+    def step(self, batch: Any) -> Metrics:
+        """Train on one batch (x, y) of all data ranks."""
+        self._meter.start()
+        microbatches = self.plan.data_size * self.plan.num_microbatches
+        first = self.data_rank * self.plan.num_microbatches
+        mine = slice(first, first + self.plan.num_microbatches)
+        x, y = (split_batch(part, microbatches)[mine] for part in batch)
+        seed_ranks(self.options.seed, self.mesh, self.num_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.lr * self.options.schedule.factor(self.num_steps)
+        self.optimizer.zero_grad()
+        result = self.runtime.step(x, y, [1 / microbatches] * len(x))
+        report = self.optimizer.step()
+        if self.ema is not None and report.stepped:
+            self.ema.update()
+        self.num_steps += 1
+        loss = self._summand([*result.losses.values(), *result.stage_losses.values()])
+        readings = exchange(self._meter.stop(loss, self._wants_stop()))
+        self.should_stop = any(reading.wants_stop for reading in readings)
+        return self._metrics(readings, _num_rows(batch[0]), report.norm, group["lr"], report.stepped)
+
+    def batch(self, sampler: Any, step: int | None = None) -> Any:
+        """Return the next batch, the same on every rank."""
+        return sampler.next(self.num_steps)
+
+    def save(self, sampler: Any) -> Path:
+        """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
+        assert self.options.folder is not None
+        return checkpoint.save(
+            self.options.folder,
+            self.num_steps,
+            self.optimizer,
+            sampler={"seed": self.options.seed},
+            config={"model": "own", "plan": self.plan.describe(), "ema": self.ema is not None},
+            topology=self.mesh.topology,
+            keep=self.options.keep,
+        )
+
+
+class OwnBatches:
+    """Batches in their order, from the first again when they end; a resumed training leaves out those it has seen."""
+
+    def __init__(self, batches: Batches, seed: int) -> None:
+        self._batches, self._seed = batches, seed
+        self._rounds = self._taken = 0
+        self._iterator: Iterator[tuple[Any, Any]] = iter(())
+
+    def next(self, step: int) -> tuple[Any, Any]:
+        """Return the batch of a step; every rank calls this.
+
+        Raises:
+            ValueError: there is none, it is no pair, or two ranks read different ones.
+        """
+        for _ in range(step + 1 - self._taken):
+            batch = self._take()
+        self._taken = step + 1
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise ValueError(
+                f"a batch is a pair (x, y), got {type(batch).__name__}; return tensors of two names as one"
+            )
+        digests = comm.all_gather_object(_digest(batch))
+        others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if others:
+            raise ValueError(
+                f"rank {others[0]} read another batch of step {step + 1} than rank 0, and each rank takes its rows of "
+                "one batch; draw the data with a generator of its own seed, not with the rank's"
+            )
+        return batch[0], batch[1]
+
+    def _take(self) -> Any:
+        with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from here when it starts
+            for again in (False, True):
+                if again:
+                    torch.manual_seed(seed_of(self._seed, {}, self._rounds))
+                    self._iterator = iter(self._batches() if callable(self._batches) else self._batches)
+                    self._rounds += 1
+                for batch in self._iterator:
+                    return batch
+        raise ValueError("the data has no batch; give at least one pair (x, y)")
+
+
+def check_own(
+    make_stages: Any, plan: Any, data: Any, steps: Any, loss: Any, given: Mapping[str, Any], resume: Path | None
+) -> None:
+    """Refuse, before any process starts, a training of an own model that cannot be; `given` are named arguments."""
+    if not isinstance(plan, Plan):
+        raise ValueError(f"a training has a Plan, got {type(plan).__name__}; give lab.Plan(...)")
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"a training has at least 1 step, got steps={steps!r}")
+    if not callable(loss):
+        raise ValueError(f"an own model needs its loss, got loss={loss!r}; give loss=a function of (output, y)")
+    if (
+        isinstance(data, Iterator)
+        or not (callable(data) or isinstance(data, Iterable))
+        or isinstance(data, bytes | str)
+    ):
+        raise ValueError(
+            f"an own model reads batches (x, y), got {type(data).__name__}; give a list, a loader, or a function that "
+            "returns an iterable: each rank reads it from the beginning"
+        )
+    named = [name for name in _OF_OUR_MODELS if given.get(name)]
+    changed = [name for name in _PLANNED if getattr(plan, name) != getattr(Plan(), name)]
+    if plan.precision != "float32":
+        changed.append("precision")
+    if named or changed:
+        name, where = (named[0], "run(") if named else (changed[0], "Plan(")
+        raise ValueError(f"{where}{name}=) is for the library's models; leave it out, and do it in your own stages")
+    if plan.cp > 1:
+        raise ValueError(f"{plan} shards sequences, which an own model's batches do not say; use cp=1")
+    first = 0
+    if resume is not None:
+        found = Checkpoint(resume)
+        if (found.index.values["config"] or {}).get("model") != "own":
+            raise ValueError(f"{resume} has one of the library's models; resume it with its config")
+        first = found.step
+        if steps <= first:
+            raise ValueError(f"{resume} is of step {first}, got steps={steps}; the training ends at a later step")
+    if given.get("csv") is not None:
+        check_csv(given["csv"])
+    check_folder(given.get("folder"), first, resume)
+
+
+def _num_rows(batch: Any) -> int:
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
+    return len(batch)
+
+
+def _digest(batch: Any) -> int:
+    if isinstance(batch, Tensor):
+        return crc32(batch.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return crc32(repr([_digest(each) for each in parts]).encode())

@@ -1,0 +1,117 @@
+"""`train.run` with a model, a loss and batches of the user's own."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import dualpipe_lab as lab
+
+WIDTH, ROWS = 6, 16
+
+
+def make_stages(plan):
+    number = plan.program.num_stages if plan.program else 1
+    layers = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
+    size = 4 // number
+    return [nn.Sequential(*layers[i * size : (i + 1) * size]).double() for i in range(number)]
+
+
+def batches():
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(2, ROWS, WIDTH, dtype=torch.float64, generator=generator).unbind() for _ in range(3)]
+
+
+class Shuffled(torch.utils.data.DataLoader):
+    """Rows in an order that torch's own generator draws when it begins."""
+
+    def __init__(self):
+        rows = [tuple(pair) for x, y in batches() for pair in zip(x, y, strict=True)]
+        super().__init__(rows, batch_size=ROWS, shuffle=True)
+
+
+def alone(steps):
+    """The same training in plain torch: losses and weights."""
+    torch.manual_seed(7)
+    model = nn.Sequential(*make_stages(lab.Plan()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    losses = []
+    for step in range(steps):
+        x, y = batches()[step % 3]
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, dict(model.named_parameters())
+
+
+def options(**others):
+    return {"loss": mse_loss, "seed": 7, "lr": 0.01, "weight_decay": 0.1, "max_norm": 0.1, "log_every": 0, **others}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lab.Plan(dp=2, num_microbatches=2, zero=3),
+        lab.Plan(pp=2, dp=2, num_microbatches=4, zero=1),
+        lab.Plan(pp=2, num_microbatches=4, schedule="dualpipev", zero=2),
+    ],
+    ids=str,
+)
+def test_losses_and_weights_are_those_of_one_process(plan, tmp_path):
+    first = lab.train.run(make_stages, plan, batches, steps=2, folder=tmp_path, **options())
+    rest = lab.train.run(make_stages, plan, batches(), steps=5, resume=tmp_path, weights=True, **options())
+    losses, weights = alone(5)
+    assert [*first.losses, *rest.losses] == pytest.approx(losses, abs=1e-12)
+    found = {name: tensor.shape for name, tensor in rest.state.items()}
+    assert sum(shape.numel() for shape in found.values()) == sum(w.numel() for w in weights.values())
+    ours = torch.cat([rest.state[name].flatten() for name in sorted(rest.state, key=place)])
+    theirs = torch.cat([w.detach().flatten() for w in weights.values()])
+    assert float((ours - theirs).abs().max()) < 1e-12
+
+
+def place(name):
+    """Stages, layers and parts in the order of the model."""
+    stage, layer, part, kind = name.split(".")
+    return int(stage), int(layer), int(part), kind == "bias"
+
+
+def test_a_loader_that_shuffles_gives_every_rank_the_same_batches():
+    result = lab.train.run(make_stages, lab.Plan(dp=2), Shuffled(), steps=4, **options())
+    assert len(set(result.losses)) == 4
+
+
+def test_ranks_that_read_different_batches_are_told():
+    def other():
+        return [
+            (torch.randn(4, WIDTH).double(), torch.zeros(4, WIDTH).double())
+            for _ in range(torch.distributed.get_rank() + 1)
+        ]
+
+    with pytest.raises(lab.RankError, match="read another batch of step 1 than rank 0"):
+        lab.train.run(make_stages, lab.Plan(dp=2), lambda: iter(other()[::-1]), steps=1, **options())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"loss": None}, "an own model needs its loss"),
+        ({"data": iter([])}, "each rank reads it from the beginning"),
+        ({"data": b"text"}, "reads batches"),
+        ({"sample": "A"}, r"run\(sample=\) is for the library's models"),
+        ({"elastic": True}, r"run\(elastic=\)"),
+        ({"plan": lab.Plan(recompute=True)}, r"Plan\(recompute=\) is for the library's models"),
+        ({"plan": lab.Plan(cp=2)}, "shards sequences"),
+        ({"steps": 0}, "at least 1 step"),
+        ({"data": []}, "the data has no batch"),
+        ({"data": [torch.zeros(4, 6)]}, r"a batch is a pair \(x, y\), got Tensor"),
+        ({"plan": lab.Plan(dp=3)}, "a batch of 16 rows does not split into 3"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_cannot_be_is_told_in_one_sentence(change, says):
+    chosen = {"config": make_stages, "plan": lab.Plan(), "data": batches, "steps": 1, **options(), **change}
+    with pytest.raises((ValueError, lab.RankError), match=says):
+        lab.train.run(chosen.pop("config"), chosen.pop("plan"), chosen.pop("data"), **chosen)
