@@ -62,8 +62,8 @@ _TOO_EARLY = {
     "dweight": ". Every rank has other rows: their gradients belong to this rank alone",
 }
 _BEHIND = (
-    "f stands behind the product, where every rank has other outputs, and sums their dy; it belongs before the product, "
-    "on what all ranks hold alike"
+    "f stands behind the product, where every rank has other outputs, and sums their dy; "
+    "it belongs before the product, on what all ranks hold alike"
 )
 
 
