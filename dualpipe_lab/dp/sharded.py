@@ -123,10 +123,10 @@ class ShardUpdater:
         group, counts = self._group_of[first], self._declaration.counts(first, self._is_sharded)
         master = self._master and working.element_size() == 2  # fp32 weights are their own masters
         generator = self._generator if working.dtype == torch.bfloat16 else None
-        values = {**self._groups[group]}
+        values, make = {**self._groups[group]}, self._optimizer  # a shard that held this object would outlive it
         shard = OptimizerShard(
             working,
-            optimizer=lambda parameters: self._optimizer([{**values, "params": parameters}]),
+            optimizer=lambda parameters: make([{**values, "params": parameters}]),
             master=master,
             generator=generator,
         )
