@@ -146,9 +146,9 @@ def is_legal(plan: lab.Plan, config: Config) -> bool:
     return True
 
 
-def options(case: Case, start: str | None = None) -> train.Options:
+def options(case: Case, start: str | None = None) -> train.TrainOptions:
     """The options of a training of one step."""
-    return train.Options(sequence_length=LENGTH, global_batch=case.global_batch, max_norm=None, start=start)
+    return train.TrainOptions(sequence_length=LENGTH, global_batch=case.global_batch, max_norm=None, start=start)
 
 
 def documents() -> list[bytes]:
@@ -168,7 +168,7 @@ def references(folder: Path) -> Callable[[Sequence[Case]], dict[tuple[str, int, 
         if not target.exists():
             tools.transformers.utils.logging.disable_progress_bar()
             model.save_pretrained(target)
-        batch = train.Options(sequence_length=LENGTH, global_batch=global_batch).sampler(documents()).batch(0)
+        batch = train.TrainOptions(sequence_length=LENGTH, global_batch=global_batch).sampler(documents()).batch(0)
         logits, loss, grads = tools.gradients(tools.exact(model), batch.inputs[0], batch.targets[0])
         return Right(str(target), logits, loss, tools.by_our_names(grads, config_of(family, num_layers)))
 
@@ -215,7 +215,7 @@ def prove(case: Case, right: Right) -> Errors:
     spy.wanted = True
     loss = trainer.step(batch).loss
     (gradients,) = spy.found
-    declared = trainer.optimizer.declaration.parameters
+    declared = trainer.optimizer.spec.parameters
     return {
         "logits": logits,
         "loss": abs(loss / float(right.loss) - 1),

@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
     "sequence_length": 16,
     "global_batch": 16,  # = data ranks x 2 pp microbatches of at most 8 ranks
     "lr": 1e-3,
-    "schedule": train.Schedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
+    "schedule": train.LRSchedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
     "max_norm": 0.5,
     "bias_speed": 1e-2,
 }
@@ -163,7 +163,7 @@ def prove(case: Case, right: train.Result) -> Errors:
     snapshots: list[Any] = []
     began = process_time()
     trainer = train.Trainer(
-        case.config, case.plan, train.Options(**OPTIONS), lambda: bool(snapshots.append(calls()))
+        case.config, case.plan, train.TrainOptions(**OPTIONS), lambda: bool(snapshots.append(calls()))
     )  # asked when the step is complete, before the metrics are exchanged
     sampler, gradients = trainer.options.sampler(data.frozen_corpus()), Spy(trainer)
     rows, before = [], {}
@@ -179,7 +179,7 @@ def prove(case: Case, right: train.Result) -> Errors:
         "loss": max(abs(row.loss / other.loss - 1) for row, other in pairs),
         "norm": max(abs(row.norm / other.norm - 1) for row, other in pairs),
         "weights": trainer_distance(trainer)(weights, right.weights()),
-        "names": sorted(declared.name for declared in trainer.optimizer.declaration.parameters.values()),
+        "names": sorted(declared.name for declared in trainer.optimizer.spec.parameters.values()),
         "num_names": len(right.weights()),
         "cpu": process_time() - began,
         "calls": traffic(case, before, snapshots[COUNTED], gradients.routing()),
@@ -219,7 +219,7 @@ class Spy:
 
 def trainer_distance(trainer: train.Trainer) -> Callable[..., float]:
     """A function from a rank's tensors and the full ones to their largest distance, relative to the largest element."""
-    declared = trainer.optimizer.declaration.parameters
+    declared = trainer.optimizer.spec.parameters
 
     def distance(found: dict[torch.nn.Parameter, Tensor], full: dict[str, Tensor]) -> float:
         far = []

@@ -34,7 +34,7 @@ from dualpipe_lab.cp import (
     ring_attention,
     ring_backward_ns,
     ring_forward_ns,
-    shard,
+    shard_sequence,
     visible_pairs,
 )
 from dualpipe_lab.dp import storage_bytes
@@ -94,7 +94,7 @@ def torch_ring(rank: int, world_size: int) -> Pass:
 def compare_rings(rank: int, world_size: int, length: int, rounds: int) -> Found:
     """Both rings on the same parts; they must agree before they are timed."""
     layout = make_layout("zigzag", length, world_size)
-    tensors = [shard(tensor, layout, rank, 2) for tensor in draw(length)]
+    tensors = [shard_sequence(tensor, layout, rank, 2) for tensor in draw(length)]
     kernel = TorchFlash()
     contenders = {
         "ours": through_autograd(lambda q, k, v: ring_attention(q, k, v, layout, kernel=kernel)),
@@ -127,7 +127,7 @@ def _pairs(q: Tensor, k: Tensor, offset: object) -> int:
 def emulate(rank: int, world_size: int, layout: SequenceLayout, rounds: int) -> list[list[int]]:
     """Nanoseconds of a forward and of a backward on a slow link, in every round."""
     kernel, found = Asleep(), []
-    parts = [shard(tensor, layout, rank, 2) for tensor in draw(layout.length, 1, 16)]
+    parts = [shard_sequence(tensor, layout, rank, 2) for tensor in draw(layout.length, 1, 16)]
     leaves = [tensor.requires_grad_() for tensor in parts[:3]]
     for _ in range(rounds):
         lab.comm.barrier()

@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp import Ddp, Zero1, Zero3, live_tensors, storage_bytes
+from dualpipe_lab.dp import DDP, Zero1, Zero3, live_tensors, storage_bytes
 
 RANKS, BATCH = 2, 64
 HYPER = {"lr": 1e-3, "weight_decay": 0.01}
 TITLES = {
-    "ddp": "Ddp / DistributedDataParallel + AdamW",
+    "ddp": "DDP / DistributedDataParallel + AdamW",
     "zero1": "Zero1 / DDP + ZeroRedundancyOptimizer",
     "zero3": "Zero3 / FSDP2 fully_shard + AdamW",
 }
@@ -46,7 +46,7 @@ def ours(kind: str, model: nn.Sequential) -> Step:
     if kind == "zero3":
         optimizer = Zero3(model, units=list(model), **HYPER)
     else:
-        optimizer = {"ddp": Ddp, "zero1": Zero1}[kind](model, **HYPER)
+        optimizer = {"ddp": DDP, "zero1": Zero1}[kind](model, **HYPER)
 
     def step(x: Tensor) -> None:
         optimizer.zero_grad()

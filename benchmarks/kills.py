@@ -47,7 +47,7 @@ OPTIONS: dict[str, Any] = {
     "sequence_length": 16,
     "global_batch": 8,
     "lr": 1e-2,
-    "schedule": train.Schedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
+    "schedule": train.LRSchedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
     "evaluation": data.frozen_corpus("evaluation"),
     "evaluate_every": 2,
     "save_every": 1,

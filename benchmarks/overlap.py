@@ -26,18 +26,18 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm, models, schedules
 from dualpipe_lab.ep import ExpertParallel
 from dualpipe_lab.ep.overlap import (
-    InterruptibleStage,
     MicrobatchPass,
     Order,
+    OverlappableStage,
     backward_alone,
     emulated,
     execute,
     forward_alone,
     input_grads_alone,
-    interruptible_stage,
     lower_bound,
     one_f_one_b_basic,
     one_f_one_b_overlap,
+    overlappable_stage,
     overlapped_forward_backward,
     simulate,
     ticks_of,
@@ -106,7 +106,7 @@ def time_steps(
     steps = []
     for program, hook in programs:
         mine = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
-        stages = {s: InterruptibleStage(s, emulated.make_layers(weights[s : s + 1], ep, SIZES), ticks) for s in mine}
+        stages = {s: OverlappableStage(s, emulated.make_layers(weights[s : s + 1], ep, SIZES), ticks) for s in mine}
         steps.append(lab.PipelineRuntime(program, stages, mse_loss, batch[0], mesh.group("pp"), overlapped=hook))
     found: list[list[tuple[int, int]]] = []
     for number in range(rounds + 1):
@@ -151,7 +151,7 @@ def time_models(rank: int, world_size: int, ticks: Any, batch: list[Tensor], rou
     fixed, steps = emulated.even_choices(sizes), []
     for hook in (run_pair_serially, overlapped_forward_backward):
         model = models.build_stages(V3, mesh, program, layers=[3, 3])
-        stages = {s: interruptible_stage(stage, s, ticks, fixed=fixed) for s, stage in model.stages.items()}
+        stages = {s: overlappable_stage(stage, s, ticks, fixed=fixed) for s, stage in model.stages.items()}
         like = model.boundary(1, sizes.tokens)
         steps.append(lab.PipelineRuntime(program, stages, model.loss_fn(), like, mesh.group("pp"), overlapped=hook))
     found: list[list[Any]] = []

@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {
     "sequence_length": 16,
     "global_batch": 8,
     "lr": 1e-2,
-    "schedule": train.Schedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
+    "schedule": train.LRSchedule("cosine", num_warmup=2, num_steps=STEPS, final=0.1),
     "max_norm": 0.5,
     "bias_speed": 1e-2,
     "ema": 0.9,
@@ -99,7 +99,7 @@ def trainers(
     """A new trainer, and its data, for each plan of so many ranks; by its number among the chosen ones."""
     for number, plan in enumerate(chosen):
         if plan.world_size == world_size:
-            trainer = train.Trainer(CONFIGS[model], plan, train.Options(**OPTIONS, folder=folder / str(number)))
+            trainer = train.Trainer(CONFIGS[model], plan, train.TrainOptions(**OPTIONS, folder=folder / str(number)))
             yield number, trainer, trainer.options.sampler(data.frozen_corpus())
 
 

@@ -81,7 +81,7 @@ def options(chosen: argparse.Namespace) -> dict[str, Any]:
     return {
         "sequence_length": chosen.tokens,
         "global_batch": 2 * chosen.microbatches * ROWS,
-        "schedule": train.Schedule("constant"),
+        "schedule": train.LRSchedule("constant"),
         "max_norm": None,
     }
 
@@ -89,7 +89,7 @@ def options(chosen: argparse.Namespace) -> dict[str, Any]:
 def ours(kind: str, config: LlamaConfig, chosen: argparse.Namespace) -> Step:
     """A step of the library."""
     plan = lab.Plan(pp=2, dp=2, tp=2, num_microbatches=chosen.microbatches, zero=int(kind[-1]))
-    trainer = train.Trainer(config, plan, train.Options(**options(chosen)))
+    trainer = train.Trainer(config, plan, train.TrainOptions(**options(chosen)))
     sampler = trainer.options.sampler(data.frozen_corpus())
     batch = trainer.batch(sampler, 0)
     return lambda: trainer.step(batch).loss
@@ -98,7 +98,7 @@ def ours(kind: str, config: LlamaConfig, chosen: argparse.Namespace) -> Step:
 def theirs(kind: str, config: LlamaConfig, chosen: argparse.Namespace) -> Step:
     """A step of torch."""
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
-    number, settings = mesh["pp"].get_local_rank(), train.Options(**options(chosen))
+    number, settings = mesh["pp"].get_local_rank(), train.TrainOptions(**options(chosen))
     model = PlainLlama(config)
     tp.initialize_parameters(model, settings.seed)
     module = sharded(TorchStage(model, number), mesh, keeps=kind == "zero2")

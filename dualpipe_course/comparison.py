@@ -2,7 +2,7 @@
 
 In: a harness, which runs on every rank and returns a `Found`.  Out: nothing, or `Wrong` with the first difference.
   on a rank         `Numbers.of` makes a tensor plain, a `Meter` counts what was sent and how long it took,
-                    `Memory` what stays alive, `Unchanged` notices an argument that was written to
+                    `MemoryMeter` what stays alive, `Unchanged` notices an argument that was written to
   one process       its values come with the rank's own, or from `beside`, which runs after the ranks have
   then              the first name that differs on any rank, and the first `Limit` that is broken, become a sentence
 The words are the check's own: `why` is given the difference, a `Limit` has its sentence.

@@ -1,4 +1,4 @@
-"""`Meter` and `Memory`: what a rank spends, counted on the rank itself; nothing of the checks is imported.
+"""`Meter` and `MemoryMeter`: what a rank spends, counted on the rank itself; nothing of the checks is imported.
 
 In: nothing.  Out: bytes sent, calls and milliseconds of a lap; bytes of tensors that came to life.
 """
@@ -34,7 +34,7 @@ class Meter:
         return sum(entry.sent for entry in entries), sum(entry.count for entry in entries), now()
 
 
-class Memory:
+class MemoryMeter:
     """On a rank: bytes of tensors that are alive now and were not when it was made, wherever they are kept.
 
     A view of a large tensor counts as the large tensor.

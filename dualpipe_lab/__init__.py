@@ -39,4 +39,4 @@ def _can_fork() -> bool:
 
 
 if _is_kernel() and _can_fork():
-    sys.modules[__name__].warm()
+    sys.modules[__name__].start_fork_server()

@@ -67,7 +67,7 @@ def main() -> None:
         sequence_length=chosen.sequence_length,
         global_batch=chosen.global_batch,
         lr=chosen.lr,
-        schedule=train.Schedule("cosine", num_warmup=min(10, chosen.steps - 1), num_steps=chosen.steps, final=0.1),
+        schedule=train.LRSchedule("cosine", num_warmup=min(10, chosen.steps - 1), num_steps=chosen.steps, final=0.1),
         start=None if chosen.resume else chosen.start,
         folder=chosen.folder,
         save_every=chosen.save_every if chosen.folder else None,

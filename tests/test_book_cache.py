@@ -18,11 +18,12 @@ sys.path.pop(0)
 
 FACADE = "import sys\nfrom dualpipe_lab._facade import make_facade\n"
 LIBRARY = {
-    "dualpipe_lab/__init__.py": f"{FACADE}sys.modules[__name__].warm()\n",
-    "dualpipe_lab/__init__.pyi": "from . import comm, cp, tp, viz\nfrom .launch.server import warm as warm\n",
+    "dualpipe_lab/__init__.py": f"{FACADE}sys.modules[__name__].start_fork_server()\n",
+    "dualpipe_lab/__init__.pyi": "from . import comm, cp, tp, viz\n"
+    "from .launch.server import start_fork_server as start_fork_server\n",
     "dualpipe_lab/_facade.py": "def make_facade(name): ...\n",
     "dualpipe_lab/launch/__init__.py": "",
-    "dualpipe_lab/launch/server.py": 'PRELOAD = ["torch", "dualpipe_lab.launch.rank"]\ndef warm(): ...\n',
+    "dualpipe_lab/launch/server.py": 'PRELOAD = ["torch", "dualpipe_lab.launch.rank"]\ndef start_fork_server(): ...\n',
     "dualpipe_lab/launch/rank.py": "",
     "dualpipe_lab/launch/unused.py": "",
     "dualpipe_lab/comm/__init__.py": FACADE,

@@ -61,7 +61,7 @@ def ranks():
         return os.getppid()
     return lab.launch(parent, 2)
 first, second = ranks(), ranks()
-server.reset()
+server.restart_fork_server()
 third = ranks()
 print([len({*first, *second, *third}), psutil.Process(third[0]).ppid() == os.getpid()])
 """

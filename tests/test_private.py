@@ -263,7 +263,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork server")
 def test_the_fork_server_can_be_found_stopped_shared_and_released(tmp_path):
-    """Else `lab.reset()` keeps stale modules, the grader's fork waits for ever, and ranks outlive their kernel."""
+    """Else a restarted fork server keeps stale modules, the grader's fork waits, and ranks outlive their kernel."""
     script = tmp_path / "drill.py"
     script.write_text(FORK_SERVER)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -15,7 +15,7 @@ PACKAGE = str(Path(lab.__file__).parent)
 CEILINGS = {  # call: functions, files
     "comm.all_reduce": (31, 9),
     "ColumnParallelLinear": (38, 9),
-    "Ddp": (56, 16),
+    "DDP": (56, 16),
     "Zero1": (66, 18),
     "Zero2": (71, 17),
     "Zero3": (85, 18),
@@ -93,7 +93,7 @@ def measured(rank, world_size, folder):
     calls = {
         "comm.all_reduce": lambda: comm.all_reduce(torch.ones(4)),
         "ColumnParallelLinear": lambda: column(x).sum().backward(),
-        **{sharding.__name__: trained(sharding) for sharding in (dp.Ddp, dp.Zero1, dp.Zero2, dp.Zero3)},
+        **{sharding.__name__: trained(sharding) for sharding in (dp.DDP, dp.Zero1, dp.Zero2, dp.Zero3)},
         "ring_attention": lambda: cp.ring_attention(q, k, v, layout).sum().backward(),
         "dispatch + combine": exchanged,
         "MoE": lambda: moe(x).sum().backward(),

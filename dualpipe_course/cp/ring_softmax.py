@@ -22,7 +22,7 @@ LIBRARY = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "softmax", "onlin
 NAMES = ("bytes of the ring", "bytes of two all-reduces", "messages of the ring", "messages of two all-reduces",
          "bytes backward")  # fmt: skip
 EXPECTED = (56_000, 14_000, 7, 28, 7_000)
-ROWS, IGNORED = 400, -100
+ROWS, IGNORE_INDEX = 400, -100
 TYPES = ("float32", "float64")
 # by case: labels that count on each of the ranks, of 4 positions
 SEQUENCES = (("one rank", (3,)), ("as many on each rank", (2, 2)), ("more on one rank", (1, 4)),
@@ -210,7 +210,7 @@ def _sequence(counts: tuple[int, ...]) -> "tuple[Tensor, Tensor]":
     logits = 2 * torch.randn(4 * len(counts), 5, dtype=torch.float64, generator=generator)
     labels = torch.arange(len(logits)) % 5
     for rank, count in enumerate(counts):
-        labels[4 * rank : 4 * rank + 4 - count] = IGNORED
+        labels[4 * rank : 4 * rank + 4 - count] = IGNORE_INDEX
     return logits, labels
 
 
@@ -222,11 +222,11 @@ def _loss(rank: int, world_size: int, fn: Callable[..., Any], counts: tuple[int,
     own = slice(4 * rank, 4 * rank + 4)
     loss, gradient = fn(logits[own].clone(), labels[own].clone())
     leaf = logits.clone().requires_grad_()
-    expected = cross_entropy(leaf, labels, ignore_index=IGNORED, reduction="sum") / max(sum(counts), 1)
+    expected = cross_entropy(leaf, labels, ignore_index=IGNORE_INDEX, reduction="sum") / max(sum(counts), 1)
     expected.backward()
     assert leaf.grad is not None
     means = [
-        cross_entropy(part, wanted, ignore_index=IGNORED)
+        cross_entropy(part, wanted, ignore_index=IGNORE_INDEX)
         for part, wanted in zip(logits.split(4), labels.split(4), strict=True)
     ]
     return Found(

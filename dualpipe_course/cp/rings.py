@@ -34,7 +34,7 @@ SIZE = 3
 WORK_MS = 10
 TOLERANCE = 1e-9  # the formula is a loop in Python, with other roundings
 LINK = Link(gbps=1e-3, latency_ms=1)
-IGNORED = -100
+IGNORE_INDEX = -100
 _SYMPTOMS = {
     "dV": ". The weights of a query add up to 1 over the keys of all ranks, with the lse that is given",
     "dK": ". dV is right, so the weights are; look at what is subtracted from dP: dO . out, a sum over all keys",
@@ -160,7 +160,7 @@ def check_parts(fn: Callable[..., Any], cases: Sequence[tuple[Case, list[int]]])
         held, tokens = case.where()[rank], _tokens(case)
         places = [place for length in lengths for place in range(length)]
         ends = {sum(lengths[: number + 1]) - 1 for number in range(len(lengths))}
-        following = [[IGNORED if i in ends else row[i + 1] for i in range(case.length)] for row in tokens]
+        following = [[IGNORE_INDEX if i in ends else row[i + 1] for i in range(case.length)] for row in tokens]
         expected = {
             "ids": [[row[position] for position in held] for row in tokens],
             "positions": [places[position] for position in held],
@@ -170,7 +170,7 @@ def check_parts(fn: Callable[..., Any], cases: Sequence[tuple[Case, list[int]]])
             if found.get(name) != right:
                 packed = {
                     "positions": held,
-                    "labels": [[IGNORED if i + 1 == case.length else row[i + 1] for i in held] for row in tokens],
+                    "labels": [[IGNORE_INDEX if i + 1 == case.length else row[i + 1] for i in held] for row in tokens],
                 }
                 why = (
                     "; these are right if the sequence is a single document"

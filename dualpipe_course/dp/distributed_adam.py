@@ -11,7 +11,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
 from dualpipe_course.differences import apart, close
 from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.meter import Memory
+from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 
@@ -290,7 +290,9 @@ def _tensor(values: Sequence[float]) -> "Tensor":
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _train(numel: int, pair: "list[Tensor]", step: Callable[[int, "Tensor", float], None], memory: Memory) -> Found:
+def _train(
+    numel: int, pair: "list[Tensor]", step: Callable[[int, "Tensor", float], None], memory: MemoryMeter
+) -> Found:
     """Take some steps; what is held is beside what the harness itself holds."""
     found: dict[str, Numbers | None] = {}
     changed = ""
@@ -309,12 +311,12 @@ def _train(numel: int, pair: "list[Tensor]", step: Callable[[int, "Tensor", floa
 
 def _by_function(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Found:
     pair, decay = [_tensor(_start(numel, which)) for which in range(2)], _tensor([_decay(i) for i in range(numel)])
-    memory, states = Memory(), [dict[str, Any]() for _ in pair]
+    memory, states = MemoryMeter(), [dict[str, Any]() for _ in pair]
     return _train(numel, pair, lambda which, grad, lr: fn(pair[which], grad, decay, states[which], lr), memory)
 
 
 def _by_class(rank: int, world_size: int, cls: Callable[..., Any], numel: int) -> Found:
     pair = [_tensor(_start(numel, which)) for which in range(NUM_TENSORS)]
-    memory = Memory()
+    memory = MemoryMeter()
     optimizers = [cls(weights, LR / (1 + which)) for which, weights in enumerate(pair)]
     return _train(numel, pair, lambda which, grad, lr: optimizers[which].step(grad), memory)

@@ -12,7 +12,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, co
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter
+from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.topology import Topology
 
@@ -135,8 +135,8 @@ def plan(stage: object, shard_ranks: object, num_microbatches: object) -> str:
     shard_ranks, num_microbatches = plain(shard_ranks), plain(num_microbatches)
     if stage is ... or shard_ranks is ... or num_microbatches is ...:
         raise Wrong("not answered yet: put your plan where the dots are")
-    if type(stage) is not str or stage not in STAGES:
-        raise Wrong(f"a stage is one of {', '.join(STAGES)}")
+    if type(stage) is not str or stage not in ZERO_STAGES:
+        raise Wrong(f"a stage is one of {', '.join(ZERO_STAGES)}")
     if type(shard_ranks) is not int or shard_ranks < 1 or RANKS % shard_ranks:
         raise Wrong(f"the ranks that shard together are a divisor of {RANKS}")
     if type(num_microbatches) is not int or num_microbatches < 1 or BATCH % num_microbatches:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Shares: TypeAlias = Sequence[Sequence[int]]  # by rank and microbatch: valid tokens
 Grads: TypeAlias = list[list[float]]  # by parameter, in plain numbers; nothing where there is no gradient
 
-VOCABULARY, WIDTH, ROW, IGNORED = 8, 6, 4, -100
+VOCABULARY, WIDTH, ROW, IGNORE_INDEX = 8, 6, 4, -100
 LIBRARY = tuple(
     f"dualpipe_lab.dp.{name}" for name in ("data_parallel", "buckets", "ddp", "zero1", "zero2", "zero3")
 )  # switched off while an answer runs
@@ -47,7 +47,7 @@ def microbatch(num_valid: int, seed: int) -> "tuple[Tensor, Tensor]":
     generator = torch.Generator().manual_seed(seed)
     shape = (max(-(-num_valid // ROW), 1), ROW)
     tokens, targets = (torch.randint(0, VOCABULARY, shape, generator=generator) for _ in range(2))
-    targets.view(-1)[num_valid:] = IGNORED
+    targets.view(-1)[num_valid:] = IGNORE_INDEX
     return tokens, targets
 
 
@@ -74,7 +74,7 @@ def _reference(rank: int, world_size: int, shares: Shares) -> tuple[Grads, float
     model = make_model()
     batch = [part for owner in range(len(shares)) for part in microbatches(shares, owner)]
     tokens, targets = (torch.cat(parts) for parts in zip(*batch, strict=True))
-    loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
     loss.backward()
     return grads_of(model), loss.item()
 
@@ -92,7 +92,7 @@ def _mean_of_means(rank: int, world_size: int, shares: Shares) -> Grads:
     model = make_model()
     for owner in range(len(shares)):
         tokens, targets = (torch.cat(parts) for parts in zip(*microbatches(shares, owner), strict=True))
-        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
         (loss / len(shares)).backward()
     return grads_of(model)
 

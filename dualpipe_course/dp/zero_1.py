@@ -11,7 +11,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.differences import apart, close
 from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.meter import Memory
+from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 
@@ -227,7 +227,7 @@ def _momentum(rank: int, world_size: int, fn: Callable[..., Any], numel: int) ->
         summands.append(grads[:, rank].clone())
     del grads
     states: list[dict[str, torch.Tensor]] = [{} for _ in tensors]
-    memory = Memory()
+    memory = MemoryMeter()
     for step, lr in enumerate(RATES):
         for weights, summand, state in zip(tensors, summands, states, strict=True):
             fn(weights, summand[step], state, lr, MOMENTUM)

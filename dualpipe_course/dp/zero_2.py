@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.meter import Memory, Meter
+from dualpipe_course.meter import MemoryMeter, Meter
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter, sent_bytes
+from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter, sent_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,8 +141,8 @@ def what_fits(answer: object) -> str:
     if not isinstance(answer, (list, tuple)) or len(answer) != 2:
         raise Wrong("expected a stage and a number of microbatches, such as ('zero3', 8)")
     stage, count = answer[0], plain(answer[1])
-    if type(stage) is not str or stage not in STAGES:
-        raise Wrong(f"the stages are {', '.join(STAGES)}")
+    if type(stage) is not str or stage not in ZERO_STAGES:
+        raise Wrong(f"the stages are {', '.join(ZERO_STAGES)}")
     if type(count) is not int or count not in CHOICES:
         raise Wrong(f"32 sequences are cut into {', '.join(map(str, CHOICES))} equal microbatches")
     if SEQUENCES // count < SMALLEST:
@@ -150,7 +150,10 @@ def what_fits(answer: object) -> str:
     if (needed := _needed(stage, count)) > ROOM:
         raise Wrong(f"{stage} with {count} microbatch(es) needs {needed:g} GB, there are {ROOM}")
     legal = [
-        _units(name, m) for name in STAGES for m in CHOICES if SEQUENCES // m >= SMALLEST and _needed(name, m) <= ROOM
+        _units(name, m)
+        for name in ZERO_STAGES
+        for m in CHOICES
+        if SEQUENCES // m >= SMALLEST and _needed(name, m) <= ROOM
     ]
     units = _units(stage, count)
     if units > min(legal):
@@ -309,7 +312,7 @@ def _run(
     after_each: Callable[[], None] = lambda: None,
 ) -> tuple[int, int]:
     """All microbatches; returns bytes that live afterwards and did not before, and sends before the first layer's."""
-    memory, early, meter = Memory(), 0, Meter()
+    memory, early, meter = MemoryMeter(), 0, Meter()
     attach()
     for microbatch in range(num_microbatches):
         calls: list[int] = []

@@ -33,7 +33,15 @@ _SLIPS = (
 )
 _HALVES = tuple(
     f"dualpipe_lab.ep.all_to_all:{name}"
-    for name in ("dispatch", "combine", "Exchange", "Launch", "Complete", "start_dispatch", "start_combine")
+    for name in (
+        "dispatch",
+        "combine",
+        "_AllToAll",
+        "_AllToAllStart",
+        "_AllToAllWait",
+        "dispatch_async",
+        "combine_async",
+    )
 )
 TABLE, ROWS, COLUMNS = ((1, 3), (2, 2)), 4, 125  # every exchange takes as long as three rows
 EXCHANGE_MS = 20
@@ -75,13 +83,13 @@ def numbers(answer: object) -> str:
     minutes=15,
     points=3,
     hints=(
-        "Put the weights beside the rows as one more column; start_rows issues that, also for gradients.",
+        "Put the weights beside the rows as one more column; all_to_all_rows_async issues that, also for gradients.",
         "Wait.backward gets two gradients. It issues their exchange with splits.transposed, and must not wait for it.",
         "Issue.backward waits for what Wait.backward has issued, and takes the columns apart again.",
     ),
 )
 def halves(fn: Callable[..., Any]) -> str:
-    """Write `start_dispatch(x, weights, splits)`, whose `.wait()` gives both; both directions leave room for work."""
+    """Write `dispatch_async(x, weights, splits)`, whose `.wait()` gives both; both directions leave room for work."""
     needs_function(fn)
     _check_times(
         _weighted,
@@ -265,7 +273,7 @@ def _worker(factor: float, ms: float) -> Callable[["Tensor"], "Tensor"]:
 
     from dualpipe_lab.launch import context
 
-    class Work(torch.autograd.Function):  # type: ignore[misc]
+    class Worker(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: "Tensor") -> "Tensor":
             context.compute(ms)
@@ -276,4 +284,4 @@ def _worker(factor: float, ms: float) -> Callable[["Tensor"], "Tensor"]:
             context.compute(2 * ms)
             return grad * factor
 
-    return lambda x: Work.apply(x)
+    return lambda x: Worker.apply(x)

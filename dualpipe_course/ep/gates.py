@@ -14,7 +14,7 @@ from dualpipe_course.exercise import Wrong
 Matrix: TypeAlias = list[list[float]]
 
 
-class Routed(NamedTuple):
+class RoutedTokens(NamedTuple):
     """Logits of some tokens, and the k experts that each goes to, best first."""
 
     logits: Matrix
@@ -22,7 +22,7 @@ class Routed(NamedTuple):
     num_experts: int
     k: int
 
-    def part(self, sizes: Sequence[int], rank: int) -> "Routed":
+    def part(self, sizes: Sequence[int], rank: int) -> "RoutedTokens":
         """The tokens of one rank."""
         start = sum(sizes[:rank])
         own = slice(start, start + sizes[rank])
@@ -35,20 +35,20 @@ def draw(rows: int, columns: int, shift: float = 0.0, seed: int = 3) -> Matrix:
     return [[shift + chance.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
 
 
-def chosen(logits: Matrix, num_experts: int, k: int) -> Routed:
+def chosen(logits: Matrix, num_experts: int, k: int) -> RoutedTokens:
     """The k largest logits of each token; of equal ones the first.
 
     >>> chosen([[1.0, 3.0, 3.0]], 3, 2).indices
     [[1, 2]]
     """
     order = [sorted(range(num_experts), key=lambda i, row=row: -row[i]) for row in logits]  # type: ignore[misc]
-    return Routed(logits, [indices[:k] for indices in order], num_experts, k)
+    return RoutedTokens(logits, [indices[:k] for indices in order], num_experts, k)
 
 
-def slots_of(routed: Routed, num_slots_each: int) -> list[list[int]]:
+def slots_of(routed: RoutedTokens, num_slots_each: int) -> list[list[int]]:
     """The slot of each choice, first choices before second ones; -1 where the expert is full.
 
-    >>> slots_of(Routed([], [[0, 1], [1, 0]], 2, 2), 1)
+    >>> slots_of(RoutedTokens([], [[0, 1], [1, 0]], 2, 2), 1)
     [[0, -1], [1, -1]]
     """
     used = [0] * routed.num_experts
@@ -72,7 +72,7 @@ def softmax(row: Sequence[float]) -> list[float]:
     return [power / sum(powers) for power in powers]
 
 
-def softmax_gradient(routed: Routed, grad: Matrix, normalised: bool) -> tuple[Matrix, Matrix]:
+def softmax_gradient(routed: RoutedTokens, grad: Matrix, normalised: bool) -> tuple[Matrix, Matrix]:
     """Weights of the chosen experts, and the gradient of all logits."""
     weights, gradients = [], []
     for row, indices, upstream in zip(routed.logits, routed.indices, grad, strict=True):
@@ -85,7 +85,7 @@ def softmax_gradient(routed: Routed, grad: Matrix, normalised: bool) -> tuple[Ma
     return weights, gradients
 
 
-def sigmoid_gradient(routed: Routed, grad: Matrix, scale: float) -> Matrix:
+def sigmoid_gradient(routed: RoutedTokens, grad: Matrix, scale: float) -> Matrix:
     """Gradient of all logits, of sigmoid scores that are normalised over the chosen experts and scaled."""
     rows = []
     for row, indices, upstream in zip(routed.logits, routed.indices, grad, strict=True):
@@ -98,7 +98,7 @@ def sigmoid_gradient(routed: Routed, grad: Matrix, scale: float) -> Matrix:
     return rows
 
 
-def balance_loss(routed: Routed) -> tuple[float, Matrix]:
+def balance_loss(routed: RoutedTokens) -> tuple[float, Matrix]:
     """E sum f P over all tokens, and its gradient."""
     num_experts, num_tokens = routed.num_experts, len(routed.logits)
     choices = [i for indices in routed.indices for i in indices]
@@ -112,7 +112,7 @@ def balance_loss(routed: Routed) -> tuple[float, Matrix]:
     return num_experts * sum(means) / num_tokens, gradient
 
 
-def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: Routed | None) -> None:
+def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: RoutedTokens | None) -> None:
     """Raise `Wrong` with the first number that differs, and why it must be zero where no weight contains the logit."""
     if shape(found) != shape(expected):
         raise Wrong(f"{where}: {what}s of shape {shape(found)}, expected {shape(expected)}")

@@ -199,7 +199,7 @@ class _Pair:
         return (self.there if is_there else self.back)(rows, each)
 
 
-def _why(routed: gates.Routed, found: list[list[int]]) -> str:
+def _why(routed: gates.RoutedTokens, found: list[list[int]]) -> str:
     kept = [slot for row in found for slot in row if slot >= 0]
     if len(set(kept)) != len(kept):
         return "; a slot has two tokens: each choice is counted behind the ones before it"

@@ -229,7 +229,7 @@ def _check_shares(fn: Callable[..., Any], sizes: tuple[int, ...], experts: int, 
 
 
 def _share(
-    rank: int, world_size: int, fn: Callable[..., Any], routed: gates.Routed, sizes: tuple[int, ...]
+    rank: int, world_size: int, fn: Callable[..., Any], routed: gates.RoutedTokens, sizes: tuple[int, ...]
 ) -> tuple[float, list[list[float]], int, int]:
     import torch
 

@@ -39,7 +39,7 @@ def main() -> None:
     os.set_inheritable(tasks.fileno(), False)
     os.set_inheritable(verdicts.fileno(), False)
     close_path()
-    server.warm()
+    server.start_fork_server()
     find("")  # imports every check
     launch(_nothing, 1)  # the fork server has imported torch when this returns
     fork_server = fork_server_pid()

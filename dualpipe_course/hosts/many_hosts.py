@@ -293,7 +293,7 @@ def median_per_byte(timeline: Timeline, ranks_per_host: int) -> dict[int, float]
     return {host: median(values) for host, values in sorted(found.items())}
 
 
-class Kind(NamedTuple):
+class TraceKind(NamedTuple):
     """How a trace is made: hosts, ranks per host, the slow host, and what is special about its messages."""
 
     hosts: int
@@ -310,23 +310,23 @@ class Kind(NamedTuple):
 
 _MIXED = {"sizes": (2**17, 2**20, 2**23), "inside": 4, "busy": 2, "late": True}
 KINDS = (
-    Kind(2, 2, 0, "messages of two sizes"),
-    Kind(2, 2, None, "messages of two sizes"),
-    Kind(4, 2, 2, "messages of two sizes"),
-    Kind(3, 1, 1, "messages of two sizes", inside=0),
-    Kind(2, 4, 0, "messages of two sizes"),
-    Kind(3, 2, 2, "the last host sends the smallest tensors", sizes=(2**24, 2**22, 2**17)),
-    Kind(3, 2, None, "each host has tensors of its own size", sizes=(2**16, 2**20, 2**24)),
-    Kind(3, 2, 0, "hosts 1 and 2 send many short messages", chatty=(1, 2)),
-    Kind(2, 2, None, "host 0 sends many short messages", chatty=(0,)),
-    Kind(4, 4, 3, "most messages stay inside their host", inside=6),
-    Kind(3, 4, None, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
-    Kind(3, 4, 2, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
-    Kind(4, 2, 1, "one receiver in five is late", late=True),
-    Kind(4, 2, None, "one receiver in five is late", late=True),
-    Kind(3, 2, 0, "host 1 sends nothing to others", silent=1),
-    Kind(8, 4, 5, "all of this", chatty=(1, 2, 3), **_MIXED),  # type: ignore[arg-type]
-    Kind(8, 2, None, "all of this", chatty=(4,), **_MIXED),  # type: ignore[arg-type]
+    TraceKind(2, 2, 0, "messages of two sizes"),
+    TraceKind(2, 2, None, "messages of two sizes"),
+    TraceKind(4, 2, 2, "messages of two sizes"),
+    TraceKind(3, 1, 1, "messages of two sizes", inside=0),
+    TraceKind(2, 4, 0, "messages of two sizes"),
+    TraceKind(3, 2, 2, "the last host sends the smallest tensors", sizes=(2**24, 2**22, 2**17)),
+    TraceKind(3, 2, None, "each host has tensors of its own size", sizes=(2**16, 2**20, 2**24)),
+    TraceKind(3, 2, 0, "hosts 1 and 2 send many short messages", chatty=(1, 2)),
+    TraceKind(2, 2, None, "host 0 sends many short messages", chatty=(0,)),
+    TraceKind(4, 4, 3, "most messages stay inside their host", inside=6),
+    TraceKind(3, 4, None, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
+    TraceKind(3, 4, 2, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
+    TraceKind(4, 2, 1, "one receiver in five is late", late=True),
+    TraceKind(4, 2, None, "one receiver in five is late", late=True),
+    TraceKind(3, 2, 0, "host 1 sends nothing to others", silent=1),
+    TraceKind(8, 4, 5, "all of this", chatty=(1, 2, 3), **_MIXED),  # type: ignore[arg-type]
+    TraceKind(8, 2, None, "all of this", chatty=(4,), **_MIXED),  # type: ignore[arg-type]
 )
 
 
@@ -338,7 +338,7 @@ def _traces() -> Iterator[Trace]:
         yield Trace(_made(kind, draw), kind.ranks_per_host, kind.slow, words)
 
 
-def _made(kind: Kind, draw: random.Random) -> Timeline:
+def _made(kind: TraceKind, draw: random.Random) -> Timeline:
     """A trace of this kind: 40 us and 8 ns per byte, within a factor of 1.7; a slow host takes 20 to 60 times that."""
     factors = [draw.uniform(1, 1.2) * (draw.uniform(20, 60) if h == kind.slow else 1) for h in range(kind.hosts)]
     ranks = range(kind.hosts * kind.ranks_per_host)

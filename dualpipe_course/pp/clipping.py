@@ -30,7 +30,7 @@ _SUM_FIRST = "the copies' gradients are halves until they are summed over the mi
 _ONCE = "every parameter is counted twice, once for each copy; let rank r answer for stage r alone"
 
 
-class Moved(NamedTuple):
+class ClipReport(NamedTuple):
     """What a rank reports: the norm that it returned, and by stage (weights before - weights after) / lr."""
 
     norm: float
@@ -62,7 +62,7 @@ def check_clipped_step(fn: Callable[..., Any], num_ranks: int, num_microbatches:
             raise Wrong(f"{case}: rank {rank} sent {sent} bytes, {enough} are enough: gradients go to the mirror alone")
 
 
-def _of_norm(moved: Moved, right: float, shares: Parts, differ: bool) -> str:
+def _of_norm(moved: ClipReport, right: float, shares: Parts, differ: bool) -> str:
     """Say what a norm is instead of the right one; `differ` if the two copies of a stage differ after the step."""
     for value, words in _norms(right, shares, differ):
         if abs(moved.norm - value) <= 1e-9 * value:
@@ -115,7 +115,9 @@ def _norm(vectors: Iterator[Vector] | Sequence[Vector]) -> float:
     return sqrt(sum(value * value for vector in vectors for value in vector))
 
 
-def _clipped_step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int, max_norm: float) -> Moved:
+def _clipped_step(
+    rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int, max_norm: float
+) -> ClipReport:
     import torch
     from torch import nn
 
@@ -125,14 +127,14 @@ def _clipped_step(rank: int, world_size: int, fn: Callable[..., Any], num_microb
     stages = {stage: make_stage(stage) for stage in (rank, world_size - 1 - rank)}  # a rank's own stage first
     like = torch.empty(ROWS, WIDTH, dtype=torch.float64)
     program = dualpipe(world_size, num_microbatches)
-    runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, like, sum_mirrors=False)
+    runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, like, sum_copies=False)
     torch.manual_seed(100 + rank)
     runtime.step(*make_batch([ROWS] * num_microbatches))
     before = {stage: _weights(module) for stage, module in stages.items()}
     norm = fn(rank, world_size, stages, max_norm, LR)
     after = {stage: _weights(module) for stage, module in stages.items()}
     steps = {stage: [(a - b) / LR for a, b in zip(before[stage], after[stage], strict=True)] for stage in stages}
-    return Moved(float("nan") if norm is None else float(norm), steps, after)
+    return ClipReport(float("nan") if norm is None else float(norm), steps, after)
 
 
 def _weights(module: Any) -> Vector:

@@ -129,12 +129,12 @@ def owned_step(fn: Callable[..., Any]) -> str:
         "Each parameter is summed once, also if it is in two stages. Both mirrors have to leave out the same one.",
     ),
 )
-def sum_mirrors(fn: Callable[..., Any]) -> str:
-    """Repair `sum_mirrors(rank, world_size, stages)` for a parameter that both stages of a rank use."""
+def sum_copies(fn: Callable[..., Any]) -> str:
+    """Repair `sum_copies(rank, world_size, stages)` for a parameter that both stages of a rank use."""
     needs_function(fn)
     for num_ranks, is_tied in ((4, False), (2, True), (4, True)):
         compare_on_ranks(
-            _sum_mirrors,
+            _sum_copies,
             num_ranks,
             fn,
             is_tied,
@@ -226,7 +226,7 @@ def _whose(stage: int, rank: int) -> str:
     return f"its {'own' if stage == rank else 'other'} stage"
 
 
-def _sum_mirrors(rank: int, world_size: int, fn: Callable[..., Any], is_tied: bool) -> Found:
+def _sum_copies(rank: int, world_size: int, fn: Callable[..., Any], is_tied: bool) -> Found:
     import torch
     from torch import nn
 

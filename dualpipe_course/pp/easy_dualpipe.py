@@ -128,7 +128,7 @@ def two_way_step(fn: Callable[..., Any]) -> str:
     ),
 )
 def mirror_sum(fn: Callable[..., Any]) -> str:
-    """Repair `sum_mirrors(rank, world_size, stages)`: both copies of a stage need the gradient of all microbatches."""
+    """Repair `sum_copies(rank, world_size, stages)`: both copies of a stage need the gradient of all microbatches."""
     needs_function(fn)
     for num_ranks, num_microbatches in ((2, 2), (4, 2), (4, 6)):
         mirrors.check_mirror_sum(fn, num_ranks, num_microbatches)

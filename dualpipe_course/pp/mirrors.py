@@ -210,7 +210,7 @@ def _mirror_sum(rank: int, world_size: int, fn: Callable[..., Any], num_microbat
     stages = {stage: make_stage(stage) for stage in (rank, world_size - 1 - rank)}  # a rank's own stage first
     like = torch.empty(ROWS, WIDTH, dtype=torch.float64)
     program = easy_dualpipe(world_size, num_microbatches)
-    runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, like, sum_mirrors=False)
+    runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, like, sum_copies=False)
     torch.manual_seed(100 + rank)
     runtime.step(*make_batch([ROWS] * num_microbatches))
     fn(rank, world_size, stages)

@@ -16,7 +16,7 @@ from dualpipe_course.trial import check_ints, needs_function
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED, TOKENS, WIDTH = -100, 10, 11
+IGNORE_INDEX, TOKENS, WIDTH = -100, 10, 11
 LIBRARY = tuple(f"dualpipe_lab.tp.{name}" for name in ("chunked_cross_entropy", "cross_entropy", "lm_head"))
 
 
@@ -153,7 +153,7 @@ def _losses(rank: int, world_size: int, fn: Callable[..., Any], words: int, chun
     from dualpipe_lab.tp.shard import TensorParallel
 
     x, weight, targets = _batch(words, 200.0)  # a sum without the right maximum overflows, or vanishes
-    targets[3:7] = IGNORED
+    targets[3:7] = IGNORE_INDEX
     start, stop = TensorParallel().span(words)
     own, unchanged = weight[start:stop].clone(), Unchanged(x=x, weight=weight, targets=targets)
     rows = _rows_of(stop - start)
@@ -163,9 +163,9 @@ def _losses(rank: int, world_size: int, fn: Callable[..., Any], words: int, chun
     parts = weight.split(-(-words // world_size))
     shifted = torch.cat([x @ part.t() - (x @ part.t()).amax(1, keepdim=True) for part in parts], 1)
     logits = x @ weight.t()
-    expected = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+    expected = cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
     slip = expected - logits.logsumexp(1) + logits.amax(1) + shifted.exp().sum(1).log()
-    slip = slip.masked_fill(targets == IGNORED, 0.0)
+    slip = slip.masked_fill(targets == IGNORE_INDEX, 0.0)
     words_for = "sums of exponentials with different maxima were added up"
     return Found(
         {"losses": Numbers.of(torch.as_tensor(found).flatten())},
@@ -198,13 +198,13 @@ def _gradients(rank: int, world_size: int, fn: Callable[..., Any], words: int, c
     from dualpipe_lab.tp.shard import TensorParallel
 
     x, weight, targets = _batch(words, 1.0)
-    targets[kept:] = IGNORED
+    targets[kept:] = IGNORE_INDEX
     start, stop = TensorParallel().span(words)
     logits = x @ weight.t()
     largest = logits.amax(1)
     log_sum = (logits - largest[:, None]).exp().sum(1).log()
     full_x, full_weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    total = cross_entropy(full_x @ full_weight.t(), targets, ignore_index=IGNORED, reduction="sum")
+    total = cross_entropy(full_x @ full_weight.t(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     (total / max(kept, 1)).backward()  # before the answer runs, which may not
     dx, d_weight = fn(x.clone(), weight[start:stop].clone(), targets, start, chunk, largest, log_sum)
     names = ("the gradient of x", "the gradient of the weight")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-IGNORED, TOKENS = -100, 6
+IGNORE_INDEX, TOKENS = -100, 6
 LIBRARY = tuple(  # switched off while an answer runs
     f"dualpipe_lab.tp.{name}"
     for name in ("cross_entropy", "cross_entropy:CrossEntropy.forward", "chunked_cross_entropy", "lm_head")
@@ -203,9 +203,9 @@ def _batch(case: str, vocabulary: int) -> "tuple[Tensor, Tensor]":
     if case == CASES[2]:
         y[0, -1], y[1, 0], y[2, :], y[3, vocabulary // 2] = 8192, 8192, -8192, -8192
     if case == CASES[3]:
-        targets[::2] = IGNORED
+        targets[::2] = IGNORE_INDEX
     if case == CASES[4]:
-        targets[:] = IGNORED
+        targets[:] = IGNORE_INDEX
     return y, targets
 
 
@@ -235,8 +235,8 @@ def _beside(loss: Any, gradient: Any, y: "Tensor", targets: "Tensor", own: slice
     from torch.nn.functional import cross_entropy
 
     whole = y.clone().requires_grad_()
-    expected = cross_entropy(whole, targets, ignore_index=IGNORED, reduction="sum")
-    expected = expected / max(int((targets != IGNORED).sum()), 1)
+    expected = cross_entropy(whole, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    expected = expected / max(int((targets != IGNORE_INDEX).sum()), 1)
     expected.backward()
     return Found(
         {"loss": Numbers.of(torch.as_tensor(loss).flatten()), "gradient": Numbers.of(torch.as_tensor(gradient))},
@@ -254,7 +254,7 @@ def _losses_beside(losses: Any, y: "Tensor", targets: "Tensor", num_ranks: int) 
     slip = shifted.exp().sum(1).log() - shifted.gather(1, targets.clamp(min=0)[:, None])[:, 0]
     return Found(
         {"losses": Numbers.of(torch.as_tensor(losses).flatten())},
-        {"losses": Numbers.of(cross_entropy(y, targets, ignore_index=IGNORED, reduction="none"))},
+        {"losses": Numbers.of(cross_entropy(y, targets, ignore_index=IGNORE_INDEX, reduction="none"))},
         {"losses": {_MAXIMA: Numbers.of(slip)}},
     )
 

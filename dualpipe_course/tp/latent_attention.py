@@ -193,7 +193,7 @@ def _remember(rank: int, world_size: int, fn: Callable[..., Any], first: int, nu
     import torch
     from torch.nn.functional import rms_norm
 
-    from dualpipe_lab.tp.rope import rotate, rotation
+    from dualpipe_lab.tp.rope import apply_rope, rope_cos_sin
 
     size, features = 3, 4
     gamma, down = draw("gamma", (size,)), draw("down", (num_tokens, size + features))
@@ -203,10 +203,10 @@ def _remember(rank: int, world_size: int, fn: Callable[..., Any], first: int, nu
     again = "it was right before this token and has changed: a row of the cache is normed or rotated already"
     for number in range(num_tokens):
         cache = fn(cache, down[number].clone(), gamma.clone(), first + number)
-        angles = rotation(torch.arange(first, first + number + 1), features, 10_000.0, down.dtype)
+        angles = rope_cos_sin(torch.arange(first, first + number + 1), features, 10_000.0, down.dtype)
         latent, position = down[: number + 1].split([size, features], -1)
         position = torch.cat((position[:, 0::2], position[:, 1::2]), -1)[None, None]
-        right = torch.cat((rms_norm(latent, (size,), gamma, EPS), rotate(position, *angles)[0, 0]), -1)
+        right = torch.cat((rms_norm(latent, (size,), gamma, EPS), apply_rope(position, *angles)[0, 0]), -1)
         for row in range(number + 1):
             name = f"row {row} after {number + 1} token(s)"
             found[name] = Numbers.of(cache[row]) if row < len(cache) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dualpipe_course.whole.model_parallel_run import ContextParallel, Experts, Pipeline, TensorParallel
+from dualpipe_course.whole.model_parallel_run import ContextParallel, ExpertRanks, Pipeline, TensorRanks
 from dualpipe_course.whole.training_log import (
     BYTES,
     COPIES,
@@ -43,7 +43,7 @@ class MeanOfMeans(DataParallel):
 
     def loss(self, ids: Tensor, targets: Tensor, total: int) -> Tensor:
         """Divide by what is here."""
-        own = int((targets != dp.IGNORED).sum())
+        own = int((targets != dp.IGNORE_INDEX).sum())
         return super().loss(ids, targets, own * MICROBATCHES * comm.get_world_size(self.data))
 
 
@@ -116,7 +116,7 @@ class KeptUnits(FullySharded):
     reshard_after_forward = False
 
 
-class KeyCopiesApart(TensorParallel):
+class KeyCopiesApart(TensorRanks):
     """The gradients of a KV head's copies are not summed; each copy sees its rank's query heads alone."""
 
     def sum_gradients(self) -> None:
@@ -142,7 +142,7 @@ class _OwnKeys(cp.FlashTiles):
         return super().backward(grad, q, k, v, out, lse, offset, scale)
 
 
-class ExpertsTimesRanks(Experts):
+class ExpertsTimesRanks(ExpertRanks):
     """An expert's gradient is averaged over its copies, everything else over all data ranks."""
 
     def sum_gradients(self) -> None:
@@ -153,7 +153,7 @@ class ExpertsTimesRanks(Experts):
                 parameter.grad *= self.mesh.topology.size("ep")
 
 
-class NormWithoutExperts(Experts):
+class NormWithoutExperts(ExpertRanks):
     """The norm counts the experts of one rank alone."""
 
     def norm(self) -> float:

@@ -17,7 +17,7 @@ V3 = models.V3MoEConfig(
 )
 
 
-class TensorParallel(TrainingRun):
+class TensorRanks(TrainingRun):
     """Two ranks that share each layer, with one KV head, of which both hold a copy."""
 
     topology, data_axes = Topology([("tp", 2)]), ()
@@ -33,7 +33,7 @@ class TensorParallel(TrainingRun):
 
     def norm(self) -> float:
         """The norm in which each element of the full model counts once."""
-        return dp.Declaration(self.model, self.mesh).gradient_norm()
+        return dp.ModelSpec(self.model, self.mesh).gradient_norm()
 
     def copies(self) -> list[Tensor]:
         """Keys, values and norms."""
@@ -61,10 +61,10 @@ class ContextParallel(TrainingRun):
 
     def share(self, full: Tensor) -> Tensor:
         """Some positions of all sequences."""
-        return cp.shard(full, self.layout, self.data_rank())
+        return cp.shard_sequence(full, self.layout, self.data_rank())
 
 
-class Experts(TrainingRun):
+class ExpertRanks(TrainingRun):
     """Two ranks with different experts and different sequences."""
 
     topology, data_axes = Topology([("ep", 2)]), ("ep",)
@@ -79,7 +79,7 @@ class Experts(TrainingRun):
 
     def norm(self) -> float:
         """The norm over dense weights and all experts."""
-        return dp.Declaration(self.model, self.mesh).gradient_norm()
+        return dp.ModelSpec(self.model, self.mesh).gradient_norm()
 
     def expert_norm(self) -> float | None:
         """The norm of all experts' gradients."""

@@ -24,12 +24,12 @@ EASY = 90  # ticks of 1F1B
 SIZES = (1, 2, 4, 8)  # data ranks of the sampler
 SECONDS = 40.0  # of a launch with 8 ranks
 WRITTEN = (
-    "dualpipe_lab.dp.ddp:Ddp",
+    "dualpipe_lab.dp.ddp:DDP",
     "dualpipe_lab.dp.zero1:Zero1",
     "dualpipe_lab.dp.zero2:Zero2",
     "dualpipe_lab.dp.zero3:Zero3",
     "dualpipe_lab.dp.sharded:ShardUpdater",
-    "dualpipe_lab.dp.declaration:Declaration",
+    "dualpipe_lab.dp.param_specs:ModelSpec",
     "dualpipe_lab.dp.grad_norm:global_norm",
     "dualpipe_lab.dp.checkpoint.session:save",
     "dualpipe_lab.dp.checkpoint.session:load",

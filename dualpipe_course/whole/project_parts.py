@@ -70,9 +70,9 @@ class Parts:
 
         A shard has `axis`, `start`, `stop`, `size` (of the full tensor along `axis`), and `mesh_axis`, "tp" or "ep".
         """
-        from dualpipe_lab.dp import declare
+        from dualpipe_lab.dp import param_specs
 
-        declared = declare(self.model, self.plan.program, self.mesh.rank("pp"))
+        declared = param_specs(self.model, self.plan.program, self.mesh.rank("pp"))
         return {a.name: Weight(parameter, a.shard if a.axes else None) for parameter, a in declared.items()}
 
     def batch(self, step: int) -> "Batch":

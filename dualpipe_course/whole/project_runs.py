@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_course.comparison import Found, Numbers
-from dualpipe_course.meter import Memory, Meter
+from dualpipe_course.meter import MemoryMeter, Meter
 from dualpipe_course.whole.project_parts import (
     BATCH,
     DENSE,
@@ -143,7 +143,7 @@ def _slips_of_norm(parts: Parts) -> dict[str, dict[str, Numbers | None]]:
 
 def optimizer(rank: int, world_size: int, make: Any) -> Found:
     """Three steps of the answer's optimizer, on parameters whose gradients are summands."""
-    memory = Memory()
+    memory = MemoryMeter()
     weights = [nn.Parameter(_draw(shape, f"weight {i}")) for i, shape in enumerate(SHAPES)]
     state = make(weights, comm.new_group(range(world_size)), *HYPER.values())
     num_bytes = sum(weight.nbytes for weight in weights)

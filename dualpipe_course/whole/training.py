@@ -125,7 +125,7 @@ def windows(fn: Callable[..., Any]) -> str:
 )
 def after_failure(answer: object) -> str:
     """Choose dp, zero, pp and the microbatches of a data rank: at most 7 GPUs, 20 GB and 760 ms."""
-    plan = Choice(*needs_ints(answer, ("dp", "zero", "pp", "microbatches of a data rank")))
+    plan = PlanChoice(*needs_ints(answer, ("dp", "zero", "pp", "microbatches of a data rank")))
     if refused := plan.refused():
         raise Wrong(refused)
     memory, time = plan.gigabytes(), plan.milliseconds()
@@ -234,7 +234,7 @@ def _check_draws(rows: Callable[[int, int], list[int]], starts: list[int]) -> No
         raise Wrong(f"a text of length + 3 bytes has windows at 0, 1 and 2; 80 draws started at {sorted(set(starts))}")
 
 
-class Choice(NamedTuple):
+class PlanChoice(NamedTuple):
     """A plan of the puzzle, with its closed forms of memory and time."""
 
     dp: int

@@ -34,7 +34,7 @@ def draw(seed: int) -> Microbatch:
     """Draw a batch for all ranks; sequences end early, and what follows is no target."""
     ids, targets = next(data.batches(ROWS, LENGTH, seed, TEXT))
     for row in range(ROWS):
-        targets[row, 2 + 5 * row % 13 :] = dp.IGNORED
+        targets[row, 2 + 5 * row % 13 :] = dp.IGNORE_INDEX
     return ids, targets
 
 
@@ -178,7 +178,7 @@ class DataParallel(TrainingRun):
 
     def prepare(self) -> None:
         """Make an optimizer that sums gradients during the backward."""
-        self.ddp = dp.Ddp(self.model, self.data, lr=LR, bucket_bytes=self.bucket_bytes, num_backwards=MICROBATCHES)
+        self.ddp = dp.DDP(self.model, self.data, lr=LR, bucket_bytes=self.bucket_bytes, num_backwards=MICROBATCHES)
         self.scaler = dp.LossScaler(scale=2.0**16)
 
     def backward(self, share: Tensor) -> None:

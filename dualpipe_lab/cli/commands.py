@@ -147,7 +147,7 @@ def compare(
     for name, reason in refused:
         print(f"{name}: {reason}")
     for one in asked:
-        if may_pair and isinstance(one, Variant) and (twin := schedules.twin_of(one.name)):
+        if may_pair and isinstance(one, Variant) and (twin := schedules.paired_variant(one.name)):
             print(f"{one}: it has no pairs; {twin} has")
         if isinstance(one, Variant) and not schedules.is_synchronous(one.name):
             print(

@@ -178,7 +178,7 @@ class Work(Operation):
 
 
 class Pending(Generic[T]):
-    """Handle of a result whose operations are still running; every function named `start_...` returns one.
+    """Handle of a result whose operations are still running; every function named `..._async` returns one.
 
     Until `wait` returns, the caller must not change the input tensors of the function and must not read its outputs.
     Elsewhere: `torch.futures.Future.then`; `AsyncCollectiveTensor` of torch's functional collectives.

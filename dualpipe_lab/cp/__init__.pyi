@@ -7,12 +7,12 @@ from .ring import ring_all_gather as ring_all_gather
 from .softmax import Softmax as Softmax
 from .softmax import softmax as softmax
 from .softmax import softmax_backward as softmax_backward
-from .online_softmax import MaxSum as MaxSum
+from .online_softmax import SoftmaxStats as SoftmaxStats
 from .online_softmax import online_softmax as online_softmax
 from .online_softmax import online_average as online_average
 from .ring_softmax import ring_softmax as ring_softmax
 from .ring_softmax import all_reduce_softmax as all_reduce_softmax
-from .ring_softmax import ring_max_sum as ring_max_sum
+from .ring_softmax import ring_softmax_stats as ring_softmax_stats
 
 # Attention tile by tile
 from .flash_attention import flash_attention as flash_attention
@@ -27,8 +27,8 @@ from .layouts import make_layout as make_layout
 from .layouts import visible_pairs as visible_pairs
 from .layouts import critical_path as critical_path
 from .sequence import positions as positions
-from .sequence import shard as shard
-from .sequence import unshard as unshard
+from .sequence import shard_sequence as shard_sequence
+from .sequence import unshard_sequence as unshard_sequence
 from .sequence import next_token_labels as next_token_labels
 from .ring_attention import ring_attention as ring_attention
 from .all_gather_attention import all_gather_attention as all_gather_attention

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.cp.online_softmax import MaxSum
+from dualpipe_lab.cp.online_softmax import SoftmaxStats
 from dualpipe_lab.cp.softmax import NEG_INF, accumulation_dtype, reference
 
 Causal: TypeAlias = Literal["top_left", "bottom_right"]
@@ -80,13 +80,13 @@ class FlashTiles:
         tile = _Buffer(q_groups, self, k.shape[2])
         for rows in _tiles(q.shape[2], self.num_queries):
             q_i = _rows_of(q_groups, rows).to(wide) * scale
-            state, weighted = MaxSum.identity(q_i[..., 0]), torch.zeros_like(q_i)
+            state, weighted = SoftmaxStats.identity(q_i[..., 0]), torch.zeros_like(q_i)
             for keys, hidden in self.key_tiles(rows, k.shape[2], offset, q.device):
                 s = _scores(q_i, k_all[:, keys], hidden, tile)
                 maximum = torch.maximum(state.maximum, s.amax(-1))
                 p = s.sub_(reference(maximum)[..., None]).exp_()
                 rescaling = state.rescaling(maximum)
-                state = MaxSum(maximum, rescaling * state.total + p.sum(-1))
+                state = SoftmaxStats(maximum, rescaling * state.total + p.sum(-1))
                 weighted = weighted.mul_(rescaling[..., None]).baddbmm_(p, v_all[:, keys])
             weighted.div_(state.total.masked_fill(state.total == 0, 1)[..., None])
             out[:, :, rows], lse[:, :, rows] = (

@@ -17,10 +17,10 @@ from torch import Tensor
 from dualpipe_lab.cp.softmax import NEG_INF, accumulation_dtype, reference
 
 
-class MaxSum(NamedTuple):
+class SoftmaxStats(NamedTuple):
     """The maximum m of some scores and the sum l of exp(score - m), per row.
 
-    >>> a, b = MaxSum.of(torch.tensor([1.0, 3.0])), MaxSum.of(torch.tensor([2.0]))
+    >>> a, b = SoftmaxStats.of(torch.tensor([1.0, 3.0])), SoftmaxStats.of(torch.tensor([2.0]))
     >>> bool(a.merge(b).lse.isclose(torch.tensor([1.0, 2.0, 3.0]).logsumexp(-1)))
     True
     """
@@ -29,7 +29,7 @@ class MaxSum(NamedTuple):
     total: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> "MaxSum":
+    def of(cls, x: Tensor) -> "SoftmaxStats":
         """Return the pair of the scores along the last axis, which may have length 0."""
         wide = x.to(accumulation_dtype(x.dtype))
         if x.shape[-1] == 0:
@@ -38,14 +38,14 @@ class MaxSum(NamedTuple):
         return cls(maximum, torch.exp(wide - reference(maximum)[..., None]).sum(-1))
 
     @classmethod
-    def identity(cls, like: Tensor) -> "MaxSum":
+    def identity(cls, like: Tensor) -> "SoftmaxStats":
         """Return the pair of no scores, the identity of `merge`: one per element of `like`."""
         return cls(torch.full_like(like, NEG_INF), torch.zeros_like(like))
 
-    def merge(self, other: "MaxSum") -> "MaxSum":
+    def merge(self, other: "SoftmaxStats") -> "SoftmaxStats":
         """Return the pair of the union of both sets of scores."""
         maximum = torch.maximum(self.maximum, other.maximum)
-        return MaxSum(maximum, self.rescaling(maximum) * self.total + other.rescaling(maximum) * other.total)
+        return SoftmaxStats(maximum, self.rescaling(maximum) * self.total + other.rescaling(maximum) * other.total)
 
     def rescaling(self, maximum: Tensor) -> Tensor:
         """Return the factor exp(m - M), which turns sums over exp(x - m) into sums over exp(x - M); M is at least m."""
@@ -68,9 +68,9 @@ def online_softmax(x: Tensor, block_size: int) -> Tensor:
     Raises:
         ValueError: a block size below 1.
     """
-    state = MaxSum.identity(x[..., :0].sum(-1, dtype=accumulation_dtype(x.dtype)))
+    state = SoftmaxStats.identity(x[..., :0].sum(-1, dtype=accumulation_dtype(x.dtype)))
     for block in _blocks(x, block_size):
-        state = state.merge(MaxSum.of(block))
+        state = state.merge(SoftmaxStats.of(block))
     return torch.cat([state.weights(block) for block in _blocks(x, block_size)], -1)
 
 
@@ -85,10 +85,10 @@ def online_average(x: Tensor, v: Tensor, block_size: int) -> Tensor:
     Raises:
         ValueError: a block size below 1.
     """
-    state = MaxSum.identity(x[..., :0].sum(-1, dtype=accumulation_dtype(x.dtype)))
+    state = SoftmaxStats.identity(x[..., :0].sum(-1, dtype=accumulation_dtype(x.dtype)))
     weighted = torch.zeros_like(v[..., 0, :], dtype=accumulation_dtype(v.dtype))
     for scores, values in zip(_blocks(x, block_size), v.split(block_size, -2), strict=True):
-        merged = state.merge(MaxSum.of(scores))
+        merged = state.merge(SoftmaxStats.of(scores))
         powers = torch.exp(scores - reference(merged.maximum)[..., None])
         # sum and weighted sum are rescaled together, or the average would mix two scales
         weighted = state.rescaling(merged.maximum)[..., None] * weighted + (powers[..., None, :] @ values)[..., 0, :]

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.cp.online_softmax import MaxSum
+from dualpipe_lab.cp.online_softmax import SoftmaxStats
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.softmax import accumulation_dtype, reference
 
@@ -32,32 +32,32 @@ def ring_softmax(x: Tensor, group: Group | None = None) -> Tensor:
         x: this rank's scores `x_..K`; rows are the same on every rank, the number K of columns is not.
         group: the ranks that share the rows.
     """
-    weights: Tensor = _ShardedSoftmax.apply(x, group, partial(ring_max_sum, group=group))
+    weights: Tensor = _ShardedSoftmax.apply(x, group, partial(ring_softmax_stats, group=group))
     return weights
 
 
 def all_reduce_softmax(x: Tensor, group: Group | None = None) -> Tensor:
     """Return the same weights as `ring_softmax` by two all-reduces: of the maxima, then of the rescaled sums."""
-    weights: Tensor = _ShardedSoftmax.apply(x, group, partial(all_reduce_max_sum, group=group))
+    weights: Tensor = _ShardedSoftmax.apply(x, group, partial(all_reduce_softmax_stats, group=group))
     return weights
 
 
-def ring_max_sum(state: MaxSum, group: Group | None = None) -> MaxSum:
+def ring_softmax_stats(state: SoftmaxStats, group: Group | None = None) -> SoftmaxStats:
     """Return the pair of all ranks' scores by a ring: every rank merges each pair that arrives and sends it on."""
     ring, pair = Ring(group), torch.stack(state)
     for step in range(ring.size - 1):
         pair = ring.send_recv(pair, torch.empty_like(pair), label=f"pair {ring.source(step)}").wait()
-        state = state.merge(MaxSum(*pair))
+        state = state.merge(SoftmaxStats(*pair))
     return state
 
 
-def all_reduce_max_sum(state: MaxSum, group: Group | None = None) -> MaxSum:
+def all_reduce_softmax_stats(state: SoftmaxStats, group: Group | None = None) -> SoftmaxStats:
     """Return the pair of all ranks' scores by an all-reduce of the maxima and an all-reduce of the rescaled sums."""
     maximum = state.maximum.clone(memory_format=torch.contiguous_format)
     comm.all_reduce(maximum, "max", group)
     total = (state.total * torch.exp(state.maximum - reference(maximum))).contiguous()
     comm.all_reduce(total, group=group)
-    return MaxSum(maximum, total)
+    return SoftmaxStats(maximum, total)
 
 
 def sharded_softmax_backward(y: Tensor, dy: Tensor, group: Group | None = None) -> Tensor:
@@ -72,8 +72,10 @@ class _ShardedSoftmax(torch.autograd.Function):
     """Softmax over columns that are sharded over ranks; `combine` reduces the ranks' pairs to one."""
 
     @staticmethod
-    def forward(context: Any, x: Tensor, group: Group | None, combine: Callable[[MaxSum], MaxSum]) -> Tensor:
-        y = combine(MaxSum.of(x)).weights(x)
+    def forward(
+        context: Any, x: Tensor, group: Group | None, combine: Callable[[SoftmaxStats], SoftmaxStats]
+    ) -> Tensor:
+        y = combine(SoftmaxStats.of(x)).weights(x)
         context.save_for_backward(y)
         context.group = group
         return y

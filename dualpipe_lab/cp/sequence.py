@@ -1,4 +1,4 @@
-"""Sharding a sequence: `shard` selects a rank's positions of any tensor, `unshard` gathers the full tensor.
+"""Sharding a sequence: `shard_sequence` selects a rank's positions, `unshard_sequence` gathers the full tensor.
 
 Chapter: book/cp/ring-attention.  In: a tensor with an axis of positions, a layout.  Out: this rank's shard.
   bytes sent    shard 0 (every rank has the full tensor); unshard (c - 1) / c * S, a ring all-gather
@@ -13,7 +13,7 @@ from torch import Tensor
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring import Ring, ring_all_gather
-from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.dp.data_parallel import IGNORE_INDEX
 from dualpipe_lab.launch.context import device as lab_device
 
 
@@ -25,11 +25,11 @@ def positions(layout: SequenceLayout, rank: int, device: torch.device | str | No
     return torch.tensor(layout.positions(rank), dtype=torch.int64, device=device or lab_device())
 
 
-def shard(x: Tensor, layout: SequenceLayout, rank: int, dim: int = 1) -> Tensor:
+def shard_sequence(x: Tensor, layout: SequenceLayout, rank: int, dim: int = 1) -> Tensor:
     """Return a rank's shard of a full tensor, in the order of its positions.
 
     >>> from dualpipe_lab.cp.layouts import make_layout
-    >>> shard(torch.arange(8), make_layout("zigzag", 8, 2), rank=0, dim=0).tolist()
+    >>> shard_sequence(torch.arange(8), make_layout("zigzag", 8, 2), rank=0, dim=0).tolist()
     [0, 1, 6, 7]
 
     Raises:
@@ -41,7 +41,7 @@ def shard(x: Tensor, layout: SequenceLayout, rank: int, dim: int = 1) -> Tensor:
     return local
 
 
-def unshard(x: Tensor, layout: SequenceLayout, dim: int = 1, group: Group | None = None) -> Tensor:
+def unshard_sequence(x: Tensor, layout: SequenceLayout, dim: int = 1, group: Group | None = None) -> Tensor:
     """Return the full tensor on every rank, gathered from all shards; every rank of the group must call this.
 
     Raises:
@@ -72,11 +72,13 @@ def check_local_shard(x: Tensor, layout: SequenceLayout, ring: Ring, dim: int) -
 
 
 def next_token_labels(tokens: Tensor) -> Tensor:
-    """Return the labels of a full sequence: for each token the next one, -100 for the last.  Call it before `shard`.
+    """Return the labels of a full sequence: for each token the next one, -100 for the last.
+
+    Call it before `shard_sequence`.
 
     >>> next_token_labels(torch.tensor([[5, 6, 7]])).tolist()
     [[6, 7, -100]]
     """
-    labels = torch.full_like(tokens, IGNORED)
+    labels = torch.full_like(tokens, IGNORE_INDEX)
     labels[..., :-1] = tokens[..., 1:]
     return labels

@@ -82,12 +82,12 @@ def local_shard(flat: Tensor, group: Group | None) -> Tensor:
     return flat.view(comm.get_world_size(group), -1)[comm.get_rank(group)]
 
 
-def start_all_reduce(flat: Tensor, group: Group | None) -> Pending[Tensor]:
+def all_reduce_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     """Launch the sum of a flat buffer over the group; every rank gets the full sum, in place."""
     return Pending([comm.all_reduce(flat, group=group, async_op=True)], lambda: flat)
 
 
-def start_reduce_scatter(flat: Tensor, group: Group | None) -> Pending[Tensor]:
+def reduce_scatter_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     """Launch the sum of a flat buffer over the group; each rank gets its shard of the sum, in place.
 
     The rest of the buffer holds nothing of use afterwards.
@@ -96,7 +96,7 @@ def start_reduce_scatter(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     return Pending([comm.reduce_scatter_single(shard, flat, group=group, async_op=True)], lambda: shard)
 
 
-def start_all_gather(buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Pending[None]:
+def all_gather_async(buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Pending[None]:
     """Launch the all-gather of every rank's shard into the buckets' flat buffers, in place."""
     works = [
         comm.all_gather_single(flat, local_shard(flat, bucket.group), bucket.group, async_op=True)

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple, TypeAlias
 
 Stage: TypeAlias = Literal["ddp", "zero1", "zero2", "zero3"]
-STAGES: tuple[Stage, ...] = ("ddp", "zero1", "zero2", "zero3")
+ZERO_STAGES: tuple[Stage, ...] = ("ddp", "zero1", "zero2", "zero3")
 
 
 class Precision(NamedTuple):
@@ -33,14 +33,14 @@ FP32 = Precision(4, 4, 8)  # the weights are their own master copy
 def bytes_per_parameter(stage: Stage, num_ranks: int, precision: Precision = BF16) -> Fraction:
     """Return the bytes that one rank holds between steps, per parameter of the model.
 
-    >>> [str(bytes_per_parameter(stage, 4)) for stage in STAGES]
+    >>> [str(bytes_per_parameter(stage, 4)) for stage in ZERO_STAGES]
     ['16', '7', '11/2', '4']
 
     Raises:
         ValueError: an unknown stage, or no rank.
     """
-    if stage not in STAGES or num_ranks < 1:
-        raise ValueError(f"stages are {', '.join(STAGES)}, on 1 rank at least; got {stage!r} on {num_ranks}")
+    if stage not in ZERO_STAGES or num_ranks < 1:
+        raise ValueError(f"stages are {', '.join(ZERO_STAGES)}, on 1 rank at least; got {stage!r} on {num_ranks}")
     shared = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}[stage]  # state first, weights last
     parts = (precision.state, precision.grad, precision.weight)
     return sum((Fraction(part, num_ranks if place < shared else 1) for place, part in enumerate(parts)), Fraction(0))
@@ -56,7 +56,7 @@ def sent_bytes(
 ) -> int:
     """Return the bytes that one rank sends in a step, to sum the gradients and to gather the weights.
 
-    >>> [sent_bytes(stage, 4, 400, num_microbatches=3) for stage in STAGES]
+    >>> [sent_bytes(stage, 4, 400, num_microbatches=3) for stage in ZERO_STAGES]
     [1200, 1200, 2400, 5400]
     """
     gathers = {"ddp": 0, "zero1": 1, "zero2": 1, "zero3": (2 if reshard_after_forward else 1) * num_microbatches}[stage]

@@ -14,27 +14,29 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.declaration import Copies, broadcast_over, check_mesh
+from dualpipe_lab.dp.param_specs import CopyGroups, broadcast_over, check_mesh
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.launch.mesh import GroupMesh
 
-IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
+IGNORE_INDEX = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
 
 
 def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
     """Broadcast the parameters and buffers of the group's first rank to every rank.
 
-    Where ranks hold other shards or experts, `Declaration(module, mesh).broadcast()` does it among copies alone.
+    Where ranks hold other shards or experts, `ModelSpec(module, mesh).broadcast()` does it among copies alone.
 
     Raises:
         ValueError: ranks of the group hold other experts, or other shards of a layer.
     """
     check_mesh(module, GroupMesh(group))
     for tensor in [*module.parameters(), *module.buffers()]:
-        broadcast_over(tensor, Copies(group))
+        broadcast_over(tensor, CopyGroups(group))
 
 
-def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = None, ignored: int = IGNORED) -> int:
+def num_valid_tokens(
+    targets: Tensor | Iterable[Tensor], group: Group | None = None, ignored: int = IGNORE_INDEX
+) -> int:
     """Return the number of targets with a loss, over all ranks and all microbatches of a step.
 
     Args:
@@ -50,7 +52,7 @@ def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = N
     return int(total)  # the host waits for this number once per step, before the first backward
 
 
-def token_loss(logits: Tensor, targets: Tensor, num_tokens: int, ignored: int = IGNORED) -> Tensor:
+def token_loss(logits: Tensor, targets: Tensor, num_tokens: int, ignored: int = IGNORE_INDEX) -> Tensor:
     """Return this rank's term of the batch's loss: the sum of its tokens' losses / number of tokens of all ranks.
 
     Args:

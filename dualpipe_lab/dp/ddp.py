@@ -1,4 +1,4 @@
-"""`Ddp`: data parallelism whose gradients are summed while the backward still runs; every rank holds everything.
+"""`DDP`: data parallelism whose gradients are summed while the backward still runs; every rank holds everything.
 
 Chapter: book/dp/dp-gradients.  In: a module, a group of N ranks.  Out: the same weights on every rank after each step.
   bytes per parameter    16     (2 + 2 + 12 with bf16 and a master copy; 4 + 4 + 8 in pure fp32)
@@ -23,16 +23,16 @@ from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import (
     BUCKET_BYTES,
+    all_reduce_async,
     assign_buckets,
     make_buckets,
-    start_all_reduce,
 )
 from dualpipe_lab.dp.guarded import SealedGrad, check_sealed
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 
 
-class Ddp(ShardedOptimizer):
+class DDP(ShardedOptimizer):
     """All-reduce the gradients during the backward and update all weights on every rank."""
 
     is_sharded = False
@@ -47,7 +47,7 @@ class Ddp(ShardedOptimizer):
             bucket_bytes=self.bucket_bytes,
             dtype=self.grad_dtype,
             kind=self.updater.kind,
-            group_of=self.declaration.group_of,
+            group_of=self.spec.group_of,
         )
         for bucket in reducer.buckets:
             self.updater.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
@@ -66,7 +66,7 @@ class GradientReducer(Synchronizer):
         bucket_bytes: the largest size of a bucket.
         dtype: the type in which gradients accumulate and travel (default: that of the parameters).
         kind: parameters of different kinds do not share a bucket.
-        start_reduce: launches the sum of one flat buffer over the group (default: an all-reduce; ZeRO-1 passes
+        reduce_async: launches the sum of one flat buffer over the group (default: an all-reduce; ZeRO-1 passes
             a reduce-scatter).
         group_of: the ranks to sum a parameter over, where that is a part of the group: those with the same experts.
             Parameters of one kind have one such group.
@@ -84,7 +84,7 @@ class GradientReducer(Synchronizer):
         bucket_bytes: int = BUCKET_BYTES,
         dtype: torch.dtype | None = None,
         kind: Callable[[nn.Parameter], Hashable] = lambda parameter: parameter.dtype,
-        start_reduce: Callable[[Tensor, Group | None], Pending[Tensor]] = start_all_reduce,
+        reduce_async: Callable[[Tensor, Group | None], Pending[Tensor]] = all_reduce_async,
         group_of: Callable[[nn.Parameter], Group | None] | None = None,
     ) -> None:
         if num_backwards < 1:
@@ -93,8 +93,8 @@ class GradientReducer(Synchronizer):
         self.buckets = make_buckets(chosen, dtype, group_of or (lambda parameter: group))
         if not self.buckets:
             raise ValueError("no parameter needs a gradient; a frozen module needs no reducer")
-        self.num_backwards, self.group, self._start_reduce = num_backwards, group, start_reduce
-        self.is_sharded = start_reduce is not start_all_reduce
+        self.num_backwards, self.group, self._reduce_async = num_backwards, group, reduce_async
+        self.is_sharded = reduce_async is not all_reduce_async
         self.flats = [bucket.allocate() for bucket in self.buckets]
         self._views: dict[nn.Parameter, Tensor] = {}
         self._bucket_of: dict[nn.Parameter, int] = {}
@@ -143,7 +143,7 @@ class GradientReducer(Synchronizer):
                     self._complete.add(parameter)
                     self._missing[self._bucket_of[parameter]] -= 1
         while (index := len(self._pending)) < len(self.buckets) and not self._missing[index]:
-            self._pending.append(self._start_reduce(self.flats[index], self.buckets[index].group))
+            self._pending.append(self._reduce_async(self.flats[index], self.buckets[index].group))
 
     def finish(self) -> list[Tensor]:
         """Launch the sums that are missing, wait for all, and return the summed gradient of each bucket.

@@ -1,4 +1,4 @@
-"""`ShardedEma`: a moving average of the weights, sharded like the optimizer state.
+"""`ShardedEMA`: a moving average of the weights, sharded like the optimizer state.
 
 Chapter: book/dp/hybrid-zero.  In: a sharded optimizer.  Out: averaged weights, to evaluate with and to save.
   average      e <- d e + (1 - d) w after every step; e starts as w
@@ -15,7 +15,7 @@ import torch
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 
 
-class ShardedEma:
+class ShardedEMA:
     """An exponential moving average of an optimizer's weights; checkpoints of the optimizer include it.
 
     Raises:

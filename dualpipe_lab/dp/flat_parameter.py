@@ -2,7 +2,7 @@
 
 Chapter: book/dp/zero-3.  In: parameters, a group of N ranks.  Out: a shard that stays, a full buffer, at times.
   always       1 / N of the weights and of the gradients
-  meanwhile    the full weights from `gather` to `free`, the full gradients from the first of them to `start_scatter`
+  meanwhile    the full weights from `gather` to `free`, the full gradients from the first of them to `scatter_async`
 The buffer's storage is freed, not the buffer: tensors that autograd saved for the backward refer to the storage, and
 find the weights in it again once they are gathered.  A parameter that is not gathered is an `AbsentWeight`, of NaN.
 Elsewhere: FSDP1 `FlatParamHandle`; FSDP2 `FSDPParamGroup`, whose shards are per parameter.
@@ -119,7 +119,7 @@ class FlatParameter:
         self._grads[1][parameter].add_(parameter.grad.detach())
         parameter.grad = None
 
-    def start_scatter(self) -> Pending[None]:
+    def scatter_async(self) -> Pending[None]:
         """Launch the reduce-scatter of the gradients, whose shard is added to `grad`; unused parameters send zeros."""
         buffer = self._grads[0] if self._grads else self.bucket.allocate()
         shard = local_shard(buffer, self._group)

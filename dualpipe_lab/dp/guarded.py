@@ -59,7 +59,7 @@ class SealedGrad(_Guarded, Tensor):  # type: ignore[misc]
     sentence = (
         "the gradient {} is used between backward and step, while its sum over the data ranks is under way or sharded; "
         "clip with step(max_norm=), scale the loss or pass step(scaler=LossScaler()) in place of changing .grad, and "
-        "read sums with dp.full_gradients(optimizer); under Ddp, .grad is yours after finished_gradients()"
+        "read sums with dp.full_gradients(optimizer); under DDP, .grad is yours after finished_gradients()"
     )
 
 

@@ -26,15 +26,15 @@ from dualpipe_lab._private import version_of
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.adam import AdamW, OptimizerShard, check_elementwise
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
-from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
+from dualpipe_lab.dp.param_specs import ModelSpec
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
 
 
 @dataclass(frozen=True)
-class StepReport:
+class UpdateResult:
     """The result of a step.
 
     Attributes:
@@ -47,7 +47,7 @@ class StepReport:
     norm: float | None
 
 
-class Kind(NamedTuple):
+class BucketKey(NamedTuple):
     """What parameters must have in common to share a buffer; `group` is the number of their param group."""
 
     dtype: torch.dtype
@@ -89,7 +89,7 @@ class ShardUpdater:
     """AdamW, or another elementwise optimizer, on this rank's shards of a model, clipped by the norm of the gradient.
 
     Args:
-        declaration: says which ranks have copies of a parameter, and which of them counts it in the norm.
+        spec: says which ranks have copies of a parameter, and which of them counts it in the norm.
         groups: the param groups, whose values are read at every step.
         optimizer: makes the optimizer of a shard, from a list with one parameter.
         is_sharded: False if this rank's shards are the full buffers, as in DDP.
@@ -98,7 +98,7 @@ class ShardUpdater:
 
     def __init__(
         self,
-        declaration: Declaration,
+        spec: ModelSpec,
         groups: list[dict[str, Any]],
         optimizer: Callable[..., Optimizer],
         is_sharded: bool,
@@ -107,20 +107,20 @@ class ShardUpdater:
     ) -> None:
         self.shards: list[LocalShard] = []
         self.num_steps = 0
-        self._declaration, self._groups, self._optimizer = declaration, groups, optimizer
+        self._spec, self._groups, self._optimizer = spec, groups, optimizer
         self._is_sharded, self._master, self._rounding_seed = is_sharded, master, rounding_seed
         self._group_of = {parameter: at for at, group in enumerate(groups) for parameter in group["params"]}
         # of the CPU, so that every device rounds alike and any may resume: 4 bytes per weight and step go to a GPU
         self._generator = None if rounding_seed is None else torch.Generator()
 
-    def kind(self, parameter: nn.Parameter) -> Kind:
+    def kind(self, parameter: nn.Parameter) -> BucketKey:
         """Return what a parameter must have in common with its neighbours in a buffer."""
-        return Kind(parameter.dtype, self._group_of.get(parameter, -1), self._declaration.kind(parameter))
+        return BucketKey(parameter.dtype, self._group_of.get(parameter, -1), self._spec.kind(parameter))
 
     def add_shard(self, bucket: Bucket, working: Tensor, start: int, stop: int) -> None:
         """Make the optimizer state of elements `start` to `stop` of a bucket, whose weights are `working`."""
         first = bucket.parameters[0]
-        group, counts = self._group_of[first], self._declaration.counts(first, self._is_sharded)
+        group, counts = self._group_of[first], self._spec.counts(first, self._is_sharded)
         master = self._master and working.element_size() == 2  # fp32 weights are their own masters
         generator = self._generator if working.dtype == torch.bfloat16 else None
         values, make = {**self._groups[group]}, self._optimizer  # a shard that held this object would outlive it
@@ -145,7 +145,7 @@ class ShardUpdater:
         scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
-    ) -> StepReport:
+    ) -> UpdateResult:
         """Unscale and clip the gradients, and update the weights of this rank's shards.
 
         `gradients` are the sums over the ranks, one tensor for each of `shards`; all else is as in
@@ -155,7 +155,7 @@ class ShardUpdater:
             scaler.belong_to(self)
             if scaler.found_inf(gradients):
                 scaler.update(True)
-                return StepReport(False, None)
+                return UpdateResult(False, None)
         scale = 1.0 / scaler.scale if scaler is not None else 1.0
         if max_norm is not None or norm is not None:
             norm = self.norm(gradients, norm_type) if norm is None else norm
@@ -163,7 +163,7 @@ class ShardUpdater:
             if not isfinite(norm):  # the same on every rank, so no rank updates
                 if scaler is not None:
                     scaler.update(True)
-                return StepReport(False, norm)
+                return UpdateResult(False, norm)
             scale *= clip_factor(norm, max_norm)
         self.num_steps += 1
         for shard, grad in zip(self.shards, gradients, strict=True):
@@ -173,22 +173,22 @@ class ShardUpdater:
             shard.optimizer.step(grad, scale)
         if scaler is not None:
             scaler.update(False)
-        return StepReport(True, norm)
+        return UpdateResult(True, norm)
 
     def _seed_rounding(self, shard: LocalShard) -> None:
         """Draw by name, so that all copies round alike: mirrored stages come in another order, for one."""
         if self._generator is not None:
-            first = self._declaration.parameters[shard.bucket.parameters[0]]
+            first = self._spec.parameters[shard.bucket.parameters[0]]
             part = None if first.shard is None else first.shard.start
             key = f"{self._rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
             self._generator.manual_seed(zlib.crc32(key.encode()))
 
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""
-        self._declaration.check_full()
+        self._spec.check_full()
         held = zip(self.shards, gradients, strict=True)
         counted = [(grad, ("mesh",)) for shard, grad in held if shard.counts]
-        return global_norm(counted, {"mesh": self._declaration.mesh.everyone}, p)
+        return global_norm(counted, {"mesh": self._spec.mesh.everyone}, p)
 
 
 class _Taken(NamedTuple):
@@ -229,13 +229,13 @@ _LR, _EPS, _DECAY, _BETAS = _Number(1e-3), _Number(1e-8), _Number(0.01), _Betas(
 
 
 class ShardedOptimizer(Optimizer):  # type: ignore[misc]
-    """What `Ddp`, `Zero1`, `Zero2` and `Zero3` share: an optimizer composed of a reducer and a `ShardUpdater`.
+    """What `DDP`, `Zero1`, `Zero2` and `Zero3` share: an optimizer composed of a reducer and a `ShardUpdater`.
 
     Attributes:
         param_groups: as torch has them: the parameters of the module, and the values that every step reads; whoever
             changes these, such as a scheduler, does so alike on every rank.
         updater: updates this rank's shards.
-        declaration: says which ranks have copies of each parameter.
+        spec: says which ranks have copies of each parameter.
         reducer: sums the gradients over the group.
         is_sharded: whether a rank updates one shard of each buffer, or all of it.
     """
@@ -294,7 +294,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
 
         Raises:
             ValueError: no parameter needs a gradient, one is in no group or in several, a number is out of its range,
-                or as `Declaration`; ranks of a group hold other shards of a layer than this rank, for one.
+                or as `ModelSpec`; ranks of a group hold other shards of a layer than this rank, for one.
             TypeError: the optimizer has no such argument.
         """
         self.module, self.names = module, {parameter: name for name, parameter in module.named_parameters()}
@@ -316,10 +316,10 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
                 "lr=, params= and the units= of ZeRO-3"
             )
         over = mesh if isinstance(mesh, Mesh) else GroupMesh(mesh)
-        self.declaration = Declaration(module, over, hybrid, program)
-        self.declaration.broadcast()
-        self.group = self.declaration.dense.group
-        self.updater = ShardUpdater(self.declaration, self.param_groups, make, self.is_sharded, master, rounding_seed)
+        self.spec = ModelSpec(module, over, hybrid, program)
+        self.spec.broadcast()
+        self.group = self.spec.dense.group
+        self.updater = ShardUpdater(self.spec, self.param_groups, make, self.is_sharded, master, rounding_seed)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
         self._taken = [
             _Taken(self.names[parameter], part, key, parameter, parameter.requires_grad)
@@ -327,8 +327,8 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             for key, parameter in part.named_parameters(recurse=False)
         ]
         self.reducer = self._take(module)
-        self.reducer.sums_tied = bool(self.declaration.tied.stage_of)
-        self.reducer.sums_partial = bool(self.declaration.partial)
+        self.reducer.sums_tied = bool(self.spec.tied.stage_of)
+        self.reducer.sums_partial = bool(self.spec.partial)
 
     def _take(self, module: nn.Module) -> Reducer:
         """Shard the module, add the shards to `updater`, and return what sums the gradients."""
@@ -342,7 +342,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
-    ) -> StepReport:
+    ) -> UpdateResult:
         """Take one step: complete the sums, clip, update this rank's shards, and gather what the model needs.
 
         Args:
@@ -390,10 +390,10 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         if self._finished is None or not self.reducer.is_final:
             self._check_module()
             self._check_copies()
-            self.declaration.pipeline = self.reducer.pipeline
+            self.spec.pipeline = self.reducer.pipeline
             self._finished = self.reducer.finish()
             firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
-            self.declaration.complete_sums(list(zip(firsts, self._finished, strict=True)))
+            self.spec.complete_sums(list(zip(firsts, self._finished, strict=True)))
         return self._finished
 
     def grad_norm(self, p: float = 2.0) -> float:
@@ -432,7 +432,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         if self.reducer.lone_copies:
             raise ValueError(
                 f"stages {sorted(self.reducer.lone_copies)} have copies on other ranks of the pipeline, and nobody has "
-                "added their gradients; leave out sum_mirrors=False, or call runtime.sum_mirrors() after its step"
+                "added their gradients; leave out sum_copies=False, or call runtime.sum_copies() after its step"
             )
 
     def zero_grad(self, set_to_none: bool = True, *, num_backwards: int | None = None) -> None:
@@ -461,7 +461,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
     load_state_dict = state_dict
 
     def all_gather_weights(self) -> None:
-        """Give every rank the updated weights; does nothing in `Ddp`, where all ranks updated them."""
+        """Give every rank the updated weights; does nothing in `DDP`, where all ranks updated them."""
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.1.
 
 from torch import nn
 
-from dualpipe_lab.dp.buckets import start_all_gather, start_reduce_scatter
+from dualpipe_lab.dp.buckets import all_gather_async, reduce_scatter_async
 from dualpipe_lab.dp.ddp import GradientReducer
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 
@@ -28,8 +28,8 @@ class Zero1(ShardedOptimizer):
             bucket_bytes=self.bucket_bytes,
             dtype=self.grad_dtype,
             kind=self.updater.kind,
-            start_reduce=start_reduce_scatter,
-            group_of=self.declaration.group_of,
+            reduce_async=reduce_scatter_async,
+            group_of=self.spec.group_of,
         )
         reducer.name = "Zero1"
         self.flats = [bucket.flatten_weights() for bucket in reducer.buckets]
@@ -38,4 +38,4 @@ class Zero1(ShardedOptimizer):
 
     def all_gather_weights(self) -> None:
         """All-gather the updated shards into the flat buffers, of which the parameters are views."""
-        start_all_gather(self.reducer.buckets, self.flats).wait()
+        all_gather_async(self.reducer.buckets, self.flats).wait()

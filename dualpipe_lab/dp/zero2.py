@@ -24,10 +24,10 @@ from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import (
     Bucket,
+    all_gather_async,
     assign_buckets,
     make_buckets,
-    start_all_gather,
-    start_reduce_scatter,
+    reduce_scatter_async,
 )
 from dualpipe_lab.dp.guarded import SealedGrads
 from dualpipe_lab.dp.sharded import ShardedOptimizer
@@ -41,14 +41,14 @@ class Zero2(ShardedOptimizer):
 
     def _take(self, module: nn.Module) -> "BucketReducer":
         chosen = assign_buckets(module.parameters(), self.bucket_bytes, self.updater.kind)
-        self.buckets = make_buckets(chosen, self.grad_dtype, self.declaration.group_of)
+        self.buckets = make_buckets(chosen, self.grad_dtype, self.spec.group_of)
         self.flats = [bucket.flatten_weights() for bucket in self.buckets]
         self.updater.add_shards(self.buckets, self.flats)
         return BucketReducer(self.buckets, self.group, self.num_backwards)
 
     def all_gather_weights(self) -> None:
         """All-gather the updated shards into the flat buffers, of which the parameters are views."""
-        start_all_gather(self.buckets, self.flats).wait()
+        all_gather_async(self.buckets, self.flats).wait()
 
 
 class BucketReducer(Synchronizer):
@@ -95,7 +95,7 @@ class BucketReducer(Synchronizer):
         """Launch the reduce-scatter of a bucket; the one before is completed first, so that two are in memory."""
         self._complete()
         buffer = self._filling.pop(index)[0] if index in self._filling else self.buckets[index].allocate()
-        self._in_flight = index, start_reduce_scatter(buffer, self.buckets[index].group)
+        self._in_flight = index, reduce_scatter_async(buffer, self.buckets[index].group)
         del self._missing[index]
 
     def _complete(self) -> None:

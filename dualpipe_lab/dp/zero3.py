@@ -113,7 +113,7 @@ class Zero3(ShardedOptimizer):
             vars(parameter)["label"] = self.names[parameter]
         for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.updater.kind(p))):
             same = list(run)
-            group = self.declaration.group_of(same[0])
+            group = self.spec.group_of(same[0])
             flat = FlatParameter(same, group, self.grad_dtype, on_change, self.reducer)
             flats.append(flat)
             if is_trained:
@@ -209,7 +209,7 @@ class UnitReducer(Synchronizer):
             unit.free()
             for flat in unit.flats:
                 if scatters and flat.is_trained:
-                    self._in_flight.append(flat.start_scatter())
+                    self._in_flight.append(flat.scatter_async())
             for units_left in (self._open, self._due or []):
                 if unit in units_left:
                     units_left.remove(unit)

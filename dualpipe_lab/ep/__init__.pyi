@@ -2,11 +2,11 @@
 from .all_to_all import Splits as Splits
 from .all_to_all import exchange_counts as exchange_counts
 from .all_to_all import exchange_splits as exchange_splits
-from .all_to_all import start_rows as start_rows
+from .all_to_all import all_to_all_rows_async as all_to_all_rows_async
 from .all_to_all import dispatch as dispatch
 from .all_to_all import combine as combine
-from .all_to_all import start_dispatch as start_dispatch
-from .all_to_all import start_combine as start_combine
+from .all_to_all import dispatch_async as dispatch_async
+from .all_to_all import combine_async as combine_async
 
 # Which experts a token uses
 from .router import TopKRouter as TopKRouter
@@ -24,8 +24,8 @@ from .moe import ExpertParallel as ExpertParallel
 from .moe.permutation import plan_routes as plan_routes
 from .moe.operators import permute as permute
 from .moe.operators import unpermute as unpermute
-from .moe.operators import regroup as regroup
-from .moe.operators import ungroup as ungroup
+from .moe.operators import sort_by_expert as sort_by_expert
+from .moe.operators import unsort_by_expert as unsort_by_expert
 from .moe.experts import grouped_product as grouped_product
 from .moe import Experts as Experts
 from .moe import MoE as MoE

@@ -10,8 +10,8 @@ order of their sources.
 `dispatch` and `combine` are one exchange in its two directions; each is the backward of the other.
 Every backward is an exchange of all ranks.  So the rows need a gradient on all ranks or on none, and every rank's loss
 has to depend on the rows that it received: a rank that does not reach the backward keeps the others waiting.
-Forward: `start_dispatch` launches the all-to-all and `.wait()` completes it.  Backward runs in the opposite order: the
-backward of `.wait()` launches the all-to-all of the gradient, and the backward of `start_dispatch` completes it.
+Forward: `dispatch_async` launches the all-to-all and `.wait()` completes it.  Backward runs in the opposite order: the
+backward of `.wait()` launches the all-to-all of the gradient, and the backward of `dispatch_async` completes it.
 Computation placed between the two calls in the forward therefore overlaps with communication in the backward, too.
 Elsewhere: torch `all_to_all_single`, `_functional_collectives.all_to_all_single_autograd`; Megatron `_AllToAll`.
 """
@@ -81,7 +81,7 @@ def exchange_splits(sends: Sequence[int], group: Group | None = None) -> Splits:
     return Splits(tuple(int(rows) for rows in sends), tuple(receives.flatten().tolist()))
 
 
-def start_rows(x: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
+def all_to_all_rows_async(x: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
     """Launch an exchange of rows without autograd; `.wait()` returns the received rows.
 
     Args:
@@ -105,7 +105,7 @@ def _first(received: Tensor, sent: Tensor) -> Tensor:
 
 def dispatch(x: Tensor, splits: Splits, group: Group | None = None) -> Tensor:
     """Send rows to the ranks of their experts; returns the received rows by source.  The backward is `combine`."""
-    out: Tensor = Exchange.apply(x, splits, group)
+    out: Tensor = _AllToAll.apply(x, splits, group)
     return out
 
 
@@ -114,38 +114,38 @@ def combine(y: Tensor, splits: Splits, group: Group | None = None) -> Tensor:
     return dispatch(y, splits.transposed, group)
 
 
-class Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """Forward: all-to-all.  Backward: all-to-all with sends and receives swapped."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, splits: Splits, group: Group | None) -> Tensor:
         ctx.splits, ctx.group = splits, group
-        return start_rows(x, splits, group).wait()
+        return all_to_all_rows_async(x, splits, group).wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return start_rows(grad, ctx.splits.transposed, ctx.group).wait(), None, None
+        return all_to_all_rows_async(grad, ctx.splits.transposed, ctx.group).wait(), None, None
 
 
-def start_dispatch(x: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
+def dispatch_async(x: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
     """Launch `dispatch`; `.wait()` returns the received rows, with their gradient."""
-    return _with_gradient(x, start_rows(x, splits, group), splits.transposed, group)
+    return _with_gradient(x, all_to_all_rows_async(x, splits, group), splits.transposed, group)
 
 
-def start_combine(y: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
+def combine_async(y: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
     """Launch `combine`; `.wait()` returns the received rows, with their gradient."""
-    return _with_gradient(y, start_rows(y, splits.transposed, group), splits, group)
+    return _with_gradient(y, all_to_all_rows_async(y, splits.transposed, group), splits, group)
 
 
 def _with_gradient(x: Tensor, rows: Pending[Tensor], back: Splits, group: Group | None) -> Pending[Tensor]:
     """Tie the exchange that sends `x` and receives `rows` into autograd's graph; gradients return along `back`."""
-    grads: list[Pending[Tensor]] = []  # from the backward of Complete to the backward of Launch
-    token = Launch.apply(x, grads)
-    return Pending([], partial(Complete.apply, token, rows, grads, back, group))
+    grads: list[Pending[Tensor]] = []  # from the backward of _AllToAllWait to that of _AllToAllStart
+    token = _AllToAllStart.apply(x, grads)
+    return Pending([], partial(_AllToAllWait.apply, token, rows, grads, back, group))
 
 
-class Launch(torch.autograd.Function):
+class _AllToAllStart(torch.autograd.Function):
     """The point in autograd's graph where an exchange was launched.  Backward: complete that of the gradient."""
 
     @staticmethod
@@ -159,7 +159,7 @@ class Launch(torch.autograd.Function):
         return ctx.grads.pop().wait(), None
 
 
-class Complete(torch.autograd.Function):
+class _AllToAllWait(torch.autograd.Function):
     """Forward: complete an exchange.  Backward: launch that of the gradient."""
 
     @staticmethod
@@ -172,5 +172,5 @@ class Complete(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        ctx.grads.append(start_rows(grad, ctx.back, ctx.group))
+        ctx.grads.append(all_to_all_rows_async(grad, ctx.back, ctx.group))
         return grad.new_empty(0), None, None, None, None

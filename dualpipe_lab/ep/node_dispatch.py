@@ -21,7 +21,14 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.ep.all_to_all import combine, dispatch, exchange_splits, start_combine, start_dispatch, start_rows
+from dualpipe_lab.ep.all_to_all import (
+    all_to_all_rows_async,
+    combine,
+    combine_async,
+    dispatch,
+    dispatch_async,
+    exchange_splits,
+)
 from dualpipe_lab.ep.moe import ExpertParallel, Experts, operators
 from dualpipe_lab.ep.moe.permutation import check_choices, plan_routes
 
@@ -89,9 +96,9 @@ def hierarchical_experts(
     splits = exchange_splits(wanted.sum(0).tolist(), nodes.inter_node)
     is_there = node_of_choice[token] == node[:, None]
     numbers = torch.where(is_there, experts[token] % share, -1)
-    dispatching = start_dispatch(x.index_select(0, token), splits, nodes.inter_node)
+    dispatching = dispatch_async(x.index_select(0, token), splits, nodes.inter_node)
     shared_y = None if shared is None else shared(x)
-    numbers = start_rows(numbers, splits, nodes.inter_node).wait()
+    numbers = all_to_all_rows_async(numbers, splits, nodes.inter_node).wait()
     rows = dispatching.wait()
     row_weights = dispatch(weights.index_select(0, token) * is_there, splits, nodes.inter_node)
     sums = _experts_of_node(rows, row_weights, numbers, layer, nodes, share)
@@ -106,11 +113,11 @@ def _experts_of_node(
     copy, choice = (numbers >= 0).nonzero(as_tuple=True)
     routes = plan_routes(numbers[copy, choice][:, None], share, nodes.intra_node)
     group = nodes.intra_node.group
-    dispatching = start_dispatch(operators.permute(rows.index_select(0, copy), routes), routes.splits, group)
-    received = operators.regroup(dispatching.wait(), routes)
+    dispatching = dispatch_async(operators.permute(rows.index_select(0, copy), routes), routes.splits, group)
+    received = operators.sort_by_expert(dispatching.wait(), routes)
     del dispatching  # it holds the rows in the order of arrival
-    results = operators.ungroup(operators.grouped_swiglu(received, routes.counts, layer.weights), routes)
-    results = operators.unpermute(start_combine(results, routes.splits, group).wait(), routes)
+    results = operators.unsort_by_expert(operators.grouped_swiglu(received, routes.counts, layer.weights), routes)
+    results = operators.unpermute(combine_async(results, routes.splits, group).wait(), routes)
     choice_weights = weights.reshape(-1, 1).index_select(0, copy * weights.shape[1] + choice)
     return _sum_by_index(operators.weighted_sum(results, choice_weights), copy, len(rows))
 

@@ -174,7 +174,7 @@ class Timestamps:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._local_file = os.open(self._path(rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, _StampReader] = {}
 
     def write(self, stream: int, key: int, time_ns: int) -> None:
         """Publish a time under `(stream, key)`."""
@@ -185,14 +185,14 @@ class Timestamps:
         if writer not in self._readers:
             if not self._path(writer).exists():
                 return None  # that rank has not begun
-            self._readers[writer] = _Reader(self._path(writer))
+            self._readers[writer] = _StampReader(self._path(writer))
         return self._readers[writer].take(stream, key)
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"timestamps-{rank}"
 
 
-class _Reader:
+class _StampReader:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY)
         self._offset = 0

@@ -179,7 +179,7 @@ def _draw_seed() -> int:
 def _run(jobs: list[Job], mode: OutputMode, timeout: float, start: StartMethod | None) -> tuple[list[bytes], list[str]]:
     """Run the jobs; if the processes themselves do not start, renew the fork server once, then do without it."""
     __tracebackhide__ = True
-    for recover in (server.reset, server.fall_back):
+    for recover in (server.restart_fork_server, server.fall_back):
         try:
             return _attempt(jobs, mode, timeout, start)
         except StartupError:

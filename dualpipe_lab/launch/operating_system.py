@@ -40,19 +40,19 @@ def interface_addresses() -> dict[str, list[str]]:
     """IP addresses of the network interfaces that are running, by name; IPv6 without its scope."""
     import ctypes
 
-    class Entry(ctypes.Structure):  # struct ifaddrs, of which the first fields are the same on Linux and macOS
+    class IfAddrs(ctypes.Structure):  # struct ifaddrs, of which the first fields are the same on Linux and macOS
         pass
 
     types: dict[str, Any] = {
-        "next": ctypes.POINTER(Entry),
+        "next": ctypes.POINTER(IfAddrs),
         "name": ctypes.c_char_p,
         "flags": ctypes.c_uint,
         "address": ctypes.c_void_p,
     }
-    Entry._fields_ = list(types.items())
+    IfAddrs._fields_ = list(types.items())
     library = ctypes.CDLL(None, use_errno=True)
     library.freeifaddrs.argtypes = [ctypes.c_void_p]
-    head = ctypes.POINTER(Entry)()
+    head = ctypes.POINTER(IfAddrs)()
     if library.getifaddrs(ctypes.byref(head)):
         raise OSError(ctypes.get_errno(), "the network interfaces of this host cannot be listed")
     found: dict[str, list[str]] = {}

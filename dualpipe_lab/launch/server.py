@@ -80,7 +80,7 @@ def start_method() -> str:
     return chosen or ("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
 
 
-def warm() -> None:
+def start_fork_server() -> None:
     """Start the fork server in the background: this call takes 12 ms, the server imports torch for 1 s.
 
     In a kernel the server is there before the learner's first launch, and imports a second later what the first
@@ -110,11 +110,11 @@ def _keep_socket_paths_short() -> None:
             tempfile.tempdir = before
 
 
-def reset() -> None:
+def restart_fork_server() -> None:
     """Restart the fork server, or empty the pool; needed after editing an imported module."""
     _discard_pool()
     stop_fork_server()
-    warm()
+    start_fork_server()
 
 
 def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
@@ -131,13 +131,13 @@ def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
         notice.start()
     try:
         if chosen == "forkserver":
-            warm()
+            start_fork_server()
         elif method is None:
             ranks += [_pool.pop() for _ in range(min(count, len(_pool)))]
             if len(ranks) < count and not os.environ.get(OVERRIDE):
                 _warn_of_spawn("this platform has no fork server")
         with interrupts_held():  # an import of torch that an interrupt cuts short cannot be repeated
-            import torch.multiprocessing  # noqa: F401  after `warm`: the fork server imports torch meanwhile
+            import torch.multiprocessing  # noqa: F401  after `start_fork_server`: the fork server imports torch meanwhile
         if chosen == "spawn":
             ranks += _start_spawned(count - len(ranks))
         while len(ranks) < count:

@@ -19,7 +19,7 @@ from typing import Any
 from dualpipe_lab.launch import accelerator, context
 from dualpipe_lab.launch.clock import clock_of
 from dualpipe_lab.launch.cluster import join
-from dualpipe_lab.launch.cluster.clocks import Alignment, Reading, agree_on_origin, read_clocks
+from dualpipe_lab.launch.cluster.clocks import Alignment, ClockReading, agree_on_origin, read_clocks
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.folder import sweep
 from dualpipe_lab.launch.rank import LaunchConfig
@@ -140,7 +140,9 @@ def _called(
     return gathered
 
 
-def _gained(rank: int, world_size: int, clocks: "_Numbers", origin_ns: int, first: Reading) -> tuple[int, int, int]:
+def _gained(
+    rank: int, world_size: int, clocks: "_Numbers", origin_ns: int, first: ClockReading
+) -> tuple[int, int, int]:
     """What `RankContext.gained` returns; every rank calls this."""
     reading = read_clocks(rank, world_size, clocks, perf_counter_ns)
     return reading.time_ns - origin_ns, reading.offset_ns - first.offset_ns, reading.bound_ns

@@ -3,7 +3,7 @@ from .llama_config import LlamaConfig as LlamaConfig
 from .plain_llama import PlainLlama as PlainLlama
 from .plain_llama import PlainAttention as PlainAttention
 from .plain_llama import parallelize as parallelize
-from .plain_llama import plain_rotate as plain_rotate
+from .plain_llama import plain_rope as plain_rope
 from .llama import Llama as Llama
 from .llama import LlamaLayer as LlamaLayer
 
@@ -13,9 +13,9 @@ from .plain_v3_moe import PlainV3MoE as PlainV3MoE
 from .v3_moe import V3MoE as V3MoE
 
 # A second token
-from .multi_token import MultiTokenStage as MultiTokenStage
-from .multi_token import next_tokens as next_tokens
-from .plain_v3_moe import PlainMultiToken as PlainMultiToken
+from .mtp import MTPStage as MTPStage
+from .mtp import next_tokens as next_tokens
+from .plain_v3_moe import PlainMTP as PlainMTP
 
 # CLIP: two towers that meet
 from .clip import ClipConfig as ClipConfig

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.nn import functional
 
-from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.dp.data_parallel import IGNORE_INDEX
 from dualpipe_lab.launch import context
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.tp.rope import rotation
+from dualpipe_lab.tp.rope import rope_cos_sin
 
 
 class PlainAttention(nn.Module):
@@ -37,9 +37,11 @@ class PlainAttention(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in parts)
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        angles = rotation(positions, self.config.size_of_head, self.config.rope_base, x.dtype, self.config.rope_scaling)
+        angles = rope_cos_sin(
+            positions, self.config.size_of_head, self.config.rope_base, x.dtype, self.config.rope_scaling
+        )
         mixed = functional.scaled_dot_product_attention(
-            plain_rotate(q, *angles), plain_rotate(k, *angles), v, is_causal=True, enable_gqa=True
+            plain_rope(q, *angles), plain_rope(k, *angles), v, is_causal=True, enable_gqa=True
         )
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
@@ -60,7 +62,7 @@ class PlainMlp(nn.Module):
         return out
 
 
-class PlainLayer(nn.Module):
+class PlainLlamaLayer(nn.Module):
     """One transformer layer: attention and feed-forward, each with a norm before it and a residual connection."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype | None) -> None:
@@ -92,7 +94,7 @@ class PlainLlama(nn.Module):
         config.check()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary_size, config.hidden_size, dtype=dtype)
-        self.layers = nn.ModuleList(PlainLayer(config, dtype) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(PlainLlamaLayer(config, dtype) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
         self.head = nn.Linear(config.hidden_size, config.vocabulary_size, False, dtype=dtype)
         if config.tied:
@@ -111,11 +113,11 @@ class PlainLlama(nn.Module):
     def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the mean loss of targets_BS; `options` are those of torch's `cross_entropy`."""
         logits = self(ids, positions).flatten(0, 1)
-        return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, **options)
+        return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, **options)
 
 
-def plain_rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate feature pairs by rotary angles, as `tp.rotate` does; the backward is autograd's."""
+def plain_rope(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate feature pairs by rotary angles, as `tp.apply_rope` does; the backward is autograd's."""
     first, second = x.chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 

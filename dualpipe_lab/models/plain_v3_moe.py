@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention, silu
 
-from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.dp.data_parallel import IGNORE_INDEX
 from dualpipe_lab.launch import context
 from dualpipe_lab.models.plain_llama import PlainAttention, PlainMlp
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.latent_sizes import LatentSizes
-from dualpipe_lab.tp.rope import rotation
+from dualpipe_lab.tp.rope import rope_cos_sin
 
 
 class PlainRouter(nn.Linear):
@@ -107,7 +107,7 @@ class PlainLatentAttention(nn.Module):
         content, turning = self.q_up(short).unflatten(-1, (-1, sizes.key)).split([sizes.content, sizes.position], -1)
         unfolded = self.kv_up(self.kv_norm(latent)).unflatten(-1, (-1, sizes.content + sizes.value))
         k, v = unfolded.split([sizes.content, sizes.value], -1)
-        cosines, sines = rotation(positions, sizes.position, self.rope_base, x.dtype, self.rope_scaling)
+        cosines, sines = rope_cos_sin(positions, sizes.position, self.rope_base, x.dtype, self.rope_scaling)
         angles = torch.complex(cosines, sines).unsqueeze(1)
         q = torch.cat((content, _turned(turning, angles)), -1)
         k = torch.cat((k, _turned(shared.unsqueeze(2), angles).expand(-1, -1, k.shape[2], -1)), -1)
@@ -167,7 +167,7 @@ class PlainV3MoE(nn.Module):
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence."""
         x, balance = self._hidden_and_balance(ids)
-        mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
         return mean + self.config.balance * balance
 
     def _hidden_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ class PlainV3MoE(nn.Module):
         return x, balance
 
 
-class PlainMultiToken(PlainV3MoE):
+class PlainMTP(PlainV3MoE):
     """A V3-style model in one process that is trained to predict a second token; names as in `build_stages`.
 
     Args:
@@ -199,23 +199,23 @@ class PlainMultiToken(PlainV3MoE):
         norms = "hidden_norm", "embedding_norm", "norm"
         parts: dict[str, nn.Module] = {name: nn.RMSNorm(hidden, config.eps, dtype=dtype) for name in norms}
         parts |= {"projection": nn.Linear(2 * hidden, hidden, False, dtype=dtype)}
-        self.weight, self.multi_token = weight, nn.ModuleDict(parts | {"layer": PlainV3Layer(config, False, dtype)})
+        self.weight, self.mtp = weight, nn.ModuleDict(parts | {"layer": PlainV3Layer(config, False, dtype)})
         self.to(where)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of `targets_BS`, lambda times that of the second tokens, and the balance losses."""
         x, balance = self._hidden_and_balance(ids)
-        mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
         second, last = self.second(x, ids)
         loss = cross_entropy(
-            second[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+            second[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )
-        share = self.weight / max(int((targets != IGNORED).sum()), 1)
+        share = self.weight / max(int((targets != IGNORE_INDEX).sum()), 1)
         return mean + share * loss + self.config.balance * (balance + last)
 
     def second(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the second token's `logits_BSV`, and its layer's balance loss, from the hidden states `x_BSD`."""
-        part, after = self.multi_token, self.embedding(pad(ids[:, 1:], (0, 1)))
+        part, after = self.mtp, self.embedding(pad(ids[:, 1:], (0, 1)))
         x = part["projection"](torch.cat((part["hidden_norm"](x), part["embedding_norm"](after)), -1))
         x, balance = part["layer"](x, torch.arange(ids.shape[1], device=ids.device))
         return self.head(part["norm"](x)), balance

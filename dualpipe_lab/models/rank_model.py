@@ -6,7 +6,7 @@ Chapter: book/whole/cuts.  In: a config, a `Mesh`, a program.  Out: modules by s
              summed, never averaged
   mirrors    a stage on two ranks (DualPipe) starts with the same numbers on both, because they are drawn by name
   tied       the embedding's table stands on the first stage and on the last; `runtime.sum_tied(rank_model.tied)`
-  second     a V3-style model may predict a second token: `multi_token`, and `extra_inputs` for each step
+  second     a V3-style model may predict a second token: `mtp`, and `extra_inputs` for each step
 Elsewhere: Megatron `get_model` and `setup_model_and_optimizer`; torchtitan `pipeline_llm`.
 """
 
@@ -24,7 +24,7 @@ from dualpipe_lab.launch.context import device as rank_device
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama import LlamaStage
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.multi_token import COPY, MultiTokenStage
+from dualpipe_lab.models.mtp import COPY, MTPStage
 from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
 from dualpipe_lab.models.v3_moe import V3Stage, data_group
@@ -48,7 +48,7 @@ class RankModel(nn.Module):
         stages: this rank's stages, by number.
         tied: by stage, the name of the table that first and last stage share, where the head uses it or a second token
             is predicted; None where they share none.
-        multi_token: whether the last stage predicts a second token.
+        mtp: whether the last stage predicts a second token.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class RankModel(nn.Module):
         program: Program | None,
         layers: Sequence[range],
         stages: dict[int, TransformerStage],
-        multi_token: bool = False,
+        mtp: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.mesh, self.program, self.layers = config, mesh, program, tuple(layers)
         self.data, self.pp = data_group(mesh), mesh.group("pp")
         self.num_tokens: int | None = None
         self.num_sequences: int | None = None
-        self.multi_token = multi_token
+        self.mtp = mtp
         is_tied = isinstance(config, LlamaConfig) and config.tied
-        other = COPY if multi_token else HEAD if is_tied else None
+        other = COPY if mtp else HEAD if is_tied else None
         self.tied = {0: TABLE, len(layers) - 1: other} if other and len(layers) > 1 else None
         self._stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
 
@@ -155,12 +155,12 @@ def build_stages(
     sequence_parallel: bool = False,
     layout: SequenceLayout | None = None,
     recompute: bool = False,
-    multi_token: float | None = None,
+    mtp: float | None = None,
     loss_chunk: int | None = None,
 ) -> RankModel:
     """Build the stages that a program places on this rank; every rank of the world calls this.
 
-    `config`, `program`, `layers`, `sequence_parallel` and `multi_token` are as in `check_stages`, `loss_chunk` is as in
+    `config`, `program`, `layers`, `sequence_parallel` and `mtp` are as in `check_stages`, `loss_chunk` is as in
     `Llama`, all others are as in `V3MoE`.  Equal seeds give the weights of the same full model on every cut.
 
     Raises:
@@ -169,21 +169,21 @@ def build_stages(
     mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
     tokens = None if layout is None else layout.size(0)
     rules = partial(check_stages, layers=layers, sequence_parallel=sequence_parallel, num_tokens=tokens)
-    rules(config, mesh.topology, program, multi_token=multi_token)
+    rules(config, mesh.topology, program, mtp=mtp)
     tp = TensorParallel(mesh.group("tp"), sequence_parallel)
     dense = config if isinstance(config, LlamaConfig) else config.dense
     sharing = Sharing(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
-    shares = stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
+    shares = stage_layers(config, 1 if program is None else program.num_stages, layers, mtp is not None)
 
     def make(number: int) -> TransformerStage:
         here, is_first, is_last = shares[number], number == 0, number == len(shares) - 1
         if isinstance(config, LlamaConfig):
             return LlamaStage(config, sharing, here, is_first, is_last)
-        if is_last and multi_token is not None:
-            return MultiTokenStage(config, sharing, here, is_first, multi_token)
+        if is_last and mtp is not None:
+            return MTPStage(config, sharing, here, is_first, mtp)
         return V3Stage(config, sharing, here, is_first, is_last)
 
     stages = {number: make(number) for number in stages_of(program, mesh.rank("pp"))}
     for stage in stages.values():
         stage.draw(seed)
-    return RankModel(config, mesh, program, shares, stages, multi_token is not None)
+    return RankModel(config, mesh, program, shares, stages, mtp is not None)

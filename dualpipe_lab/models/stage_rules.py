@@ -24,11 +24,11 @@ ModelConfig: TypeAlias = LlamaConfig | V3MoEConfig
 
 
 def stage_layers(
-    config: ModelConfig, num_stages: int, layers: Sequence[int] | None = None, multi_token: bool = False
+    config: ModelConfig, num_stages: int, layers: Sequence[int] | None = None, mtp: bool = False
 ) -> tuple[range, ...]:
     """Return the layers of each stage: the split with the least load on the slowest stage, or the one that is given.
 
-    `layers`: the number of layers of each stage; the first and the last may have none.  `multi_token`: the last stage
+    `layers`: the number of layers of each stage; the first and the last may have none.  `mtp`: the last stage
     predicts a second token too.  Raises ValueError for more stages than layers, and for numbers that do not add up to
     the model's.
 
@@ -52,8 +52,8 @@ def stage_layers(
             f"{config.num_layers} stages, or {num_stages} layers"
         )
     head = config.vocabulary_size * config.hidden_size
-    if multi_token:  # the head again, the projection and a layer with experts
-        assert isinstance(config, V3MoEConfig), "see check_multi_token"
+    if mtp:  # the head again, the projection and a layer with experts
+        assert isinstance(config, V3MoEConfig), "see check_mtp"
         (layer,) = replace(config, num_layers=1, num_dense_layers=0).layer_costs
         head += (config.vocabulary_size + 2 * config.hidden_size) * config.hidden_size + layer
     return _partitioned(config.layer_costs, num_stages, head)
@@ -83,7 +83,7 @@ def check_stages(
     layers: Sequence[int] | None = None,
     sequence_parallel: bool = False,
     num_tokens: int | None = None,
-    multi_token: float | None = None,
+    mtp: float | None = None,
 ) -> None:
     """Refuse a model that cannot be sharded over a topology, or that has no layers for the stages of a program.
 
@@ -94,7 +94,7 @@ def check_stages(
         layers: the number of layers of each stage (default: as `stage_layers` shares them out).
         sequence_parallel: as in `TensorParallel`.
         num_tokens: of a sequence on one rank of `cp`, if it is known.
-        multi_token: lambda, the weight of the second token's loss; None for a model that predicts the next one alone.
+        mtp: lambda, the weight of the second token's loss; None for a model that predicts the next one alone.
 
     Raises:
         ValueError: naming the rule, the values and what to use instead.
@@ -108,9 +108,9 @@ def check_stages(
         )
     if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
         raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
-    if multi_token is not None:
-        check_multi_token(config, topology.size("tp"), multi_token)
-    stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
+    if mtp is not None:
+        check_mtp(config, topology.size("tp"), mtp)
+    stage_layers(config, 1 if program is None else program.num_stages, layers, mtp is not None)
     if sequence_parallel:
         dense = config if isinstance(config, LlamaConfig) else config.dense
         dense.check(topology.size("tp"), num_tokens)
@@ -130,14 +130,14 @@ def check_sizes(config: ModelConfig, topology: Topology) -> None:
     config.check(topology.size("tp"), ep_size, topology.size("cp"))
 
 
-def check_multi_token(config: ModelConfig, tp_size: int, weight: float) -> None:
+def check_mtp(config: ModelConfig, tp_size: int, weight: float) -> None:
     """Refuse a second token that a model cannot predict on so many ranks of tp."""
     if isinstance(config, LlamaConfig):
-        raise ValueError("a second token is predicted by a V3-style model, got a LlamaConfig; leave out multi_token")
+        raise ValueError("a second token is predicted by a V3-style model, got a LlamaConfig; leave out mtp")
     if not 0 < weight < inf:
-        raise ValueError(f"the second token's loss has a finite weight above 0, got multi_token={weight}")
+        raise ValueError(f"the second token's loss has a finite weight above 0, got mtp={weight}")
     if config.hidden_size % tp_size:
         raise ValueError(
             f"the second token's projection shares hidden_size out among the ranks of tp, got {config.hidden_size} on "
-            f"{tp_size}; use a size that divides, or leave out multi_token"
+            f"{tp_size}; use a size that divides, or leave out mtp"
         )

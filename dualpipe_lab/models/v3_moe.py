@@ -3,7 +3,7 @@
 Chapter: book/ep/v3-moe.  In: sizes, a `Topology`.  Out: this rank's shard of the model.
   x <- x + attention(norm(x));  x <- x + mlp(norm(x));  logits = head(norm(x))
   mlp   the first layers: SwiGLU; all others: a router, its experts, a shared SwiGLU
-Attention is grouped-query, or with `latent` V3's own; `multi_token` predicts a second token.  Softmax scores, `qk_norm`
+Attention is grouped-query, or with `latent` V3's own; `mtp` predicts a second token.  Softmax scores, `qk_norm`
 and no biases make it a Qwen3-MoE.
   parameter             sharded along    gradients summed over
   experts               ep               edp: the ranks with the same experts and other tokens

@@ -31,7 +31,7 @@ from dualpipe_lab.plan.calls import TimedCalls
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.hardware import H100, Hardware, Range, compute_seconds
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import has_experts, has_second, sizes_of
+from dualpipe_lab.plan.rules import has_experts, has_mtp, sizes_of
 from dualpipe_lab.plan.stage_traffic import StageTraffic
 from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.simulator import simulate
@@ -112,7 +112,7 @@ def estimate(
     rest = step.gradients()
     least, most, point = (step.parts(used) | rest for used in (high, low, min(max(POINT, low), high)))
     seconds = Range(*(sum(parts[name] for name in PARTS) for parts in (least, most)))
-    flops = global_batch * model_flops(model, sequence_length, multi_token=has_second(plan, model))
+    flops = global_batch * model_flops(model, sequence_length, mtp=has_mtp(plan, model))
     parts = {name: point[name] for name in PARTS}
     return Estimate(plan, hardware, (low, high), seconds, parts, flops, global_batch * sequence_length)
 
@@ -125,7 +125,7 @@ class Step:
     ) -> None:
         self.model, self.plan, self.hardware = model, plan, hardware
         self.shape, self.layers = (check_traffic(plan, global_batch), sequence_length), plan.stage_layers(model)
-        self.has_second = has_second(plan, model)
+        self.has_mtp = has_mtp(plan, model)
         neutral = replace(plan, num_microbatches=1, schedule="gpipe", chunks=None, layers=None, zero=0, hybrid=False)
         self.units = _units(model, neutral, self.shape, hardware)
         self.fullest = max(range(plan.pp), key=lambda pp_rank: sum(self._rank(pp_rank, POINT).values()))
@@ -158,7 +158,7 @@ class Step:
         first = getattr(self.model, "num_dense_layers", self.model.num_layers)
         found = Counter("dense" if number < first else "sparse" for number in self.layers[stage])
         is_last = stage == len(self.layers) - 1
-        return found + Counter(first=stage == 0, last=is_last, second=is_last and self.has_second)
+        return found + Counter(first=stage == 0, last=is_last, second=is_last and self.has_mtp)
 
     def _times(self, stage: int) -> float:
         return self.plan.num_microbatches / len(self.plan.holders(stage))  # a mirror takes half of them
@@ -218,8 +218,8 @@ def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Har
                 traffic.layer_again(number)
             traffic.layer_backward(number)
         elif name == "second":
-            traffic.second_forward()
-            traffic.second_backward(has_table=True)
+            traffic.mtp_forward()
+            traffic.mtp_backward(has_table=True)
         else:
             traffic.forward(range(0), name == "first", name == "last")
             traffic.backward(range(0), name == "first", name == "last")
@@ -255,13 +255,13 @@ def _ticks(schedule: str, pp: int, num_microbatches: int, chunks: int | None) ->
     return float(idle), float(timeline.makespan - idle)
 
 
-def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:
+def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, mtp: bool = False) -> int:
     """Return the FLOPs of a sequence, forward and backward; without `causal` of all S^2 pairs, as some count them."""
     sizes, costs = sizes_of(model), model.layer_costs
     head, hidden = sizes.vocabulary_size * sizes.hidden_size, sizes.hidden_size
-    extra = costs[-1] + 2 * hidden * hidden + head if multi_token else 0
+    extra = costs[-1] + 2 * hidden * hidden + head if mtp else 0
     pairs = causal_pairs(sequence_length) if causal else sequence_length**2
-    scores = (len(costs) + multi_token) * pairs * _score_flops(model)
+    scores = (len(costs) + mtp) * pairs * _score_flops(model)
     return 3 * (2 * sequence_length * (sum(costs) + head + extra) + scores)
 
 

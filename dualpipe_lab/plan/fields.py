@@ -45,7 +45,7 @@ class PlanFields:
     order: tuple[str, ...] = ("pp", "dp", "ep", "cp", "tp")
     ranks_per_node: int | None = None
     loss_chunk: int | None = None
-    multi_token: float | None = None
+    mtp: float | None = None
 
     def __post_init__(self) -> None:
         from dualpipe_lab.cp.layouts import LAYOUTS
@@ -64,9 +64,9 @@ class PlanFields:
             if type(value) is not type(choices[0]) or value not in choices:
                 raise ValueError(f"a plan's {name} is one of {', '.join(map(str, choices))}, got {value!r}")
         object.__setattr__(self, "schedule", _registered_name(self.schedule))
-        if self.multi_token is not None and not _is_weight(self.multi_token):
+        if self.mtp is not None and not _is_weight(self.mtp):
             raise ValueError(
-                f"the second token's loss has a finite weight above 0, got multi_token={self.multi_token!r}; use 0.3, "
+                f"the second token's loss has a finite weight above 0, got mtp={self.mtp!r}; use 0.3, "
                 "or None for the next token alone"
             )
         object.__setattr__(self, "order", tuple(self.order))
@@ -199,7 +199,7 @@ class PlanFields:
         tail += [f"ep {self.ep} within the data ranks"] if self.experts_in_data and self.ep > 1 else []
         tail += [f"{self.ranks_per_node} ranks per node"] if self.ranks_per_node else []
         tail += [] if self.loss_chunk is None else [f"loss in chunks of {self.loss_chunk} tokens"]
-        tail += [] if self.multi_token is None else [f"a second token of weight {self.multi_token:g}"]
+        tail += [] if self.mtp is None else [f"a second token of weight {self.mtp:g}"]
         return tail + ["recompute"] * self.recompute + ["overlapped experts"] * self.overlap
 
 

@@ -24,7 +24,7 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import has_second, layers_of, sizes_of
+from dualpipe_lab.plan.rules import has_mtp, layers_of, sizes_of
 from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 from dualpipe_lab.sharding import shard_slice
@@ -36,7 +36,7 @@ BUCKET_BYTES = 25 * 2**20  # `dualpipe_lab.dp.buckets`, which imports torch
 Held: TypeAlias = tuple[int, frozenset[str]]  # elements and kind of a parameter
 
 
-class Part(NamedTuple):
+class LocalParameter(NamedTuple):
     """A parameter of one rank: its stage, the unit of ZeRO-3 there, its elements here, and the kind of its bucket."""
 
     stage: int
@@ -62,7 +62,7 @@ class _Place(NamedTuple):
     tp_rank: int
     ep: int
     overlap: bool
-    has_second: bool
+    has_mtp: bool
 
     def stage(self, stage: _Stage) -> Iterator[tuple[int, Held]]:
         """Yield unit, elements and kind of every parameter, in order; a stage in pieces or with a tied table is one."""
@@ -73,14 +73,14 @@ class _Place(NamedTuple):
         copy = [] if is_first else [(numel, kind | {"replica", TIED})]
         units: list[list[Held]] = []
         if is_first:
-            units.append([(numel, kind | {TIED} if not is_last and (self.has_second or tied) else kind)])
+            units.append([(numel, kind | {TIED} if not is_last and (self.has_mtp or tied) else kind)])
         units += [self.layer(has_experts=False)] * stage.num_dense + [self.layer(has_experts=True)] * stage.num_sparse
         if is_last:
             units += [[norm], copy if tied else [(numel, kind)]]
-        if is_last and self.has_second:
+        if is_last and self.has_mtp:
             projection = self.shard(config.hidden_size, 2 * config.hidden_size)
             units.append([*copy, norm, norm, projection, *self.layer(has_experts=True), norm])
-        is_unit = self.overlap or (is_last and (self.has_second or (tied and is_first)))
+        is_unit = self.overlap or (is_last and (self.has_mtp or (tied and is_first)))
         yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
 
     def layer(self, has_experts: bool) -> list[Held]:
@@ -124,7 +124,7 @@ class _Place(NamedTuple):
         return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
 
 
-def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
+def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[LocalParameter]:
     """Return the parameters of a rank, in the order of its modules."""
     here = plan.topology.at(rank)
     stages = plan.stages(here.rank("pp"))
@@ -143,16 +143,16 @@ def _place(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) ->
         num_dense = max(min(first, shares[stage].stop) - shares[stage].start, 0)
         ends = stage == 0, stage == plan.num_stages - 1
         stages.append(_Stage(num_dense, len(shares[stage]) - num_dense, *ends, plan.holders(stage)[0] != pp_rank))
-    return _Place(config, tuple(stages), plan.tp, tp_rank, plan.ep, plan.overlap, has_second(plan, config))
+    return _Place(config, tuple(stages), plan.tp, tp_rank, plan.ep, plan.overlap, has_mtp(plan, config))
 
 
 @lru_cache(maxsize=1024)
-def _parts_at(place: _Place) -> list[Part]:
+def _parts_at(place: _Place) -> list[LocalParameter]:
     """Return the parameters of a place; their stages are counted from 0 there."""
     found = []
     for number, stage in enumerate(place.stages):
         mirror = frozenset({"mirror"} if stage.is_mirror else ())
-        found += [Part(number, unit, numel, kind | mirror) for unit, (numel, kind) in place.stage(stage)]
+        found += [LocalParameter(number, unit, numel, kind | mirror) for unit, (numel, kind) in place.stage(stage)]
     return found
 
 
@@ -162,10 +162,10 @@ def _buffers_at(place: _Place, is_zero3: bool, precision: str) -> list[tuple[int
     return [(sum(part.numel for part in parts), "ep" in parts[0].kind) for parts in buckets]
 
 
-class Bucket(NamedTuple):
+class PlannedBucket(NamedTuple):
     """Parameters in one flat buffer, the ranks of its sum, and under hybrid ZeRO those with its shard elsewhere."""
 
-    parts: list[Part]
+    parts: list[LocalParameter]
     ranks: tuple[int, ...]
     replicas: tuple[int, ...] | None
     layout: Layout
@@ -184,7 +184,7 @@ class GradientTraffic:
         for parts in buckets_of(self.parts, plan.zero == 3, plan.precision):
             ranks, replicas = experts if "ep" in parts[0].kind else dense
             layout = Layout([part.numel for part in parts], len(ranks))
-            self.buckets.append(Bucket(parts, ranks, replicas, layout))
+            self.buckets.append(PlannedBucket(parts, ranks, replicas, layout))
 
     def enter(self) -> None:
         if self.plan.zero == 3:
@@ -204,10 +204,10 @@ class GradientTraffic:
                 self.gather(bucket)
         self.enter_tied()
 
-    def gather(self, bucket: Bucket) -> None:
+    def gather(self, bucket: PlannedBucket) -> None:
         self.calls.all_gather(bucket.ranks, bucket.layout.shard_numel, self.weight_bytes)
 
-    def scatter(self, bucket: Bucket) -> None:
+    def scatter(self, bucket: PlannedBucket) -> None:
         self.calls.reduce_scatter(bucket.ranks, bucket.layout.padded_numel, self.grad_bytes)
 
     def enter_tied(self) -> None:
@@ -229,7 +229,7 @@ class GradientTraffic:
         for stage, count in self._splits().items():
             units = self._router_units(stage)
             units |= {unit - 1 for unit in units if unit}
-            if has_second(self.plan, self.config) and stage == self.plan.num_stages - 1:
+            if has_mtp(self.plan, self.config) and stage == self.plan.num_stages - 1:
                 units = {0}  # the stage is one unit
             elif self.plan.overlap:
                 units = {0} if units or stage == 0 else units
@@ -305,11 +305,11 @@ def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple
     return mine, replicas if len(replicas) > 1 else None
 
 
-def buckets_of(parts: list[Part], is_zero3: bool, precision: str) -> list[list[Part]]:
+def buckets_of(parts: list[LocalParameter], is_zero3: bool, precision: str) -> list[list[LocalParameter]]:
     """Return the parameters of every flat buffer: buckets as those of `dp.buckets`, or under ZeRO-3 units."""
     if is_zero3:
         return [list(run) for _, run in groupby(parts, key=lambda part: (part.stage, part.unit, part.kind))]
-    buckets: list[list[Part]] = []
+    buckets: list[list[LocalParameter]] = []
     most = BUCKET_BYTES // ELEMENT_BYTES[precision]
     for _, run in groupby(reversed(parts), key=lambda part: part.kind):
         numel = most + 1

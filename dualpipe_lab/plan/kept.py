@@ -174,7 +174,7 @@ class LayerTable:
             "logits": self.num_logits * self.element,
         }
 
-    def second(self, has_table: bool) -> Kept:
+    def mtp(self, has_table: bool) -> Kept:
         """Return what the prediction of a second token keeps besides its layer; `has_table`: a copy of the embedding.
 
         One input of the two norms is the last norm's too.  Under sequence parallelism the projection's gathered output

@@ -168,15 +168,15 @@ class RankMemories:
     def __init__(
         self, model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, imbalance: float
     ) -> None:
-        from dualpipe_lab.plan.rules import has_second, lengths_of
+        from dualpipe_lab.plan.rules import has_mtp, lengths_of
         from dualpipe_lab.plan.traffic import check_traffic
 
         self.model, self.num_rows, self.imbalance = model, check_traffic(plan, global_batch), imbalance
         self.lengths = lengths_of(plan, sequence_length)
         self.layers = [list(layers) for layers in plan.stage_layers(model)]
         self.plan = replace(plan, layers=tuple(map(len, self.layers)))  # the search for the best split takes its time
-        self.has_second = has_second(plan, model)
-        if self.has_second:
+        self.has_mtp = has_mtp(plan, model)
+        if self.has_mtp:
             self.layers[-1].append(model.num_layers)
 
     def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
@@ -215,7 +215,7 @@ class RankMemories:
         dense, is_last = tables.dense, self._is_last(stage)
         ends = [dense.first()] if stage == 0 else []
         ends += [dense.last()] if is_last else []
-        ends += [dense.second(stage > 0)] if is_last and self.has_second else []
+        ends += [dense.mtp(stage > 0)] if is_last and self.has_mtp else []
         logits = sum(end.get("logits", 0) for end in ends)
         layers = sum(tables.layer(number).stored_bytes for number in self.layers[stage])
         others = sum(sum(end.values()) for end in ends) - logits

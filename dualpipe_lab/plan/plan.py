@@ -35,7 +35,7 @@ class Plan(PlanFields):
         layout: which positions of a sequence each rank of cp holds.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
         loss_chunk: tokens whose logits exist at the same time in the loss (default: all of a microbatch).
-        multi_token: lambda, the weight of a second token's loss; None for a model that predicts the next one alone.
+        mtp: lambda, the weight of a second token's loss; None for a model that predicts the next one alone.
         precision: of weights and gradients; bfloat16 has fp32 master weights.
         overlap: run the experts of a forward and of a backward as overlapped pairs.
         layers: the number of layers of each stage (default: `pp.partition`).

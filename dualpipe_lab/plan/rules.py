@@ -4,8 +4,8 @@ Chapter: book/whole/cuts.  In: a plan, a model's config, the length of a sequenc
 The rules stand in four groups, which share the sizes of the axes alone.
   grid       pp, dp, cp, tp, ep, experts_in_data
   pipeline   num_microbatches, schedule, chunks, layers, overlap, loss_chunk
-  sequence   sequence_parallel, layout, multi_token
-  zero       zero, hybrid, ranks_per_node; it also reads loss_chunk, multi_token and overlap
+  sequence   sequence_parallel, layout, mtp
+  zero       zero, hybrid, ranks_per_node; it also reads loss_chunk, mtp and overlap
 The plan nearest to another one:
   distance   the number of fields that differ; of equals, the least sum of |log2| of the ratios and other steps
   search     for each factorisation of the ranks every group is searched on its own, and the distances add up
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig, check_multi_token, stage_layers
+from dualpipe_lab.models.stage_rules import ModelConfig, check_mtp, stage_layers
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.pp import schedules
 
@@ -52,7 +52,7 @@ def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
         )
     if plan.pp == 1 and plan.chunks is not None:
         raise ValueError(f"chunks are stages per rank of pp, got chunks={plan.chunks} and pp 1")
-    stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
+    stage_layers(config, plan.num_stages, plan.layers, has_mtp(plan, config))
     if plan.overlap and not has_experts(config):
         raise ValueError("overlap hides the all-to-alls of experts, and this model has none, got overlap=True")
     if plan.overlap and not plan.has_pairs:
@@ -64,8 +64,8 @@ def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
 
 def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
     """How a sequence is sharded along cp and tp, and its second targets."""
-    if plan.multi_token is not None:
-        check_multi_token(config, plan.tp, plan.multi_token)
+    if plan.mtp is not None:
+        check_mtp(config, plan.tp, plan.mtp)
         if sequence_length == 1:
             raise ValueError("a second token needs sequences of 2 tokens or more, got a length of 1")
     if sequence_length is None:
@@ -88,8 +88,8 @@ def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
         )
     # the loss in chunks calls the head behind its stage; ZeRO-3 frees a stage that it gathers as one unit before that
     is_tied = plan.pp == 1 and getattr(config, "tied", False)
-    has_second_head = has_second(plan, config) and not plan.overlap  # overlapped experts hold a stage until its loss
-    if plan.zero == 3 and plan.loss_chunk is not None and (is_tied or has_second_head):
+    has_mtp_head = has_mtp(plan, config) and not plan.overlap  # overlapped experts hold a stage until its loss
+    if plan.zero == 3 and plan.loss_chunk is not None and (is_tied or has_mtp_head):
         what = "a stage with a tied table at both ends" if is_tied else "a stage that predicts a second token"
         raise ValueError(
             f"ZeRO-3 frees {what} before a loss in chunks uses its head, got zero=3 and "
@@ -138,14 +138,14 @@ def has_experts(config: ModelConfig) -> bool:
     return config.num_layers > int(getattr(config, "num_dense_layers", config.num_layers))
 
 
-def has_second(plan: PlanFields, config: ModelConfig) -> bool:
+def has_mtp(plan: PlanFields, config: ModelConfig) -> bool:
     """Whether the model's last stage predicts a second token under this plan."""
-    return plan.multi_token is not None and not isinstance(config, LlamaConfig)
+    return plan.mtp is not None and not isinstance(config, LlamaConfig)
 
 
 def layers_of(plan: PlanFields, config: ModelConfig) -> tuple[range, ...]:
     """Return the layers of every stage."""
-    return stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
+    return stage_layers(config, plan.num_stages, plan.layers, has_mtp(plan, config))
 
 
 def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:
@@ -279,7 +279,7 @@ def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> d
         sequence: {
             "sequence_parallel": [plan.sequence_parallel, False],
             "layout": [plan.layout, "zigzag", "striped", "contiguous"],
-            "multi_token": [plan.multi_token, None],
+            "mtp": [plan.mtp, None],
         },
         zero: {
             "zero": [plan.zero, 0, 1, 2, 3],

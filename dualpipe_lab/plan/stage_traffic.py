@@ -83,13 +83,13 @@ class StageTraffic:
         if is_first:
             self.gather_input()  # the output's gradient
 
-    def second_forward(self) -> None:
+    def mtp_forward(self) -> None:
         self.sum_output()
         self._projection(gathers=True)
         self.layer_forward(self.model.num_layers)
         self.head_forward()
 
-    def second_backward(self, has_table: bool) -> None:
+    def mtp_backward(self, has_table: bool) -> None:
         """Enter the second token's backward; `has_table`: its embedding is a copy, looked up once more."""
         if self.plan.recompute:
             if has_table:

@@ -16,7 +16,7 @@ from html import escape
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.fields import PlanFields, text_table
-from dualpipe_lab.plan.rules import has_experts, has_second
+from dualpipe_lab.plan.rules import has_experts, has_mtp
 
 _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
 
@@ -95,7 +95,7 @@ class _Rows:
         latent = None if isinstance(config, LlamaConfig) else config.latent
         tied = isinstance(config, LlamaConfig) and config.tied
         kv_copies = 1 if latent is not None else max(plan.tp // config.num_kv_heads, 1)
-        second = has_second(plan, config)  # its stage has a copy of the table
+        second = has_mtp(plan, config)  # its stage has a copy of the table
         is_shared = tied or (second and self.last > 0)
         ends = (0, self.last) if is_shared else (0,)
         yield self.row("tied embedding" if is_shared else "embedding", "tp", stages=ends)

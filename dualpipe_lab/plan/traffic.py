@@ -21,7 +21,7 @@ from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic, rank_actions
-from dualpipe_lab.plan.rules import has_experts, has_second, layers_of
+from dualpipe_lab.plan.rules import has_experts, has_mtp, layers_of
 from dualpipe_lab.plan.stage_traffic import COUNT_BYTES, Routing, StageTraffic
 from dualpipe_lab.pp.program import B, F, I
 from dualpipe_lab.pp.validation.rules import routes
@@ -99,10 +99,10 @@ class _Step:
 
     def __init__(self, plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
-        self.has_second, self.shares = has_second(plan, config), layers_of(plan, config)
+        self.has_mtp, self.shares = has_mtp(plan, config), layers_of(plan, config)
         first = getattr(config, "num_dense_layers", config.num_layers)
         self.sparse = [[layer for layer in share if layer >= first] for share in self.shares]
-        self.sparse[-1] += [config.num_layers] * self.has_second
+        self.sparse[-1] += [config.num_layers] * self.has_mtp
 
     def layers(self, calls: Calls, routing: Routing) -> None:
         traffic, actions = self._traffic(calls), rank_actions(self.plan, calls.rank)
@@ -110,12 +110,12 @@ class _Step:
             ends = stage == 0, stage == len(self.shares) - 1
             if kind == F:
                 traffic.forward(self.shares[stage], *ends)
-                if self.has_second and ends[1]:
-                    traffic.second_forward()
+                if self.has_mtp and ends[1]:
+                    traffic.mtp_forward()
             elif kind in (B, I):
                 traffic.backward(self.shares[stage], *ends)
-                if self.has_second and ends[1]:
-                    traffic.second_backward(has_table=not ends[0])
+                if self.has_mtp and ends[1]:
+                    traffic.mtp_backward(has_table=not ends[0])
         for stage in {action.stage for action in actions}:
             for layer in self.sparse[stage]:
                 traffic.enter_rows(layer, routing)

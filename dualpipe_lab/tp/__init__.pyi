@@ -13,8 +13,8 @@ from .linear import RowParallelLinear as RowParallelLinear
 from .linear import fused_column_linear as fused_column_linear
 from .swiglu import SwiGLU as SwiGLU
 from .gqa import causal_attention as causal_attention
-from .rope import rotation as rotation
-from .rope import rotate as rotate
+from .rope import rope_cos_sin as rope_cos_sin
+from .rope import apply_rope as apply_rope
 from .rope_scaling import RopeScaling as RopeScaling
 from .rope_scaling import YarnScaling as YarnScaling
 from .gqa import GroupedQueryAttention as GroupedQueryAttention

@@ -37,7 +37,7 @@ from dualpipe_lab.tp.cross_entropy import (
     reduced,
 )
 from dualpipe_lab.tp.linear import at_least_float32, check_tokens, flat_tokens
-from dualpipe_lab.tp.mappings import TOKENS, start_all_gather, start_input_sum
+from dualpipe_lab.tp.mappings import TOKENS, all_gather_async, input_sum_async
 from dualpipe_lab.tp.shard import TensorParallel
 
 
@@ -90,7 +90,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         tp: TensorParallel,
         options: LossOptions,
     ) -> Tensor:
-        full = start_all_gather(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
+        full = all_gather_async(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
         rows, ctx.parts = flat_tokens(full), _parts(targets, chunk, options.ignored)
         numbers = at_least_float32(full.new_empty(0)).new_ones(4, len(targets))  # of a skipped chunk: 1
         for part in ctx.parts:
@@ -113,7 +113,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, largest, log_sum, targets = ctx.saved_tensors
         tp, (needs_dx, needs_dw, *_) = ctx.tp, ctx.needs_input_grad
-        full = start_all_gather(x, TOKENS, tp.group).wait() if tp.sequence_parallel and tp.regather else x
+        full = all_gather_async(x, TOKENS, tp.group).wait() if tp.sequence_parallel and tp.regather else x
         rows = flat_tokens(full)
         dx = full.new_zeros(full.shape) if needs_dx else None
         dw = at_least_float32(weight.new_zeros(weight.shape)) if needs_dw else None
@@ -125,12 +125,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if dx is not None:
                 dx.view(-1, dx.shape[-1])[part] = dz @ weight
                 if part == ctx.parts[-1]:
-                    summing = start_input_sum(dx, tp)  # while dW of this chunk is computed
+                    summing = input_sum_async(dx, tp)  # while dW of this chunk is computed
             if dw is not None:
                 dw += dz.t() @ rows[part]
             del z, dz  # before the next chunk's are made
         if dx is not None:
-            dx = (summing or start_input_sum(dx, tp)).wait()
+            dx = (summing or input_sum_async(dx, tp)).wait()
         return dx, None if dw is None else dw.to(weight.dtype), *[None] * 5
 
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
 from dualpipe_lab.tp.linear import at_least_float32, flat_tokens
-from dualpipe_lab.tp.mappings import start_all_reduce
+from dualpipe_lab.tp.mappings import all_reduce_async
 from dualpipe_lab.tp.shard import TensorParallel
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -141,9 +141,9 @@ def losses_of(
     sum of z'; its sum of exp(z').
     """
     if options.packed:
-        sums = list(start_all_reduce(torch.stack(summands), tp.group).wait())
+        sums = list(all_reduce_async(torch.stack(summands), tp.group).wait())
     else:
-        sums = [pending.wait() for pending in [start_all_reduce(summand, tp.group) for summand in summands]]
+        sums = [pending.wait() for pending in [all_reduce_async(summand, tp.group) for summand in summands]]
     smoothing, log_sum = options.label_smoothing, sums[-1].log()
     log_z, shifted_sum = largest + log_sum, sums[1] if smoothing else 0.0
     likely = (1 - smoothing) * sums[0] + smoothing / vocabulary_size * shifted_sum

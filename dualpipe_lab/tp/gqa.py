@@ -26,7 +26,7 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.tp.closed_forms import check_heads
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, fused_column_linear
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.rope import rotate, rotation
+from dualpipe_lab.tp.rope import apply_rope, rope_cos_sin
 from dualpipe_lab.tp.rope_scaling import Scaling
 from dualpipe_lab.tp.shard import Shard, TensorParallel, ranks_of
 
@@ -147,8 +147,8 @@ class GroupedQueryAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         positions = torch.arange(q.shape[2], device=x.device) if positions is None else positions
-        angles = rotation(positions, self.head_size, self.rope_base, x.dtype, self.rope_scaling)
-        mixed = self.attend(rotate(q, *angles), rotate(k, *angles), v)
+        angles = rope_cos_sin(positions, self.head_size, self.rope_base, x.dtype, self.rope_scaling)
+        mixed = self.attend(apply_rope(q, *angles), apply_rope(k, *angles), v)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -1,7 +1,7 @@
 """Gradients of a tensor-parallel model after the backward: which are complete, and the sum of those that are not.
 
 Chapters: book/tp/rmsnorm, book/tp/block.  In: modules that name their `shards` and their `partial` parameters.
-Out: gradients that are equal on all replicas.  The norm is that of `dualpipe_lab.dp.Declaration`.
+Out: gradients that are equal on all replicas.  The norm is that of `dualpipe_lab.dp.ModelSpec`.
   parameter                 on the ranks of tp    gradient there         in the norm
   sharded: linear layers    other shards          complete               a sum over tp
   replicated: norms         the same              complete or partial    once; summed over tp, it would count t times

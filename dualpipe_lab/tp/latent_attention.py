@@ -11,7 +11,7 @@ Chapter: book/tp/latent-attention.  In: `x_..SD`.  Out: `y_..SD`.
   messages    forward: the sum of y, T h; backward: the sums of dc_q, dc_kv and dk_position, T (r_q + r_kv + d_position)
 Under sequence parallelism the latents are gathered, T (r_q + r_kv + d_position) numbers, where grouped-query attention
 gathers the T h of x.  Along cp an `attend` that takes latents exchanges them in place of keys and values.
-Pairs of position features are neighbours, 0 and 1, as in DeepSeek's files; `rotate` wants i and i + d / 2.
+Pairs of position features are neighbours, 0 and 1, as in DeepSeek's files; `apply_rope` wants i and i + d / 2.
 Elsewhere: DeepSeek-V3 `MLA`; Megatron `MLASelfAttention`; torchtitan's DeepSeek-V3 `Attention`.
 Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1; DeepSeek-V3 (arXiv 2412.19437), section 2.1.1.
 """
@@ -30,7 +30,7 @@ from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.mappings import copy_to_ranks, gather_tokens
 from dualpipe_lab.tp.rms_norm import RMSNorm, Sharded
-from dualpipe_lab.tp.rope import rotate, rotation
+from dualpipe_lab.tp.rope import apply_rope, rope_cos_sin
 from dualpipe_lab.tp.rope_scaling import Scaling
 from dualpipe_lab.tp.shard import TensorParallel, ranks_of
 
@@ -108,11 +108,11 @@ class LatentAttention(nn.Module):
         short = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
         q = self.q_up(short).unflatten(-1, (-1, self.sizes.key)).transpose(1, 2)
         positions = torch.arange(q.shape[2], device=x.device) if positions is None else positions
-        angles = rotation(positions, position, self.rope_base, x.dtype, self.rope_scaling)
-        q = torch.cat((q[..., :content], rotate(_halves(q[..., content:]), *angles)), -1)
+        angles = rope_cos_sin(positions, position, self.rope_base, x.dtype, self.rope_scaling)
+        q = torch.cat((q[..., :content], apply_rope(_halves(q[..., content:]), *angles)), -1)
         if self.rope_scaling is not None and self.rope_scaling.score_factor != 1:
             q = q * self.rope_scaling.score_factor  # here, because no function of attention takes a factor of scores
-        turned = rotate(_halves(self._spread(shared).unsqueeze(1)), *angles)
+        turned = apply_rope(_halves(self._spread(shared).unsqueeze(1)), *angles)
         mixed = self._mixed(q, self.kv_norm(latent), turned)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out

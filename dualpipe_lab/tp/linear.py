@@ -34,12 +34,12 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.mappings import (
     TOKENS,
+    all_gather_async,
+    all_reduce_async,
     gather_from_ranks,
     gather_output_grad,
+    input_sum_async,
     reduce_output,
-    start_all_gather,
-    start_all_reduce,
-    start_input_sum,
 )
 from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, load_full_state_dict, ranks_of
 
@@ -84,7 +84,7 @@ class FusedColumnParallel(torch.autograd.Function):
         replicas: Sequence[Group | None],
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
-        full = start_all_gather(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
+        full = all_gather_async(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
         ctx.tp, ctx.replicas = tp, replicas
         ctx.regathers = tp.sequence_parallel and tp.regather
         ctx.save_for_backward(x if ctx.regathers else full, *weights)
@@ -95,13 +95,13 @@ class FusedColumnParallel(torch.autograd.Function):
     def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         needs_dx, needs_db, _, _, *needs_dw = ctx.needs_input_grad
-        gathering = start_all_gather(x, TOKENS, ctx.tp.group) if ctx.regathers and any(needs_dw) else None
-        summing = _start_input_grad(dys, weights, ctx.tp) if needs_dx else None
+        gathering = all_gather_async(x, TOKENS, ctx.tp.group) if ctx.regathers and any(needs_dw) else None
+        summing = _input_grad_async(dys, weights, ctx.tp) if needs_dx else None
         if gathering is not None:
             x = gathering.wait()
         dws = [weight_grad(dy, x) if needed else None for dy, needed in zip(dys, needs_dw, strict=True)]
         pending = [
-            start_all_reduce(dw, group) if dw is not None and group is not None else None
+            all_reduce_async(dw, group) if dw is not None and group is not None else None
             for dw, group in zip(dws, ctx.replicas, strict=True)
         ]
         db = flat_tokens(dys[0]).sum(0) if needs_db else None
@@ -109,12 +109,12 @@ class FusedColumnParallel(torch.autograd.Function):
         return None if summing is None else summing.wait(), db, None, None, *dws
 
 
-def _start_input_grad(dys: Sequence[Tensor], weights: Sequence[Tensor], tp: TensorParallel) -> Pending[Tensor]:
+def _input_grad_async(dys: Sequence[Tensor], weights: Sequence[Tensor], tp: TensorParallel) -> Pending[Tensor]:
     """Add up dy_i W_i over this rank's weights, and launch the sum over the ranks."""
     dx = flat_tokens(dys[0]) @ weights[0]
     for dy, weight in zip(dys[1:], weights[1:], strict=True):
         dx.addmm_(flat_tokens(dy), weight)
-    return start_input_sum(dx.unflatten(0, dys[0].shape[:-1]), tp)
+    return input_sum_async(dx.unflatten(0, dys[0].shape[:-1]), tp)
 
 
 class RowParallel(torch.autograd.Function):

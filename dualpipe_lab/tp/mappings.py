@@ -12,9 +12,9 @@ The rule behind the table: the backward of a copy is a sum; the backward of a su
 `torch.distributed.nn.functional.all_reduce` adds the losses of all ranks: its gradient is t times this one.
 
 Bytes that a rank sends, with S the bytes of the full tensor:
-  start_all_reduce      2 (t - 1) / t * S
-  start_all_gather          (t - 1) / t * S      along any dimension
-  start_reduce_scatter      (t - 1) / t * S      along any dimension
+  all_reduce_async      2 (t - 1) / t * S
+  all_gather_async          (t - 1) / t * S      along any dimension
+  reduce_scatter_async      (t - 1) / t * S      along any dimension
 Collectives concatenate along the first dimension, and the batch is the first; gathering along another dimension costs
 a copy, except with one sequence per batch.
 Elsewhere: Megatron mappings.py.  Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; Korthikanti et al. 2022
@@ -102,7 +102,7 @@ class CopyToRanks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         # autograd may hand this gradient to other functions too, so the sum needs separate memory
-        return start_all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group).wait(), None
+        return all_reduce_async(grad.clone(memory_format=torch.contiguous_format), ctx.group).wait(), None
 
 
 class ReduceFromRanks(torch.autograd.Function):
@@ -110,7 +110,7 @@ class ReduceFromRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group | None) -> Tensor:
-        return start_all_reduce(x.clone(memory_format=torch.contiguous_format), group).wait()
+        return all_reduce_async(x.clone(memory_format=torch.contiguous_format), group).wait()
 
     @staticmethod
     @once_differentiable
@@ -135,20 +135,20 @@ class AlongDimension(torch.autograd.Function):
 
 
 def _gather(x: Tensor, dim: int, group: Group | None) -> Tensor:
-    return start_all_gather(x, dim, group).wait()
+    return all_gather_async(x, dim, group).wait()
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Tensor:
-    return start_reduce_scatter(x, dim, group).wait()
+    return reduce_scatter_async(x, dim, group).wait()
 
 
-def start_all_reduce(x: Tensor, group: Group | None) -> Pending[Tensor]:
+def all_reduce_async(x: Tensor, group: Group | None) -> Pending[Tensor]:
     """Launch the sum over the ranks, in place where x is contiguous: nothing else may read x meanwhile."""
     x = x.contiguous()
     return Pending([comm.all_reduce(x, group=group, async_op=True)], lambda: x)
 
 
-def start_all_gather(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
+def all_gather_async(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
     """Launch the concatenation of the ranks' tensors, all of one shape, along a dimension."""
     x, dim = x.contiguous(), dim % x.dim()
     shards = x.new_empty(comm.get_world_size(group), *x.shape)
@@ -156,7 +156,7 @@ def start_all_gather(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor
     return Pending([work], lambda: shards.movedim(0, dim).flatten(dim, dim + 1))
 
 
-def start_reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
+def reduce_scatter_async(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
     """Launch the sum over the ranks, of which each rank keeps its shard; ValueError if `dim` does not divide."""
     size = comm.get_world_size(group)
     _check_divides(x.shape[dim], size, "a reduce-scatter")
@@ -177,7 +177,7 @@ def reduce_output(partial: Tensor, tp: TensorParallel) -> Tensor:
     """Sum the ranks' partial outputs, in place; under sequence parallelism, return the rank's tokens of the sum."""
     if tp.sequence_parallel:
         return _reduce_scatter(partial, TOKENS, tp.group)
-    return start_all_reduce(partial, tp.group).wait()
+    return all_reduce_async(partial, tp.group).wait()
 
 
 def gather_output_grad(grad: Tensor, tp: TensorParallel) -> Tensor:
@@ -185,9 +185,9 @@ def gather_output_grad(grad: Tensor, tp: TensorParallel) -> Tensor:
     return _gather(grad, TOKENS, tp.group) if tp.sequence_parallel else grad
 
 
-def start_input_sum(dx: Tensor, tp: TensorParallel) -> Pending[Tensor]:
+def input_sum_async(dx: Tensor, tp: TensorParallel) -> Pending[Tensor]:
     """Launch the sum of dx over the ranks, of which a rank keeps its tokens under sequence parallelism."""
-    summing = start_reduce_scatter(dx, TOKENS, tp.group) if tp.sequence_parallel else start_all_reduce(dx, tp.group)
+    summing = reduce_scatter_async(dx, TOKENS, tp.group) if tp.sequence_parallel else all_reduce_async(dx, tp.group)
     if not tp.overlap:
         summing.wait()
     return summing

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.linear import at_least_float32, flat_tokens
-from dualpipe_lab.tp.mappings import start_all_reduce
+from dualpipe_lab.tp.mappings import all_reduce_async
 from dualpipe_lab.tp.shard import Shard, TensorParallel, ranks_of
 
 Sharded: TypeAlias = Literal["none", "tokens", "hidden"]
@@ -64,7 +64,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `y_..D` of `x_..D`; D: all features, or this rank's with sharded="hidden"."""
-        out: Tensor = RmsNorm.apply(x, self.weight, self.hidden_size, self.eps, self.sharded, self.tp)
+        out: Tensor = _RMSNormFunction.apply(x, self.weight, self.hidden_size, self.eps, self.sharded, self.tp)
         return out
 
     def extra_repr(self) -> str:
@@ -72,7 +72,7 @@ class RMSNorm(nn.Module):
         return f"{self.hidden_size}, sharded={self.sharded!r}"
 
 
-class RmsNorm(torch.autograd.Function):
+class _RMSNormFunction(torch.autograd.Function):
     """The norm; the backward needs x and one number per token."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class RmsNorm(torch.autograd.Function):
         wide = at_least_float32(x)
         squares = wide.square().sum(-1, keepdim=True)
         if sharded == "hidden":
-            squares = start_all_reduce(squares, tp.group).wait()
+            squares = all_reduce_async(squares, tp.group).wait()
         scale = torch.rsqrt_(squares.div_(hidden_size).add_(eps))
         ctx.save_for_backward(x, weight, scale)
         ctx.hidden_size, ctx.sharded, ctx.tp = hidden_size, sharded, tp
@@ -95,10 +95,10 @@ class RmsNorm(torch.autograd.Function):
         group, grad, normal = ctx.tp.group, at_least_float32(grad), at_least_float32(x) * scale
         weighted = grad * weight
         inner = (weighted * normal).sum(-1, keepdim=True)
-        summing_inner = start_all_reduce(inner, group) if ctx.sharded == "hidden" else None
+        summing_inner = all_reduce_async(inner, group) if ctx.sharded == "hidden" else None
         dgamma = flat_tokens(grad * normal).sum(0)
         is_partial = ctx.sharded == "tokens" and not ctx.tp.coalesce
-        summing_dgamma = start_all_reduce(dgamma, group) if is_partial else None
+        summing_dgamma = all_reduce_async(dgamma, group) if is_partial else None
         if summing_inner is not None:
             inner = summing_inner.wait()
         dx = weighted.addcmul_(normal, inner.div_(ctx.hidden_size), value=-1).mul_(scale)

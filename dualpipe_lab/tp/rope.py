@@ -17,12 +17,12 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab.tp.rope_scaling import Scaling
 
 
-def rotation(
+def rope_cos_sin(
     positions: Tensor, head_size: int, base: float, dtype: torch.dtype, scaling: Scaling | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines, each `_SK/2`, of the rotary angles at these positions; `scaling` stretches them.
 
-    A scaling that sharpens attention multiplies both, so that `rotate` makes features longer too.
+    A scaling that sharpens attention multiplies both, so that `apply_rope` makes features longer too.
 
     Raises:
         ValueError: the head size is odd.
@@ -38,13 +38,13 @@ def rotation(
     return (angles.cos() * length).to(dtype), (angles.sin() * length).to(dtype)
 
 
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate the feature pairs of x_BHSK by the angles of its tokens, which `rotation` computes."""
-    out: Tensor = Rotate.apply(x, cosines, sines)
+def apply_rope(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate the feature pairs of x_BHSK by the angles of its tokens, which `rope_cos_sin` computes."""
+    out: Tensor = _ApplyRope.apply(x, cosines, sines)
     return out
 
 
-class Rotate(torch.autograd.Function):
+class _ApplyRope(torch.autograd.Function):
     """A rotation; its backward is the rotation by the opposite angle."""
 
     @staticmethod

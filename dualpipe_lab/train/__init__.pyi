@@ -1,6 +1,6 @@
 # Train, from a cell, a script or under torchrun
 from .run import run as run
-from .options import Options as Options
+from .options import TrainOptions as TrainOptions
 from .result import Result as Result
 from .reference import reference as reference
 
@@ -17,4 +17,4 @@ from .trainer import Trainer as Trainer
 # Data and learning rate as functions of the step
 from .sampler import Sampler as Sampler
 from .sampler import Batch as Batch
-from .schedule import Schedule as Schedule
+from .schedule import LRSchedule as LRSchedule

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab import comm
-from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.data import VOCABULARY_SIZE
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.launch.context import device
@@ -104,7 +104,7 @@ def _next_logits(trainer: "Trainer", text: bytes) -> Tensor:
     where = torch.arange(length, device=device())
     layout, here = trainer.layout, trainer.mesh
     if layout is not None:
-        ids, where = shard(ids, layout, here.rank("cp")), shard(where, layout, here.rank("cp"), dim=0)
+        ids, where = shard_sequence(ids, layout, here.rank("cp")), shard_sequence(where, layout, here.rank("cp"), dim=0)
     outputs = trainer.outputs([ids] * trainer.plan.num_microbatches)  # the program has so many; they are all the same
     logits = {m: trainer.model.logits_of(output) for m, output in outputs.items()}  # on every rank: ZeRO-3 gathers
     found = torch.zeros(trainer.config.vocabulary_size, dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""`Metrics`: what one step measured, on the screen and in a CSV file; `Meter`: what one rank measures.
+"""`Metrics`: what one step measured, on the screen and in a CSV file; `StepMeter`: what one rank measures.
 
 Chapter: book/whole/training.  In: one report per rank and step.  Out: one row per step.
   loss              sum over the ranks of their summands
@@ -142,7 +142,7 @@ class Reading:
     wants_stop: float  # 1 if this rank was asked to stop
 
 
-class Meter:
+class StepMeter:
     """Measures one step after the other; the trace then holds the last one."""
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""`Options`: everything about a training that is neither the model nor the plan, and the checks before any process.
+"""`TrainOptions`: everything about a training but the model and the plan, and the checks before any process.
 
 Chapter: book/whole/training.  In: numbers, folders.  Out: checked options; one message with a remedy.
 """
@@ -24,7 +24,7 @@ from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.train.metrics import check_csv
 from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
-from dualpipe_lab.train.schedule import Schedule
+from dualpipe_lab.train.schedule import LRSchedule
 
 _COUNTS = "sequence_length", "global_batch", "evaluate_every", "save_every", "keep", "trace_every"
 _MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
@@ -33,7 +33,7 @@ Data: TypeAlias = bytes | Sequence[bytes]
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """The options of a training.
 
     Attributes:
@@ -69,7 +69,7 @@ class Options:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: LRSchedule = field(default_factory=LRSchedule)
     max_norm: float | None = 1.0
     bias_speed: float = 1e-3
     ema: float | None = None
@@ -105,8 +105,8 @@ class Options:
 
     def _check_parts(self) -> None:
         AdamW([nn.Parameter(torch.zeros(1))], **self.adamw)  # checks its numbers
-        if not isinstance(self.schedule, Schedule):
-            raise ValueError(f"schedule is a Schedule, got {self.schedule!r}")
+        if not isinstance(self.schedule, LRSchedule):
+            raise ValueError(f"schedule is of type LRSchedule, got {self.schedule!r}")
         if self.sample is not None and (not isinstance(self.sample, str) or not self.sample):
             raise ValueError(
                 f"a text is continued from at least 1 byte of a str, got sample={self.sample!r}; give a letter, or None"
@@ -125,16 +125,16 @@ class Options:
         return Sampler(data, self.sequence_length, self.global_batch, self.seed)
 
 
-def named_options(**options: Any) -> Options:
-    """Return `Options`; the error about an unknown name says where it belongs, or which name is like it."""
-    known = [each.name for each in fields(Options)]
+def named_options(**options: Any) -> TrainOptions:
+    """Return `TrainOptions`; the error about an unknown name says where it belongs, or which name is like it."""
+    known = [each.name for each in fields(TrainOptions)]
     for name in set(options) - set(known):
-        homes = {Schedule: "schedule=Schedule", Plan: "Plan"}
+        homes = {LRSchedule: "schedule=LRSchedule", Plan: "Plan"}
         home = next((call for kind, call in homes.items() if name in {each.name for each in fields(kind)}), None)
         like = get_close_matches(name, known, n=1)
         remedy = f"it has {', '.join(known)}" if home is None else f"give it as {home}({name}=...)"
         raise TypeError(f"a training has no option {name}; {f'use {like[0]}' if like and home is None else remedy}")
-    return Options(**options)
+    return TrainOptions(**options)
 
 
 def check(
@@ -142,7 +142,7 @@ def check(
     plan: Plan,
     data: Data,
     steps: int,
-    options: Options,
+    options: TrainOptions,
     resume: Path | None = None,
     evaluation: Data | None = None,
     is_elastic: bool = False,
@@ -194,15 +194,15 @@ def _check_start(path: str | Path, config: Config, plan: Plan, resume: Path | No
         raise ValueError(
             f"a training begins with start={path} or goes on from resume={resume}, got both; leave one out"
         )
-    if plan.multi_token is not None:
+    if plan.mtp is not None:
         raise ValueError(
             f"a published folder is read without the layer of a second token, got start={path} and "
-            f"multi_token={plan.multi_token}; leave one of them out"
+            f"mtp={plan.mtp}; leave one of them out"
         )
     open_pretrained(path, check_form(config))
 
 
-def check_data(config: Config, data: Data, steps: int, options: Options) -> None:
+def check_data(config: Config, data: Data, steps: int, options: TrainOptions) -> None:
     """Refuse a number of steps, a vocabulary or a corpus with which no model can be trained."""
     if not _is_whole(steps) or steps < 1:
         raise ValueError(f"a training has at least 1 step, got steps={steps!r}")
@@ -215,7 +215,7 @@ def find_checkpoint(path: Path | str) -> Path:
     return Path(path) if (Path(path) / INDEX).is_file() else latest(path)
 
 
-def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, steps: int, is_elastic: bool) -> int:
+def _check_resumed(path: Path, config: Config, plan: Plan, options: TrainOptions, steps: int, is_elastic: bool) -> int:
     """Refuse a checkpoint of another training; return its step."""
     checkpoint = Checkpoint(path)
     saved = checkpoint.index.values["config"]
@@ -227,8 +227,8 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
     pairs: dict[str, tuple[Any, Any]] = {"ema": (saved["ema"], options.ema is not None)}
     precisions = saved["plan"]["precision"], plan.precision
     pairs["precision"] = ("", "") if "float64" not in precisions else precisions
-    lambdas = saved["plan"].get("multi_token"), plan.multi_token
-    pairs["multi_token"] = lambdas if None in lambdas else (0, 0)  # another weight is no other model
+    lambdas = saved["plan"].get("mtp"), plan.mtp
+    pairs["mtp"] = lambdas if None in lambdas else (0, 0)  # another weight is no other model
     position = checkpoint.index.values["sampler"]
     pairs |= {name: (position[name], getattr(options, name)) for name in ("seed", "sequence_length", "global_batch")}
     _check_equal(path, pairs)

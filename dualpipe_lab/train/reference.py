@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from dualpipe_lab.launch.operating_system import peak_memory_bytes
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.models.plain_v3_moe import PlainMultiToken, PlainRouter, PlainV3MoE
-from dualpipe_lab.models.stage_rules import check_multi_token
+from dualpipe_lab.models.plain_v3_moe import PlainMTP, PlainRouter, PlainV3MoE
+from dualpipe_lab.models.stage_rules import check_mtp
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.shard import initialize_parameters
 from dualpipe_lab.train.metrics import Metrics
@@ -28,7 +28,7 @@ def reference(
     data: Data,
     steps: int,
     precision: str = "float64",
-    multi_token: float | None = None,
+    mtp: float | None = None,
     **options: Any,
 ) -> Result:
     """Train in this process, without ranks, and return metrics, weights and the raw gradients of two steps.
@@ -38,8 +38,8 @@ def reference(
         data: a text, or documents.
         steps: of the training.
         precision: of weights and gradients, float64 or float32.
-        multi_token: the weight of a second token's loss; None for the next token alone.
-        options: as in `Options`.
+        mtp: the weight of a second token's loss; None for the next token alone.
+        options: as in `TrainOptions`.
 
     Raises:
         ValueError: as `run`.
@@ -47,11 +47,11 @@ def reference(
     chosen = named_options(**options)
     config.check()
     check_data(config, data, steps, chosen)
-    if multi_token is not None:
-        check_multi_token(config, 1, multi_token)
+    if mtp is not None:
+        check_mtp(config, 1, mtp)
     make: Any = PlainV3MoE if isinstance(config, V3MoEConfig) else PlainLlama
-    if multi_token is not None:
-        make = partial(PlainMultiToken, weight=multi_token)
+    if mtp is not None:
+        make = partial(PlainMTP, weight=mtp)
     model: PlainLlama | PlainV3MoE = make(config, dtype=getattr(torch, precision))
     initialize_parameters(model, chosen.seed)
     loads = _count_loads(model)

@@ -34,7 +34,7 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.metrics import Metrics, MetricsFile
-from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options, on_nodes
+from dualpipe_lab.train.options import Config, Data, TrainOptions, check, find_checkpoint, named_options, on_nodes
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.sampler import Sampler
 from dualpipe_lab.train.screen import Screen, append, follow
@@ -42,14 +42,14 @@ from dualpipe_lab.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainJob:
     """What every rank of a training gets."""
 
     config: Config
     plan: Plan
     data: Data
     steps: int
-    options: Options
+    options: TrainOptions
     resume: Path | None
     evaluation: Data | None
     keeps_weights: bool
@@ -84,7 +84,7 @@ def run(
             plan's under the nearest legal plan; for scripts that `torchrun --max-restarts` or a scheduler starts again.
         timeout: as in `launch`.
         backend: as in `launch`.
-        options: as in `Options`.
+        options: as in `TrainOptions`.
 
     Raises:
         ValueError: a training that cannot be, before any process starts.
@@ -93,14 +93,14 @@ def run(
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
     if elastic:
-        plan = fitted(plan, config, chosen, cluster())
+        plan = plan_for_world(plan, config, chosen, cluster())
         if chosen.folder is None:
             raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
         found = latest(chosen.folder) if saved_steps(chosen.folder) else found
     plan = on_nodes(plan, cluster())
     check(config, plan, data, steps, chosen, found, evaluation, elastic)
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
-        job = Job(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
+        job = TrainJob(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
         screen = Screen(steps, chosen.log_every)
         shown = nullcontext() if torchrun.is_active() else follow(job.scratch / "rows", screen)
         with stop_file(job.scratch / "stop", job.scratch / "begun"), shown:
@@ -113,7 +113,7 @@ def run(
     return result
 
 
-def fitted(plan: Plan, config: Config, options: Options, started: Environment | None) -> Plan:
+def plan_for_world(plan: Plan, config: Config, options: TrainOptions, started: Environment | None) -> Plan:
     """Return the plan if its size is that of the started world, or the nearest legal plan of the world's size."""
     if started is None or not isinstance(plan, Plan) or started.world_size == plan.world_size:
         return plan
@@ -158,7 +158,7 @@ def stop_file(file: Path, begun: Path) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def agree(resume: Path | None) -> None:
+def check_agreement(resume: Path | None) -> None:
     """Raise ValueError on every rank if a rank sees another checkpoint than rank 0; every rank calls this."""
     seen = comm.all_gather_object((None if resume is None else str(resume), gethostname()))
     others = [rank for rank, (path, _) in enumerate(seen) if path != seen[0][0]]
@@ -171,14 +171,14 @@ def agree(resume: Path | None) -> None:
     )
 
 
-def train_rank(rank: int, world_size: int, job: Job) -> Result:
+def train_rank(rank: int, world_size: int, job: TrainJob) -> Result:
     """Train on one rank, and return the result without its timeline; only rank 0 has rows and weights."""
     (job.scratch / "begun").touch()
     options, is_temporary = job.options, job.keeps_weights and job.options.folder is None
     if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
         options = replace(options, folder=comm.all_gather_object(job.scratch / "weights")[0])
     trainer = Trainer(job.config, job.plan, options, (job.scratch / "stop").exists)
-    agree(job.resume)
+    check_agreement(job.resume)
     if job.resume is not None:
         trainer.load(job.resume)
     sampler, first = options.sampler(job.data), trainer.num_steps
@@ -193,7 +193,7 @@ def train_rank(rank: int, world_size: int, job: Job) -> Result:
     return Result(str(job.plan), rows if rank == 0 else [], kept, text, stopped, state=state)
 
 
-def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metrics]:
+def _train(trainer: Trainer, sampler: Sampler, job: TrainJob, rank: int) -> list[Metrics]:
     rows: list[Metrics] = []
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.data import VOCABULARY_SIZE
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.models.multi_token import next_tokens
+from dualpipe_lab.models.mtp import next_tokens
 
 _TEXTS = (str, bytes, bytearray, memoryview)
-IGNORED = -100  # the target of a token that has no loss; that of `dp`
+IGNORE_INDEX = -100  # the target of a token that has no loss; that of `dp`
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Sampler:
         data_size: int = 1,
         layout: SequenceLayout | None = None,
         cp_rank: int = 0,
-        multi_token: bool = False,
+        mtp: bool = False,
     ) -> Batch:
         """Return one rank's microbatches of a step, on the rank's device.
 
@@ -121,7 +121,7 @@ class Sampler:
             data_size: their number.
             layout: which positions of a sequence each rank of cp holds (default: all).
             cp_rank: this rank's number along cp.
-            multi_token: whether a second token is predicted: full sequences are shifted, and then shared out.
+            mtp: whether a second token is predicted: full sequences are shifted, and then shared out.
 
         Raises:
             ValueError: the global batch does not divide, or sequences of one token have no second one.
@@ -131,9 +131,13 @@ class Sampler:
         length, microbatches = self.sequence_length, []
         for rows in (self.rows(step, first, size) for first in firsts):
             inputs = torch.tensor([[*row[:-1], *[0] * (length + 1 - len(row))] for row in rows], device=device())
-            targets = torch.tensor([[*row[1:], *[IGNORED] * (length + 1 - len(row))] for row in rows], device=device())
-            found = (inputs, targets, *next_tokens(inputs, targets)) if multi_token else (inputs, targets)
-            microbatches.append(found if layout is None else [shard(tensor, layout, cp_rank) for tensor in found])
+            targets = torch.tensor(
+                [[*row[1:], *[IGNORE_INDEX] * (length + 1 - len(row))] for row in rows], device=device()
+            )
+            found = (inputs, targets, *next_tokens(inputs, targets)) if mtp else (inputs, targets)
+            microbatches.append(
+                found if layout is None else [shard_sequence(tensor, layout, cp_rank) for tensor in found]
+            )
         all_inputs, all_targets, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
         return Batch(all_inputs, all_targets, self.num_tokens(step), self.global_batch, *shifted)
 

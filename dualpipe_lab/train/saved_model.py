@@ -14,7 +14,7 @@ import torch
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint, CheckpointError
 from dualpipe_lab.dp.checkpoint.region import full_region
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.multi_token import SECOND
+from dualpipe_lab.models.mtp import MTP_PREFIX
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.load import tensors_of
@@ -79,7 +79,7 @@ def saved_config(path: Path, saved: Any) -> Config:
 
 def is_second(name: str) -> bool:
     """Return whether a tensor of a checkpoint belongs to what predicts a second token, in training alone."""
-    return name.partition("/")[2].startswith(SECOND)
+    return name.partition("/")[2].startswith(MTP_PREFIX)
 
 
 def saved_name(name: str) -> str:

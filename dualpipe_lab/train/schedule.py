@@ -1,4 +1,4 @@
-"""`Schedule`: the factor of the learning rate, as a function of the step alone.
+"""`LRSchedule`: the factor of the learning rate, as a function of the step alone.
 
 Chapter: book/whole/training.  In: a step, from 0.  Out: a factor from 0 to 1.
   warm-up    (step + 1) / w              for step < w: the first update is not lost
@@ -16,7 +16,7 @@ Decay: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LRSchedule:
     """Warm-up and decay of the learning rate.
 
     Attributes:
@@ -28,7 +28,7 @@ class Schedule:
     Raises:
         ValueError: a name, number of steps or factor that has no meaning.
 
-    >>> [round(Schedule("linear", num_warmup=2, num_steps=6).factor(step), 3) for step in range(7)]
+    >>> [round(LRSchedule("linear", num_warmup=2, num_steps=6).factor(step), 3) for step in range(7)]
     [0.5, 1.0, 1.0, 0.667, 0.333, 0.0, 0.0]
     """
 

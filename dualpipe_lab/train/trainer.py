@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.dp import checkpoint
-from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.ddp import DDP
+from dualpipe_lab.dp.ema import ShardedEMA
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.deepseek_moe import update_biases
-from dualpipe_lab.ep.overlap.stage import interruptible_stage, overlapped_forward_backward
+from dualpipe_lab.ep.overlap.stage import overlappable_stage, overlapped_forward_backward
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.pretrained.load import load_pretrained
 from dualpipe_lab.models.rank_model import RankModel, build_stages
@@ -39,11 +39,11 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
 from dualpipe_lab.topology import RankCoordinates
-from dualpipe_lab.train.metrics import Meter, Metrics, Reading, bubble_fraction, exchange
-from dualpipe_lab.train.options import Config, Options
+from dualpipe_lab.train.metrics import Metrics, Reading, StepMeter, bubble_fraction, exchange
+from dualpipe_lab.train.options import Config, TrainOptions
 from dualpipe_lab.train.sampler import Batch, Sampler
 
-_OPTIMIZERS: tuple[Callable[..., Ddp | Zero1 | Zero2 | Zero3], ...] = (Ddp, Zero1, Zero2, Zero3)  # by the stage of ZeRO
+_OPTIMIZERS: tuple[Callable[..., DDP | Zero1 | Zero2 | Zero3], ...] = (DDP, Zero1, Zero2, Zero3)  # by the stage of ZeRO
 
 
 class Trainer:
@@ -62,7 +62,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, plan: Plan, options: Options, wants_stop: Callable[[], bool] = lambda: False
+        self, config: Config, plan: Plan, options: TrainOptions, wants_stop: Callable[[], bool] = lambda: False
     ) -> None:
         self.config, self.plan, self.options, self._wants_stop = config, plan, options, wants_stop
         self.mesh = Mesh(plan.topology)
@@ -79,7 +79,7 @@ class Trainer:
             layout=self.layout,
             recompute=plan.recompute,
             loss_chunk=plan.loss_chunk,
-            multi_token=plan.multi_token,
+            mtp=plan.mtp,
         )
         if options.start is not None:  # before the optimizer copies the weights
             load_pretrained(self.model, options.start)
@@ -96,11 +96,11 @@ class Trainer:
             hybrid=plan.hybrid,
             program=plan.program,
         )
-        self.ema = None if options.ema is None else ShardedEma(self.optimizer, options.ema)
+        self.ema = None if options.ema is None else ShardedEMA(self.optimizer, options.ema)
         self.loss_fn = self.model.loss_fn()
         stages: Mapping[int, Stage] = self.model.stages
         if plan.overlap:  # in pieces, so that the all-to-alls of one half of a pair run beside the other half
-            stages = {number: interruptible_stage(stage, number) for number, stage in stages.items()}
+            stages = {number: overlappable_stage(stage, number) for number, stage in stages.items()}
         self.runtime = PipelineRuntime(
             program,
             stages,
@@ -108,7 +108,7 @@ class Trainer:
             group=self.mesh.group("pp"),
             overlapped=overlapped_forward_backward if plan.overlap else run_pair_serially,
         )
-        self.num_steps, self.should_stop, self._meter = 0, False, Meter()
+        self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
 
     def step(self, batch: Batch) -> Metrics:
         """Train on one batch: forwards and backwards, sums, clipping, update."""
@@ -121,7 +121,7 @@ class Trainer:
 
         # every microbatch's loss is its summand of the step's, so all weights are 1
         shifted = batch.next_inputs, batch.next_targets
-        extra = self.model.extra_inputs(*shifted) if self.model.multi_token else None
+        extra = self.model.extra_inputs(*shifted) if self.model.mtp else None
         result = self.runtime.step(batch.inputs, batch.targets, [1.0] * len(batch.inputs), extra)
         report = self.optimizer.step()
         self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update none moves
@@ -144,7 +144,7 @@ class Trainer:
         """Return this rank's microbatches of a step (default: the next one)."""
         step, plan = self.num_steps if step is None else step, self.plan
         places = self.data_rank, plan.data_size, self.layout, self.mesh.rank("cp")
-        return sampler.batch(step, plan.num_microbatches, *places, multi_token=self.model.multi_token)
+        return sampler.batch(step, plan.num_microbatches, *places, mtp=self.model.mtp)
 
     def evaluate(self, sampler: Sampler) -> float:
         """Return the mean loss per token of a sampler's first batch, with the averaged weights if there are any.
@@ -223,7 +223,7 @@ def _units(model: RankModel, overlap: bool) -> list[nn.Module]:
     for stage in model.stages.values():
         parts = [part for part in (stage.embedding, *stage.layers, stage.norm, stage.head) if part is not None]
         held = [parameter for part in parts for parameter in part.parameters()]
-        is_one = len(held) > len(set(held)) or overlap or hasattr(stage, "multi_token")
+        is_one = len(held) > len(set(held)) or overlap or hasattr(stage, "mtp")
         units += [stage] if is_one else parts
     return units
 

@@ -11,16 +11,16 @@ from .lanes import Lanes as Lanes
 
 # What ranks hold and send
 from .grid import grid as grid
-from .grid import GridDrawing as GridDrawing
+from .grid import RankGrid as RankGrid
 from .steplog import steps as steps
 from .steplog import Steps as Steps
 from .collective_steps import collective_steps as collective_steps
-from .collectives import Holdings as Holdings
+from .collectives import RankValues as RankValues
 from .collectives import Gallery as Gallery
 from .shards import Shards as Shards
 from .shards import ShardedTensor as ShardedTensor
 from .shards import Transition as Transition
-from .mosaic import Mosaic as Mosaic
+from .cell_grid import CellGrid as CellGrid
 
 # Boxes and arrows
 from .diagram import Arrow as Arrow
@@ -30,7 +30,7 @@ from .diagram import transformer_block as transformer_block
 
 # Numbers
 from .chart import Chart as Chart
-from .stacks import Stacks as Stacks
+from .stacked_bars import StackedBars as StackedBars
 
 # Pages without a kernel
 from .embed import timeline_html as timeline_html

@@ -28,7 +28,7 @@ _Row: TypeAlias = list[_Number]
 _Move: TypeAlias = tuple[int, int, _Row]  # from, to, what
 
 
-class _Step(NamedTuple):
+class _Moves(NamedTuple):
     title: str
     moves: list[_Move]
     rows: list[_Row]  # by rank, after the step
@@ -89,7 +89,7 @@ def _chunk(row: _Row, index: int, num_ranks: int) -> slice:
     return slice(index * length, (index + 1) * length)
 
 
-def _ring(rows: list[_Row], steps: range, offset: int = 0) -> list[_Step]:
+def _ring(rows: list[_Row], steps: range, offset: int = 0) -> list[_Moves]:
     """Send one chunk to the right in every step; in the first N - 1 steps the receiver adds it, later it keeps it."""
     num_ranks, found = len(rows), []
     for step in steps:
@@ -101,11 +101,11 @@ def _ring(rows: list[_Row], steps: range, offset: int = 0) -> list[_Step]:
             mine = rows[dst][cut]
             sums = [_Number(a.value + b.value, None) for a, b in zip(mine, numbers, strict=True)]
             rows[dst][cut] = sums if adds else numbers
-        found.append(_Step("one chunk to the right, " + ("added" if adds else "kept"), moves, rows))
+        found.append(_Moves("one chunk to the right, " + ("added" if adds else "kept"), moves, rows))
     return found
 
 
-def _reduce_scatter(rows: list[_Row], root: int) -> list[_Step]:
+def _reduce_scatter(rows: list[_Row], root: int) -> list[_Moves]:
     found, num_ranks = _ring(rows, range(len(rows) - 1), offset=1), len(rows)
     if found:
         last = [row[_chunk(row, rank, num_ranks)] for rank, row in enumerate(found[-1].rows)]
@@ -113,12 +113,12 @@ def _reduce_scatter(rows: list[_Row], root: int) -> list[_Step]:
     return found
 
 
-def _reduce(rows: list[_Row], root: int) -> list[_Step]:
+def _reduce(rows: list[_Row], root: int) -> list[_Moves]:
     found = _reduce_scatter(rows, root)
     return [*found, *_gather(found[-1].rows if found else rows, root, "finished chunks to the root")]
 
 
-def _all_gather(rows: list[_Row], root: int) -> list[_Step]:
+def _all_gather(rows: list[_Row], root: int) -> list[_Moves]:
     num_ranks, found = len(rows), []
     held: list[dict[int, _Row]] = [{rank: row} for rank, row in enumerate(rows)]
     for step in range(num_ranks - 1):
@@ -127,42 +127,42 @@ def _all_gather(rows: list[_Row], root: int) -> list[_Step]:
         for rank, index in enumerate(sent):
             held[(rank + 1) % num_ranks][index] = rows[index]
         after = [[value for index in sorted(pieces) for value in pieces[index]] for pieces in held]
-        found.append(_Step("the newest piece to the right, kept", moves, after))
+        found.append(_Moves("the newest piece to the right, kept", moves, after))
     return found
 
 
-def _all_to_all(rows: list[_Row], root: int) -> list[_Step]:
+def _all_to_all(rows: list[_Row], root: int) -> list[_Moves]:
     num_ranks = range(len(rows))
     blocks = [[row[_chunk(row, dst, len(rows))] for dst in num_ranks] for row in rows]
     moves = [(src, dst, blocks[src][dst]) for src in num_ranks for dst in num_ranks if src != dst]
     after = [[v for src in num_ranks for v in blocks[src][dst]] for dst in num_ranks]
-    return [_Step("each rank's blocks", moves, after)]
+    return [_Moves("each rank's blocks", moves, after)]
 
 
-def _broadcast(rows: list[_Row], root: int) -> list[_Step]:
-    num_ranks, found, reach = len(rows), list[_Step](), 1
+def _broadcast(rows: list[_Row], root: int) -> list[_Moves]:
+    num_ranks, found, reach = len(rows), list[_Moves](), 1
     while reach < num_ranks:
         pairs = [(near, near + reach) for near in range(min(reach, num_ranks - reach))]
         moves = [((root + a) % num_ranks, (root + b) % num_ranks, rows[root]) for a, b in pairs]
         reached = {dst for _, dst, _ in moves}
         rows = [list(rows[root]) if rank in reached else row for rank, row in enumerate(rows)]
-        found.append(_Step("every rank that has it gives it to one more", moves, rows))
+        found.append(_Moves("every rank that has it gives it to one more", moves, rows))
         reach *= 2
     return found
 
 
-def _scatter(rows: list[_Row], root: int) -> list[_Step]:
+def _scatter(rows: list[_Row], root: int) -> list[_Moves]:
     blocks = [rows[root][_chunk(rows[root], rank, len(rows))] for rank in range(len(rows))]
-    return [_Step("a block to every rank", [(root, r, b) for r, b in enumerate(blocks) if r != root], blocks)]
+    return [_Moves("a block to every rank", [(root, r, b) for r, b in enumerate(blocks) if r != root], blocks)]
 
 
-def _gather(rows: list[_Row], root: int, title: str = "every rank's block to the root") -> list[_Step]:
+def _gather(rows: list[_Row], root: int, title: str = "every rank's block to the root") -> list[_Moves]:
     moves = [(rank, root, row) for rank, row in enumerate(rows) if rank != root]
     total = [value for row in rows for value in row]
-    return [_Step(title, moves, [total if r == root else [] for r in range(len(rows))])]
+    return [_Moves(title, moves, [total if r == root else [] for r in range(len(rows))])]
 
 
-_STEPS: dict[str, Callable[[list[_Row], int], list[_Step]]] = {
+_STEPS: dict[str, Callable[[list[_Row], int], list[_Moves]]] = {
     "all_reduce": lambda rows, root: _ring(rows, range(2 * (len(rows) - 1))),
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,

@@ -1,4 +1,4 @@
-"""`Holdings`: the numbers on each rank before and after a collective, in the colour of the rank they came from.
+"""`RankValues`: the numbers on each rank before and after a collective, in the colour of the rank they came from.
 
 Chapter: book/start/ranks-and-messages.  In: the numbers on each rank, state by state.  Out: an SVG, or text.
 A cell has the colour of the rank that held its number in the first state.  A number that no rank started with, such as
@@ -20,13 +20,13 @@ _ROW, _LABEL, _GAP, _TOP = 26, 48, 30, 46  # px
 _LETTER = 7.0  # px, width of a digit at font size 12
 
 
-class Holdings:
+class RankValues:
     """The numbers on every rank, state by state; prints as text, displays as SVG.
 
     `states`: pairs of a heading and, for each rank, its numbers in that state, possibly none.  The first state
     determines the colour of a number.  Raises ValueError if the states differ in their number of ranks.
 
-    >>> print(Holdings("broadcast", [("before", [[1, 2], [0, 0]]), ("after", [[1, 2], [1, 2]])]))
+    >>> print(RankValues("broadcast", [("before", [[1, 2], [0, 0]]), ("after", [[1, 2], [1, 2]])]))
     broadcast
             before  after
     rank 0  1 2     1 2
@@ -49,7 +49,7 @@ class Holdings:
         return "\n".join([f"{self.name}  {self.note}".rstrip(), *lines])
 
     def __repr__(self) -> str:
-        return f"<Holdings {self.name!r}: {self.num_ranks} ranks, {len(self.states)} states>"
+        return f"<RankValues {self.name!r}: {self.num_ranks} ranks, {len(self.states)} states>"
 
     def _repr_html_(self) -> str:
         return scrollable(self.to_svg(), f"What each rank holds in {self.name}")
@@ -108,7 +108,7 @@ class Holdings:
 
 
 class Picture(Protocol):
-    """A picture of a gallery: `Holdings`, `Steps`, `Shards` or a `Drawing`."""
+    """A picture of a gallery: `RankValues`, `Steps`, `Shards` or a `Drawing`."""
 
     def _repr_html_(self) -> str: ...
 

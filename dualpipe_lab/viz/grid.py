@@ -1,4 +1,4 @@
-"""`GridDrawing`: the grid of ranks with one group highlighted, as text and as an SVG that fits a narrow page.
+"""`RankGrid`: the grid of ranks with one group highlighted, as text and as an SVG that fits a narrow page.
 
 Chapter: book/dp/topology.  In: a topology, an axis, a rank.  Out: a drawing.
 A group lights up when the pointer or the focus is on one of its ranks.
@@ -23,10 +23,10 @@ _LIT = (  # the group below the pointer, or with the focus; Okabe and Ito's oran
 _COLUMNS = 8  # a longer last axis is wrapped
 
 
-class GridDrawing(Drawing):
+class RankGrid(Drawing):
     """The grid with the group of `rank` along `axis` highlighted; prints as text, displays as SVG.
 
-    >>> print(GridDrawing(Topology([("dp", 2), ("tp", 4)]), "dp", rank=1))
+    >>> print(RankGrid(Topology([("dp", 2), ("tp", 4)]), "dp", rank=1))
     dp 2 x tp 4 = 8 ranks; the dp group of rank 1: 1, 5
           tp 0  tp 1  tp 2  tp 3
     dp 0     0   [1]     2     3
@@ -60,7 +60,7 @@ class GridDrawing(Drawing):
         return "\n".join(line.rstrip() for line in lines)
 
     def __repr__(self) -> str:
-        return f"<GridDrawing of {self.title}>"
+        return f"<RankGrid of {self.title}>"
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element; text and lines take the page's text colour."""
@@ -120,7 +120,7 @@ class GridDrawing(Drawing):
         return [(label, index * size) for index, label in enumerate(labels)]
 
 
-def grid(plan: Plan, axis: str | None = None, rank: int = 0) -> GridDrawing:
+def grid(plan: Plan, axis: str | None = None, rank: int = 0) -> RankGrid:
     """Return the drawing of a plan's grid with one group highlighted; it prints as text and displays as SVG.
 
     Args:
@@ -134,4 +134,4 @@ def grid(plan: Plan, axis: str | None = None, rank: int = 0) -> GridDrawing:
     dp 0     0     1
     dp 1   [2]   [3]
     """
-    return GridDrawing(plan.topology, axis or plan.topology.names[0], rank)
+    return RankGrid(plan.topology, axis or plan.topology.names[0], rank)

@@ -85,7 +85,7 @@ def test_the_search_finds_what_is_known():
 
 
 def test_three_plans_go_on_within_the_budget_of_a_training():
-    choices = (training.Choice(*each) for each in product(range(1, 8), (0, 1), range(1, 8), range(1, 25)))
+    choices = (training.PlanChoice(*each) for each in product(range(1, 8), (0, 1), range(1, 8), range(1, 25)))
     fits = {
         tuple(choice)
         for choice in choices

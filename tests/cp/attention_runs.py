@@ -10,7 +10,7 @@ from runs import launch
 from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import positions, shard
+from dualpipe_lab.cp.sequence import positions, shard_sequence
 from dualpipe_lab.launch.context import rank_context
 
 FORMS = {"ring": ring_attention, "all-gather": all_gather_attention}
@@ -33,7 +33,7 @@ def reference(q, k, v, grad, causal):
 
 def run_part(form, layout, rank, tensors, causal, **options):
     """Output and gradients of this rank's part, and the bytes sent in forward and backward."""
-    q, k, v, grad = (shard(tensor, layout, rank, 2) for tensor in tensors)
+    q, k, v, grad = (shard_sequence(tensor, layout, rank, 2) for tensor in tensors)
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     entries = rank_context().ledger.entries
     entries.clear()

@@ -13,7 +13,7 @@ from dualpipe_lab.cp.closed_forms import latent_sent_bytes, unfolding_flops
 from dualpipe_lab.cp.latent_ring import LatentRing, latent_ring_attention, sends_latents
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import positions, shard
+from dualpipe_lab.cp.sequence import positions, shard_sequence
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.tp.latent_attention import LatentSizes
 
@@ -73,7 +73,11 @@ def measured(action):
 def part(layout, causal, sizes, rank, dtype=torch.float64):
     """Output and gradients of a rank, the bytes that it sends, and FLOPs of its products with the weight."""
     q, c, grad, w = inputs(layout.length, sizes, dtype)
-    q, c, grad = shard(q, layout, rank, 2), shard(c, layout, rank, 1), shard(grad, layout, rank, 2)
+    q, c, grad = (
+        shard_sequence(q, layout, rank, 2),
+        shard_sequence(c, layout, rank, 1),
+        shard_sequence(grad, layout, rank, 2),
+    )
     leaves = [x.clone().requires_grad_() for x in (q, c, w)]
     out, *forward = measured(lambda: latent_ring_attention(*leaves, sizes, layout, causal))
     grads, *backward = measured(lambda: torch.autograd.grad(out, leaves, grad))

@@ -12,7 +12,7 @@ from runs import RANKS, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, critical_path, make_layout, visible_pairs
-from dualpipe_lab.cp.sequence import next_token_labels, positions, shard, unshard
+from dualpipe_lab.cp.sequence import next_token_labels, positions, shard_sequence, unshard_sequence
 
 
 def rounded(name, length, num_ranks):
@@ -103,11 +103,13 @@ def test_unshard_undoes_shard_for_any_axis_and_length(num_ranks):
                 layout = make_layout(name, rounded(name, length, world_size), world_size)
                 for dim, shape in ((0, (layout.length, 2)), (1, (2, layout.length, 3)), (-1, (2, layout.length))):
                     x = draw(*shape)
-                    part = shard(x, layout, rank, dim)
-                    assert torch.equal(unshard(part, layout, dim), x), (layout, dim)
+                    part = shard_sequence(x, layout, rank, dim)
+                    assert torch.equal(unshard_sequence(part, layout, dim), x), (layout, dim)
         tokens = torch.arange(12).view(1, 12)
         layout = make_layout("striped", 12, world_size)
-        return shard(next_token_labels(tokens), layout, rank).tolist(), shard(tokens, layout, rank).tolist()
+        return shard_sequence(next_token_labels(tokens), layout, rank).tolist(), shard_sequence(
+            tokens, layout, rank
+        ).tolist()
 
     for (labels,), (tokens,) in launch(fn, num_ranks):
         assert labels == [token + 1 if token < 11 else -100 for token in tokens]
@@ -117,14 +119,14 @@ def test_a_part_of_the_wrong_length_is_named_with_its_rank():
     layout = make_layout("striped", 7, 2)
 
     def fn(rank, world_size):
-        unshard(torch.zeros(1, 4), layout)
+        unshard_sequence(torch.zeros(1, 4), layout)
 
     with pytest.raises(lab.RankError, match=r"(?s)rank 1 of the ring holds 3 positions of <striped layout.*got 4"):
         launch(fn, 2)
     with pytest.raises(lab.RankError, match="used by a group of 1 ranks"):
         launch(fn, 1)
     with pytest.raises(ValueError, match=r"cannot shard axis 1 of \(1, 8\); make it for 8"):
-        shard(torch.zeros(1, 8), layout, 0)
+        shard_sequence(torch.zeros(1, 8), layout, 0)
 
 
 def test_layouts_and_closed_forms_are_pure_data():

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
-from dualpipe_lab.cp.sequence import next_token_labels, shard
+from dualpipe_lab.cp.sequence import next_token_labels, shard_sequence
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -54,7 +54,7 @@ def test_loss_and_gradients_are_those_of_plain_torch(axes):
                 layout = make_layout(name, LENGTH, mesh.size("cp"))
                 model = Llama(CONFIG, mesh, is_sequence_parallel, dtype=torch.float64, layout=layout)
                 expected = plain(full_state_dict(model, model.tp.group), *batch())
-                ids, labels = (shard(tensor[rows], layout, mesh.rank("cp")) for tensor in batch())
+                ids, labels = (shard_sequence(tensor[rows], layout, mesh.rank("cp")) for tensor in batch())
                 group = mesh.group("dp", "cp")
                 loss = model.loss(ids, labels, num_tokens=num_valid_tokens(labels, group))
                 loss.backward()
@@ -79,7 +79,7 @@ def test_a_length_that_zigzag_cannot_deal_out_is_padded_and_masked():
 
     def fn(rank, world_size):
         model = Llama(CONFIG, lab.Topology([("cp", 4)]), dtype=torch.float64, layout=layout)
-        parts = [shard(tensor, layout, rank) for tensor in padded]
+        parts = [shard_sequence(tensor, layout, rank) for tensor in padded]
         model.loss(*parts, num_tokens=int((labels != -100).sum())).backward()
         all_reduce_gradients(model.parameters())
         return full_state_dict(model, of="grad"), plain(full_state_dict(model), ids, labels)

@@ -16,7 +16,7 @@ from dualpipe_lab.cp.closed_forms import AttentionSizes, saved_bytes, sent_bytes
 from dualpipe_lab.cp.flash_attention import FlashTiles
 from dualpipe_lab.cp.layouts import MessageTimes, make_layout, ring_backward_ns, ring_forward_ns, visible_pairs
 from dualpipe_lab.cp.ring_attention import merge, ring_attention
-from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.cp.torch_flash import TorchFlash
 from dualpipe_lab.dp.measure import live_tensors, storage_bytes
 from dualpipe_lab.launch.emulator import Link
@@ -66,7 +66,7 @@ def test_time_equals_the_simulation_to_the_nanosecond():
     def fn(rank, world_size):
         found = []
         for layout, causal in chosen:
-            parts = [shard(tensor, layout, rank, 2) for tensor in inputs(layout.length, 2, 2)]
+            parts = [shard_sequence(tensor, layout, rank, 2) for tensor in inputs(layout.length, 2, 2)]
             leaves = [tensor.requires_grad_() for tensor in parts[:3]]
             times = []
             comm.barrier()
@@ -106,7 +106,10 @@ def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
         for total in (length, 2 * length):
             layout = make_layout("zigzag", total, world_size)
             for name, form in FORMS.items():
-                leaves = [shard(tensor, layout, rank, 2).requires_grad_() for tensor in inputs(total, heads, heads)[:3]]
+                leaves = [
+                    shard_sequence(tensor, layout, rank, 2).requires_grad_()
+                    for tensor in inputs(total, heads, heads)[:3]
+                ]
                 kept = []
                 pack = lambda tensor, kept=kept: kept.append(tensor) or tensor  # noqa: E731
                 with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -116,7 +119,7 @@ def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
 
     def most_held(rank, world_size):
         layout, most = make_layout("zigzag", length, world_size), []
-        leaves = [shard(tensor, layout, rank, 2) for tensor in inputs(length, heads, heads)[:3]]
+        leaves = [shard_sequence(tensor, layout, rank, 2) for tensor in inputs(length, heads, heads)[:3]]
         gc.freeze()
 
         class Watch(FlashTiles):
@@ -143,7 +146,7 @@ def test_both_forms_merge_in_the_same_order():
     layout = make_layout("zigzag", 16, 4)
 
     def fn(rank, world_size):
-        parts = [shard(tensor, layout, rank, 2) for tensor in inputs(16, 4, 2)[:3]]
+        parts = [shard_sequence(tensor, layout, rank, 2) for tensor in inputs(16, 4, 2)[:3]]
         return torch.equal(ring_attention(*parts, layout), all_gather_attention(*parts, layout))
 
     assert launch(fn, 4) == [True] * 4
@@ -185,7 +188,7 @@ def test_merge_with_nothing_on_either_side():
 def test_the_trace_shows_blocks_that_go_round_and_gradients_that_come_home():
     def fn(rank, world_size):
         layout = make_layout("zigzag", 12, world_size)
-        parts = [shard(tensor, layout, rank, 2).requires_grad_() for tensor in inputs(12, 1, 1)]
+        parts = [shard_sequence(tensor, layout, rank, 2).requires_grad_() for tensor in inputs(12, 1, 1)]
         out = ring_attention(*parts[:3], layout)
         comm.barrier()
         middle = lab.now()

@@ -8,7 +8,7 @@ from runs import launch
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.cp.torch_flash import TorchFlash
 
 HEADS, LENGTH = 2, 16
@@ -43,7 +43,7 @@ def test_both_rings_find_the_same(num_ranks):
     def fn(rank, world_size):
         tensors = inputs(LENGTH, HEADS, HEADS)
         ours, _ = run_part(ring_attention, layout, rank, tensors, True, kernel=TorchFlash())
-        return ours, theirs(*(shard(tensor, layout, rank, 2) for tensor in tensors))
+        return ours, theirs(*(shard_sequence(tensor, layout, rank, 2) for tensor in tensors))
 
     for ours, other in launch(fn, num_ranks, timeout=400):
         for mine, expected in zip(ours, other, strict=True):

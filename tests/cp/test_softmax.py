@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RANKS, launch
 
-from dualpipe_lab.cp.online_softmax import MaxSum, online_average, online_softmax
+from dualpipe_lab.cp.online_softmax import SoftmaxStats, online_average, online_softmax
 from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax
 from dualpipe_lab.cp.softmax import Softmax, softmax, softmax_backward
 from dualpipe_lab.launch.context import rank_context
@@ -35,7 +35,7 @@ def test_softmax_and_its_backward_equal_the_oracle_and_torch():
     x, y, dy = case["x"], case["y"], case["dy"]
     assert_close(softmax(x), y)
     assert_close(softmax_backward(softmax(x), dy), case["dx"])
-    assert_close(MaxSum.of(x).lse, case["lse"])
+    assert_close(SoftmaxStats.of(x).lse, case["lse"])
     assert_close(softmax(ROWS), EXPECTED)
     assert torch.autograd.gradcheck(Softmax.apply, (draw(3, 4).requires_grad_(),))
     x = ROWS.clone().requires_grad_()
@@ -50,7 +50,7 @@ def test_softmax_and_its_backward_equal_the_oracle_and_torch():
 
 def test_16_bit_scores_are_summed_in_fp32():
     x = torch.zeros(1, 1000, dtype=torch.bfloat16)
-    assert MaxSum.of(x).total.item() == 1000  # added up in bf16 it would stop at 256
+    assert SoftmaxStats.of(x).total.item() == 1000  # added up in bf16 it would stop at 256
     for result in (softmax(x), online_softmax(x, 7)):
         assert result.dtype == torch.bfloat16
         assert torch.equal(result, torch.full_like(x, 1e-3))
@@ -71,26 +71,26 @@ def test_blocks_of_any_size_give_the_same(values, block_size):
 @given(st.lists(scores, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_pairs_merge_in_any_order_and_grouping(blocks, random):
     whole = torch.tensor(list(itertools.chain(*blocks)), dtype=torch.float64)
-    pairs = [MaxSum.of(torch.tensor(block, dtype=torch.float64)) for block in blocks]
-    pairs.append(MaxSum.identity(torch.zeros((), dtype=torch.float64)))
+    pairs = [SoftmaxStats.of(torch.tensor(block, dtype=torch.float64)) for block in blocks]
+    pairs.append(SoftmaxStats.identity(torch.zeros((), dtype=torch.float64)))
     random.shuffle(pairs)
     while len(pairs) > 1:
         at = random.randrange(len(pairs) - 1)
         pairs[at : at + 2] = [pairs[at].merge(pairs[at + 1])]
     assert pairs[0].maximum == whole.max()
-    assert_close(pairs[0].total, MaxSum.of(whole).total)
+    assert_close(pairs[0].total, SoftmaxStats.of(whole).total)
     assert_close(pairs[0].lse, torch.logsumexp(whole, -1))
 
 
 def test_the_trace_of_the_oracle_and_blocks_of_nothing():
     case = next(case for case in ORACLE["cases"] if "online_trace_head0_row2_blocks_3_3_1" in case["expected"])
     scaled = floats(case["Q"])[0, 2] @ floats(case["K"])[0].t() / 2
-    state, trace = MaxSum.identity(torch.zeros((), dtype=torch.float64)), []
+    state, trace = SoftmaxStats.identity(torch.zeros((), dtype=torch.float64)), []
     for block in scaled.split(3):
-        state = state.merge(MaxSum.of(block))
+        state = state.merge(SoftmaxStats.of(block))
         trace.append([float(state.maximum), float(state.total)])
     assert_close(torch.tensor(trace), floats(case["expected"]["online_trace_head0_row2_blocks_3_3_1"]).float(), 1e-6)
-    assert MaxSum.of(torch.empty(3, 0)).lse.tolist() == [-INF] * 3
+    assert SoftmaxStats.of(torch.empty(3, 0)).lse.tolist() == [-INF] * 3
     assert softmax(torch.empty(2, 0)).shape == (2, 0)
     with pytest.raises(ValueError, match="at least 1 score, got block_size=0"):
         online_softmax(ROWS, 0)

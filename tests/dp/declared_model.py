@@ -7,7 +7,7 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -115,7 +115,7 @@ def build(kind, mesh, mirrored=False, seed=None):
     return model, KINDS[kind](model, model.mesh, **options, program=model.program)
 
 
-KINDS = {"Zero1 over dp": Zero1, "Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+KINDS = {"Zero1 over dp": Zero1, "DDP": DDP, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 
 
 def step(model, optimizer, number):
@@ -133,7 +133,7 @@ def step(model, optimizer, number):
                 flat.grad[begin : begin + len(values)] = values
     else:
         for parameter, grad in gradients.items():
-            share = grad / comm.get_world_size(optimizer.declaration.group_of(parameter))
+            share = grad / comm.get_world_size(optimizer.spec.group_of(parameter))
             if parameter.grad is None:
                 parameter.grad = share.clone()
             else:

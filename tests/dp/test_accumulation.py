@@ -8,7 +8,7 @@ from torch import nn
 from zero_runs import STAGES
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp import Ddp, Zero1, Zero3, full_gradients
+from dualpipe_lab.dp import DDP, Zero1, Zero3, full_gradients
 
 M, WIDTH = 4, 5  # microbatches of a call, features
 
@@ -54,7 +54,7 @@ def test_several_calls_of_a_pipeline_are_one_step(name):
         for stage in [None, *STAGES]:
             for calls in (2, 3, 1):
                 num_backwards = calls * M if calls > 1 else 1  # of one call there is nothing to say
-                module, optimizer, runtime = make(stage, program, mesh, num_backwards, sum_mirrors=name == "dualpipe")
+                module, optimizer, runtime = make(stage, program, mesh, num_backwards, sum_copies=name == "dualpipe")
                 for again in range(2 if optimizer else 1):  # the second step is counted anew
                     if again:
                         optimizer.zero_grad()
@@ -80,7 +80,7 @@ def test_calls_that_nobody_announced_and_other_numbers_are_refused():
     def fn(rank, world_size):
         mesh, found = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)])), []
         program = lab.schedules.build("1f1b", 2, M)
-        for stage in (Ddp, Zero1):
+        for stage in (DDP, Zero1):
             for num_backwards, match in ((1, "set num_backwards to the microbatches of all"), (6, "use a multiple")):
                 _, optimizer, runtime = make(stage, program, mesh, num_backwards)
                 if num_backwards == 1:
@@ -124,11 +124,11 @@ def test_gradients_of_a_pipeline_are_not_touched_between_its_calls_and_the_updat
         assert optimizer.step().stepped
 
         program = lab.schedules.build("dualpipe", 2, M)
-        _, optimizer, runtime = make(stage, program, mesh, 1, sum_mirrors=False)
+        _, optimizer, runtime = make(stage, program, mesh, 1, sum_copies=False)
         call(runtime, mesh, 0, 1)
         with pytest.raises(ValueError, match="have copies on other ranks of the pipeline, and nobody has added"):
             optimizer.step()
-        _, optimizer, runtime = make(stage, program, mesh, 1, sum_mirrors=True)
+        _, optimizer, runtime = make(stage, program, mesh, 1, sum_copies=True)
         call(runtime, mesh, 0, 1)
         return optimizer.step(max_norm=1.0).norm
 

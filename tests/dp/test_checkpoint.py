@@ -18,7 +18,7 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
 from dualpipe_lab.dp.checkpoint.session import write_checkpoint
 from dualpipe_lab.dp.checkpoint.torch_format import from_torch, to_torch, write_torch
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero1 import Zero1
@@ -97,7 +97,7 @@ def test_rounding_at_random_goes_on_too(tmp_path):
 
 
 def test_every_element_is_written_once_and_no_pickle(tmp_path):
-    for stage in (Ddp, Zero3):
+    for stage in (DDP, Zero3):
         state, path, _ = save_from(stage, 3, tmp_path / stage.__name__)
         files = sorted(file.name for file in path.iterdir())
         assert files == ["index.json", *(f"rank-{rank:05d}.safetensors" for rank in range(3))]
@@ -113,7 +113,7 @@ def test_consolidation_is_one_plain_file(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
 
     def fn(rank, world_size):
-        optimizer = make(Ddp)
+        optimizer = make(DDP)
         load(path, optimizer)
         return full_weights(optimizer)
 

@@ -41,7 +41,7 @@ def saving(rank, world_size, folder):
 
 def one_rank(rank, world_size):
     """What a checkpoint of one rank holds after two steps, and its weights after two and after three."""
-    model, optimizer = build("Ddp", mesh_of([("dp", 1)]))
+    model, optimizer = build("DDP", mesh_of([("dp", 1)]))
     for number in range(2):
         step(model, optimizer, number)
     names = {p: model.full_name(name) for p, name in optimizer.names.items()}

@@ -12,7 +12,7 @@ from zero_runs import HYPER, Blocks
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import CheckpointError, latest, load, save, saved_steps
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.zero1 import Zero1
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_loaded_is_named_and_changes_nothing(damage, model, messa
 
 def test_bad_arguments_are_refused(tmp_path):
     def fn(rank, world_size):
-        optimizer, problems = make(Ddp), []
+        optimizer, problems = make(DDP), []
         for options in ({"keep": 0}, {"sampler": object()}):
             try:
                 save(tmp_path, 1, optimizer, **options)
@@ -148,14 +148,14 @@ def test_bad_arguments_are_refused(tmp_path):
         model = Blocks()
         model.register_buffer("turns", torch.zeros(2, dtype=torch.complex64))
         try:
-            save(tmp_path, 1, Ddp(model))
+            save(tmp_path, 1, DDP(model))
         except CheckpointError as error:
             return str(error)
 
     def statistics_of_other_data(rank, world_size):
         model = Blocks()
         model.register_buffer("mean", torch.zeros(3))
-        optimizer = Ddp(model)
+        optimizer = DDP(model)
         model.mean += rank
         try:
             save(tmp_path, 1, optimizer)
@@ -180,7 +180,7 @@ def test_ranks_that_disagree_about_a_tensor_are_told(tmp_path):
         model = nn.Linear(2 + rank, 1)
         alone = lab.Mesh(lab.Topology([("dp", 1), ("tp", 2)])).group("dp")
         try:
-            save(tmp_path, 1, Ddp(model, alone))
+            save(tmp_path, 1, DDP(model, alone))
         except CheckpointError as error:
             return str(error)
 

@@ -14,16 +14,16 @@ from torch import nn
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.multi_token import next_tokens
+from dualpipe_lab.models.mtp import next_tokens
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.models.plain_v3_moe import PlainMultiToken, PlainV3MoE
+from dualpipe_lab.models.plain_v3_moe import PlainMTP, PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules
@@ -38,7 +38,7 @@ SECOND = replace(V3, balance=0.2)  # with a second token
 WEIGHT = 0.3
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = {"lr": 0.01, "eps": 0.1, "weight_decay": 0.1}, 0.5, 2, 4, 2, 6
-STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+STAGES = {"DDP": DDP, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 CASES = {  # every optimizer under every schedule of a case
     "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
     "tied, pp 2 x dp 2": (TIED, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "dualpipev")),
@@ -66,7 +66,7 @@ def batch(config, step, num_data):
 def one_process(config, num_data, optimizer=AdamW, **hyper):
     """Gradients of the first step, norms and weights of all, by torch's clipping."""
     make = PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE
-    model = (partial(PlainMultiToken, weight=WEIGHT) if config == SECOND else make)(config, dtype=torch.float64)
+    model = (partial(PlainMTP, weight=WEIGHT) if config == SECOND else make)(config, dtype=torch.float64)
     initialize_parameters(model)
     optimizer, norms, grads = optimizer(model.parameters(), **hyper), [], None
     for step in range(STEPS):
@@ -109,7 +109,7 @@ def train(optimizer, mesh, program, scaler=None, overflow=None):
         optimizer.zero_grad()
         bad = step == overflow and mesh.global_rank == prod(mesh.topology.sizes) - 1
         scale = math.inf if bad else 1.0 if scaler is None else scaler.scale
-        extra = model.extra_inputs(*next_tokens(ids, targets)) if model.multi_token else None
+        extra = model.extra_inputs(*next_tokens(ids, targets)) if model.mtp else None
         runtime.step(list(ids), list(targets), weights=[scale] * M, extra=extra)
         if model.tied:
             runtime.sum_tied(model.tied)  # nothing is left to it: the optimizer adds them, and not twice
@@ -121,7 +121,7 @@ def train(optimizer, mesh, program, scaler=None, overflow=None):
 def worst(found, expected, optimizer):
     """The largest difference from this rank's parts of the full tensors, relative to the largest number of each."""
     off = 0.0
-    for parameter, said in optimizer.declaration.parameters.items():
+    for parameter, said in optimizer.spec.parameters.items():
         want = expected[said.name] if said.shard is None else said.shard.of(expected[said.name])
         if want.numel():
             mine = found[optimizer.names[parameter]]
@@ -137,7 +137,7 @@ def compare(config, topology, kinds, hyper=HYPER):
         for name, kind in product(STAGES, kinds):
             program = schedules.build(kind, mesh.size("pp"), M)
             weight = WEIGHT if config == SECOND else None
-            model = build_stages(config, mesh, program, dtype=torch.float64, multi_token=weight)
+            model = build_stages(config, mesh, program, dtype=torch.float64, mtp=weight)
             optimizer = build(STAGES[name], model, mesh, program, **hyper)
             grads, norms = train(optimizer, mesh, program)
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
@@ -181,12 +181,12 @@ def test_a_scaled_loss_changes_nothing_and_one_overflow_stops_every_stage(name):
 
 @pytest.mark.parametrize("kind", ["1f1b", "dualpipe", "zero_bubble_h1"])
 def test_bf16_weights_under_zero_3_follow_fp32_masters(kind):
-    """Sums and masters are fp32: ZeRO-3 per microbatch and Ddp per step differ by their rounding, not by bf16's."""
+    """Sums and masters are fp32: ZeRO-3 per microbatch and DDP per step differ by their rounding, not by bf16's."""
     topology = lab.Topology([("pp", 2), ("dp", 2)])
 
     def fn(rank, world_size):
         mesh, found = lab.Mesh(topology), []
-        for stage in ("Zero3", "Ddp"):
+        for stage in ("Zero3", "DDP"):
             program = schedules.build(kind, 2, M)
             model = build_stages(LLAMA, mesh, program, dtype=torch.bfloat16)
             optimizer = build(STAGES[stage], model, mesh, program, master=True, grad_dtype=torch.float32)
@@ -208,7 +208,7 @@ def test_bf16_weights_under_zero_3_follow_fp32_masters(kind):
 
 
 @pytest.mark.parametrize(
-    ("stage", "axis", "config"), [("Zero1", "tp", TIED), ("Zero3", "dp", TIED), ("Zero2", "ep", V3), ("Ddp", "dp", V3)]
+    ("stage", "axis", "config"), [("Zero1", "tp", TIED), ("Zero3", "dp", TIED), ("Zero2", "ep", V3), ("DDP", "dp", V3)]
 )
 def test_copies_stay_equal_when_weights_are_rounded_at_random(stage, axis, config):
     """bf16 without masters: mirrors hold their stages in another order, and ranks of tp have shards of their own."""
@@ -219,7 +219,7 @@ def test_copies_stay_equal_when_weights_are_rounded_at_random(stage, axis, confi
         optimizer = build(STAGES[stage], model, mesh, program, rounding_seed=3)
         before = full_weights(optimizer)
         train(optimizer, mesh, program)
-        named = optimizer.declaration.parameters.items()
+        named = optimizer.spec.parameters.items()
         weights = full_weights(optimizer)
         moved = any(not torch.equal(weights[name], before[name]) for name in weights)
         return moved, {(said.name, said.shard): weights[optimizer.names[p]] for p, said in named}

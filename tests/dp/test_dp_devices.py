@@ -9,7 +9,7 @@ from zero_runs import STAGES, Blocks, build
 import dualpipe_lab as lab
 from dualpipe_lab.dp import checkpoint
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens, token_loss
-from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.ema import ShardedEMA
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
@@ -31,7 +31,7 @@ def test_every_collective_of_a_step_sends_tensors_of_the_device():
             token_loss(optimizer.module(tokens), targets, num_tokens).mul(2.0**16).backward()
             full_gradients(optimizer)
             assert optimizer.step(max_norm=0.1, scaler=LossScaler()).stepped
-            with ShardedEma(optimizer).applied():
+            with ShardedEMA(optimizer).applied():
                 full_weights(optimizer)
         model = Blocks().to(lab.device())
         all_reduce_gradients(model.parameters())

@@ -6,7 +6,7 @@ from models import Tiny, assert_close, grads, launch, make_batch, reference_grad
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.buckets import assign_buckets, start_all_reduce
+from dualpipe_lab.dp.buckets import all_reduce_async, assign_buckets
 from dualpipe_lab.dp.ddp import GradientReducer
 from dualpipe_lab.sharding import shard_slice
 
@@ -74,10 +74,10 @@ def test_sums_start_while_the_backward_runs_and_once_per_step():
 
         def spy(flat, group):
             started.append([bool(flat.any()) for flat in reversed(reducer.flats)])
-            return start_all_reduce(flat, group)
+            return all_reduce_async(flat, group)
 
         model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(num_layers)])
-        reducer = GradientReducer(model.parameters(), num_backwards=num_microbatches, bucket_bytes=1, start_reduce=spy)
+        reducer = GradientReducer(model.parameters(), num_backwards=num_microbatches, bucket_bytes=1, reduce_async=spy)
         addresses = [layer.weight.grad.data_ptr() for layer in model]
         for _ in range(num_microbatches - 1):
             model(torch.ones(1, 4)).sum().backward()

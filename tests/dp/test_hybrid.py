@@ -9,8 +9,8 @@ from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import load, save
 from dualpipe_lab.dp.closed_forms import sent_bytes
-from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.ddp import DDP
+from dualpipe_lab.dp.ema import ShardedEMA
 from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.dp.sharded import full_weights
@@ -91,7 +91,7 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
 
 def test_a_topology_without_nodes_is_refused():
     def fn(rank, world_size):
-        hybrid(Ddp, Blocks(), None)
+        hybrid(DDP, Blocks(), None)
 
     with pytest.raises(lab.RankError, match="hybrid ZeRO shards within nodes, got dp 2 = 2 ranks; give"):
         launch(fn, 2)
@@ -103,7 +103,7 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
         found = []
         for stage in STAGES:
             optimizer = build(stage, Blocks(dtype), {**HYPER, "master": dtype == torch.bfloat16})
-            ema = ShardedEma(optimizer, 0.8)
+            ema = ShardedEMA(optimizer, 0.8)
             for batch in BATCHES:
                 train(optimizer, shard_slice(6, world_size, rank), [batch], 1)
                 ema.update()
@@ -114,7 +114,7 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
             path = save(tmp_path / stage.__name__, 3, optimizer)
             extra = storage_bytes(held.optimizer.extra["ema"] for held in optimizer.local_shards)
             again = build(stage, Blocks(dtype, seed=1), {**HYPER, "master": dtype == torch.bfloat16})
-            other = ShardedEma(again, 0.8)
+            other = ShardedEMA(again, 0.8)
             load(path, again)
             with other.applied():
                 loaded = full_weights(again)
@@ -135,12 +135,12 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
             assert unchanged
             assert same
             width = 8 if dtype == torch.float64 else 4
-            assert extra == width * padded // (1 if stage is Ddp else 3)
+            assert extra == width * padded // (1 if stage is DDP else 3)
 
 
 def test_a_bad_decay_is_refused():
     def fn(rank, world_size):
-        ShardedEma(Ddp(Blocks()), 1.0)
+        ShardedEMA(DDP(Blocks()), 1.0)
 
     with pytest.raises(lab.RankError, match="decay from 0 to below 1, got 1"):
         launch(fn, 1)

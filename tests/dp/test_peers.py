@@ -8,7 +8,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from zero_runs import BATCHES, HYPER, Blocks, build
 
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero3 import Zero3
@@ -46,7 +46,7 @@ def fsdp(model):
 def test_our_weights_are_those_of_torch_s_peers():
     def fn(rank, world_size):
         found = []
-        for stage, peer in ((Ddp, ddp), (Zero1, zero_redundancy), (Zero3, fsdp)):
+        for stage, peer in ((DDP, ddp), (Zero1, zero_redundancy), (Zero3, fsdp)):
             optimizer, (wrapped, theirs, whole) = build(stage, make(), HYPER), peer(make())
             for tokens, _ in BATCHES:
                 x = tokens[shard_slice(len(tokens), world_size, rank)]

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 from zero_runs import STAGES
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp import Ddp, LossScaler, ShardedEma, Zero1, Zero2, Zero3, full_weights
+from dualpipe_lab.dp import DDP, LossScaler, ShardedEMA, Zero1, Zero2, Zero3, full_weights
 from dualpipe_lab.dp.checkpoint import load, save
 
 STEPS = 3
@@ -84,7 +84,7 @@ def loss_of(model, step, rank=0, world_size=1):
 
 def train(optimizer, module, steps=range(STEPS), rank=0, world_size=1, scheduler=None, max_norm=None, scaled=False):
     rates = SCHEDULERS[scheduler](optimizer) if scheduler else None
-    scaler = LossScaler(2.0**10) if scaled and isinstance(optimizer, Ddp | Zero1 | Zero2 | Zero3) else None
+    scaler = LossScaler(2.0**10) if scaled and isinstance(optimizer, DDP | Zero1 | Zero2 | Zero3) else None
     for step in steps:
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(module, step, rank, world_size)
@@ -130,7 +130,7 @@ def test_every_elementwise_optimizer_equals_one_process_under_every_stage():
     for case, weights in first.items():
         assert worst(weights, second[case]) == 0, case
         assert worst(weights, expected[case[:-1]]) < 1e-12, case
-    for stage in ("Ddp", "Zero1", "Zero2", "Zero3"):
+    for stage in ("DDP", "Zero1", "Zero2", "Zero3"):
         assert worst(first["ours", stage], first["AdamW", stage]) == 0
 
 
@@ -166,7 +166,7 @@ def test_checkpoints_go_on_with_another_number_of_ranks_and_another_stage(tmp_pa
         for name in RESUMED:
             for at, (steps, stage) in enumerate(((0, Zero2), (2, Zero1))):
                 optimizer = build(stage, name, make_model())
-                average = ShardedEma(optimizer, 0.5)
+                average = ShardedEMA(optimizer, 0.5)
                 train(optimizer, optimizer.module, range(steps), rank, world_size)
                 average.update()
                 optimizer.param_groups[1]["lr"] *= 0.5
@@ -176,9 +176,9 @@ def test_checkpoints_go_on_with_another_number_of_ranks_and_another_stage(tmp_pa
         found = {}
         for name in RESUMED:
             for at, steps in enumerate((0, 2)):
-                for stage in (Ddp, Zero3):
+                for stage in (DDP, Zero3):
                     optimizer = build(stage, name, make_model(seed=5))
-                    ShardedEma(optimizer, 0.5)
+                    ShardedEMA(optimizer, 0.5)
                     if steps == 0:
                         train(optimizer, optimizer.module, range(1), rank, world_size)
                     load(tmp_path / name / f"step-{at + 1:08d}", optimizer)
@@ -241,7 +241,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(tmp_path):
         refused(
             ValueError,
             "0.bias is in 2",
-            lambda: Ddp(model, params=[{"params": model.parameters()}, {"params": some[0]}]),
+            lambda: DDP(model, params=[{"params": model.parameters()}, {"params": some[0]}]),
         )
         refused(
             ValueError,

@@ -8,7 +8,7 @@ from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -116,7 +116,7 @@ def test_a_tiny_model_whose_ranks_use_different_parameters():
 
     def fn(rank, world_size):
         found = []
-        for stage in (Ddp, Zero1, Zero2):
+        for stage in (DDP, Zero1, Zero2):
             optimizer = stage(Tiny(seed=rank), **HYPER, bucket_bytes=100)
             rows = shard_slice(len(tokens), world_size, rank)
             loss = row_loss(optimizer.module, tokens[rows], targets[rows], int((targets != -100).sum()))
@@ -188,7 +188,7 @@ def test_values_of_param_groups_hold_across_shard_borders():
             assert_close(weights, {name: parameter.detach() for name, parameter in named.items()})
 
 
-@pytest.mark.parametrize("stage", [Ddp, Zero1, Zero2, Zero3])
+@pytest.mark.parametrize("stage", [DDP, Zero1, Zero2, Zero3])
 def test_misuse_is_named(stage):
     def forget_to_zero(rank, world_size):
         optimizer = build(stage, Blocks(), {})

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from zero_runs import BATCHES, Blocks
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.ema import ShardedEMA
 from dualpipe_lab.dp.flat_parameter import FlatParameter, is_absent
 from dualpipe_lab.dp.zero3 import Zero3
 
@@ -191,7 +191,7 @@ def test_averages_reach_weights_that_are_gathered_already_and_leave_them_again(r
     def fn(rank, world_size):
         model = Blocks()
         optimizer = Zero3(model, units=model.units, reshard_after_forward=reshard)
-        averages = ShardedEma(optimizer, 0.5)
+        averages = ShardedEMA(optimizer, 0.5)
         loss_of(model).backward()
         optimizer.step()
         with torch.no_grad(), averages.applied():

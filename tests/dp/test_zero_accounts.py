@@ -14,11 +14,11 @@ from dualpipe_lab.dp.closed_forms import (
     BF16,
     BF16_FP32_GRADS,
     FP32,
-    STAGES,
+    ZERO_STAGES,
     bytes_per_parameter,
     sent_bytes,
 )
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.measure import live_bytes, storage_bytes
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -26,7 +26,7 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.launch.context import rank_context
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["zero_bytes_per_param"]
-CLASSES = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+CLASSES = {"ddp": DDP, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 PRECISIONS = {
     "bf16": (BF16, torch.bfloat16, {"master": True}),
     "fp32 gradients": (BF16_FP32_GRADS, torch.bfloat16, {"master": True, "grad_dtype": torch.float32}),
@@ -66,7 +66,7 @@ def test_live_tensors_equal_the_closed_forms(num_ranks, width):
     def fn(rank, world_size):
         gc.freeze()  # what was there before need not be looked through each time
         found, before = {}, live_bytes()
-        for stage in STAGES:
+        for stage in ZERO_STAGES:
             for name, (precision, dtype, options) in PRECISIONS.items():
                 optimizer = build(stage, make(width, dtype), {"num_backwards": 2, **options})
                 step(optimizer, 2, dtype)
@@ -89,7 +89,7 @@ def test_live_tensors_equal_the_closed_forms(num_ranks, width):
 @pytest.mark.parametrize("num_microbatches", [1, 3])
 def test_sent_bytes_equal_the_closed_forms(num_ranks, num_microbatches):
     collectives = ("all_reduce", "reduce_scatter_single", "all_gather_single")
-    cases = [(stage, name, True) for stage in STAGES for name in PRECISIONS] + [("zero3", "bf16", False)]
+    cases = [(stage, name, True) for stage in ZERO_STAGES for name in PRECISIONS] + [("zero3", "bf16", False)]
 
     def sent():
         entries = rank_context().ledger.entries
@@ -117,7 +117,9 @@ def test_sent_bytes_equal_the_closed_forms(num_ranks, num_microbatches):
 def test_three_units_of_traffic_per_microbatch_where_ddp_sends_two():
     """With equal bytes for weights and gradients, in units of (N - 1) / N * bytes."""
     for num_microbatches in (1, 2, 5):
-        units = {stage: Fraction(sent_bytes(stage, 4, 400, num_microbatches), 400 * 2 * 3 // 4) for stage in STAGES}
+        units = {
+            stage: Fraction(sent_bytes(stage, 4, 400, num_microbatches), 400 * 2 * 3 // 4) for stage in ZERO_STAGES
+        }
         assert units == {"ddp": 2, "zero1": 2, "zero2": num_microbatches + 1, "zero3": 3 * num_microbatches}
 
 
@@ -128,7 +130,7 @@ def test_bytes_per_parameter_equal_the_oracle():
             precision = BF16_FP32_GRADS if wide else BF16
             assert bytes_per_parameter(stage, int(num_ranks), precision) == Fraction(expected)
     for num_ranks in (2, 4, 8):
-        table = [bytes_per_parameter(stage, num_ranks, FP32) for stage in STAGES]
+        table = [bytes_per_parameter(stage, num_ranks, FP32) for stage in ZERO_STAGES]
         assert table == [16, 8 + Fraction(8, num_ranks), 4 + Fraction(12, num_ranks), Fraction(16, num_ranks)]
     with pytest.raises(ValueError, match="stages are ddp, zero1, zero2, zero3"):
         bytes_per_parameter("zero4", 2)
@@ -139,7 +141,7 @@ def test_an_optimizer_that_shards_nothing_is_seen():
 
     def fn(rank, world_size):
         found = []
-        for stage in STAGES:
+        for stage in ZERO_STAGES:
             optimizer = build(stage, make(8, torch.float32), {})
             found.append(
                 storage_bytes(
@@ -159,7 +161,7 @@ def test_a_dropped_optimizer_leaves_no_tensor_behind():
     def fn(rank, world_size):
         gc.freeze()
         before, left = live_bytes(), []
-        for stage in STAGES:
+        for stage in ZERO_STAGES:
             optimizer = build(stage, make(8, torch.float32), {})
             step(optimizer, 1, torch.float32)
             del optimizer

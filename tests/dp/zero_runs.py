@@ -5,7 +5,7 @@ from models import make_batch
 from torch import nn
 
 from dualpipe_lab.dp.adam import AdamW
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -78,4 +78,4 @@ def reference(batches, dtype=torch.float64, hyper=HYPER, max_norm=None):
 BATCHES = [make_batch(rows=6, seed=seed) for seed in range(3)]
 
 
-STAGES = [Ddp, Zero1, Zero2, Zero3]
+STAGES = [DDP, Zero1, Zero2, Zero3]

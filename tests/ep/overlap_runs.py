@@ -8,7 +8,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.ep.overlap import backward_alone, emulated, forward_alone
 from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
-from dualpipe_lab.ep.overlap.stage import InterruptibleStage
+from dualpipe_lab.ep.overlap.stage import OverlappableStage
 
 
 def draw(rank, sizes, number=2, tokens=None):
@@ -89,7 +89,7 @@ def pipeline(rank, world_size, program, weights, sizes, batch, options):
     stages = {}
     for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
         mine = weights[index * per_stage : (index + 1) * per_stage]
-        stages[index] = InterruptibleStage(index, emulated.make_layers(mine, ep, even), options["ticks"])
+        stages[index] = OverlappableStage(index, emulated.make_layers(mine, ep, even), options["ticks"])
     like = torch.empty(sizes.tokens, sizes.hidden, dtype=torch.float64)
     runtime = lab.PipelineRuntime(
         program, stages, mse_loss, like, mesh.group("pp"),

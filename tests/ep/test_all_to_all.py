@@ -8,13 +8,13 @@ from runs import assert_refused, counted, draw, launch, leaf
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import (
     Splits,
+    all_to_all_rows_async,
     combine,
+    combine_async,
     dispatch,
+    dispatch_async,
     exchange_counts,
     exchange_splits,
-    start_combine,
-    start_dispatch,
-    start_rows,
 )
 from dualpipe_lab.launch.context import rank_context
 
@@ -44,9 +44,9 @@ def exchanged(rank, world_size, tables):
         for way in ("plain", "issued"):
             splits = exchange_splits(table[rank])
             x = leaf(named_rows(table, rank))
-            y = dispatch(x, splits) if way == "plain" else start_dispatch(x, splits).wait()
+            y = dispatch(x, splits) if way == "plain" else dispatch_async(x, splits).wait()
             (y * y).sum().backward()  # dy = 2 y, so the gradient is each row's own numbers, twice
-            back = combine(y, splits) if way == "plain" else start_combine(y, splits).wait()
+            back = combine(y, splits) if way == "plain" else combine_async(y, splits).wait()
             found.append((table, splits, y.detach(), x.grad, x.detach(), back.detach()))
     return found
 
@@ -84,9 +84,9 @@ def test_bytes_are_those_of_the_rows_for_others():
         splits, x = exchange_splits(table[rank]), leaf(named_rows(table, rank))
         return [
             counted(lambda: exchange_splits(table[rank])),
-            counted(lambda: start_rows(x, splits).wait()),
+            counted(lambda: all_to_all_rows_async(x, splits).wait()),
             counted(lambda: dispatch(x, splits).sum().backward()),
-            counted(lambda: start_dispatch(x, splits).wait().sum().backward()),
+            counted(lambda: dispatch_async(x, splits).wait().sum().backward()),
         ]
 
     row = 3 * 8
@@ -131,7 +131,7 @@ def test_other_work_lies_between_issue_and_wait_in_both_directions():
     def fn(rank, world_size, early):
         x = leaf(draw(rank, 2, 62_500))  # one row for the other: 500 kB, 4 ms at 1 Gbit/s
         splits, times = Splits((1, 1), (1, 1)), []
-        issued = start_dispatch(x, splits)
+        issued = dispatch_async(x, splits)
         rows = issued.wait() if early else None
         other = Work.apply(x)
         y = other + (issued.wait() if rows is None else rows)
@@ -148,7 +148,7 @@ def test_other_work_lies_between_issue_and_wait_in_both_directions():
 
 def test_rows_without_a_gradient_may_be_issued_too():
     def fn(rank, world_size):
-        y = start_dispatch(torch.full((2, 1), float(rank)), Splits((1, 1), (1, 1))).wait()
+        y = dispatch_async(torch.full((2, 1), float(rank)), Splits((1, 1), (1, 1))).wait()
         return y.flatten().tolist(), y.requires_grad
 
     assert launch(fn, 2) == [([0, 1], False)] * 2
@@ -157,7 +157,7 @@ def test_rows_without_a_gradient_may_be_issued_too():
 def test_a_second_wait_returns_the_same_rows_and_their_gradient_is_sent_once():
     def fn(rank, world_size):
         x = leaf(torch.full((2, 1), float(rank)))
-        handle = start_dispatch(x, Splits((1, 1), (1, 1)))
+        handle = dispatch_async(x, Splits((1, 1), (1, 1)))
         rows, again = handle.wait(), handle.wait()
         sent = counted(lambda: (rows + again).sum().backward())
         return rows is again, x.grad.flatten().tolist(), sent["all_to_all_single"]

@@ -10,7 +10,7 @@ from torch import nn
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.data_parallel import broadcast_module
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -23,7 +23,7 @@ from dualpipe_lab.tp.linear import ColumnParallelLinear
 WIDTH, NUM_EXPERTS, TOKENS, MAX_NORM = 3, 4, 5, 0.01
 HYPER = {"lr": 1e-2, "eps": 1e-3}
 REFUSING = {
-    "Ddp": Ddp,
+    "DDP": DDP,
     "Zero1": Zero1,
     "Zero2": Zero2,
     "Zero3": Zero3,
@@ -49,7 +49,7 @@ def test_experts_and_parts_of_a_layer_are_not_overwritten():
             assert f"is sharded over ranks [0, 1], and ep of dp 2 = 2 ranks has [{rank}]" in str(caught.value)
             assert "or give an optimizer the Mesh that it is built on, in place of a group" in str(caught.value)
         with pytest.raises(ValueError, match=r"is sharded over ranks \[0, 1\], and tp of dp 2 = 2 ranks has"):
-            Ddp(nn.Sequential(ColumnParallelLinear(4, 4)))
+            DDP(nn.Sequential(ColumnParallelLinear(4, 4)))
 
     lab.launch(fn, 2, output="collect")
 
@@ -76,7 +76,7 @@ def test_on_a_mesh_they_are_trained_as_in_one_process():
 
     def fn(rank, world_size):
         found, mesh = [], lab.Mesh(lab.Topology([("ep", 2)]))
-        for kind in (Ddp, Zero1, Zero2, Zero3):
+        for kind in (DDP, Zero1, Zero2, Zero3):
             torch.manual_seed(rank)
             model = make()
             optimizer = kind(model, mesh, **HYPER)
@@ -104,10 +104,10 @@ def test_a_gradient_that_is_no_number_on_one_rank_stops_the_step_on_all():
     def fn(rank, world_size):
         mesh, found = lab.Mesh(lab.Topology([("ep", 2)])), []
         for module in (make(), GShardMoE(WIDTH, WIDTH, NUM_EXPERTS, 8)):
-            optimizer = Ddp(module, mesh, **HYPER)
+            optimizer = DDP(module, mesh, **HYPER)
             before = full_weights(optimizer)
             for shard, grad in zip(optimizer.local_shards, optimizer.finished_gradients(), strict=True):
-                if rank == 1 and "ep" in optimizer.declaration.parameters[shard.bucket.parameters[0]].axes:
+                if rank == 1 and "ep" in optimizer.spec.parameters[shard.bucket.parameters[0]].axes:
                     grad[0] = float("nan")
             report = optimizer.step(max_norm=1.0)
             same = all(torch.equal(value, before[name]) for name, value in full_weights(optimizer).items())

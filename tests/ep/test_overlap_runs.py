@@ -23,7 +23,7 @@ from dualpipe_lab.ep.overlap import (
 )
 from dualpipe_lab.ep.overlap import closed_forms as forms
 from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
-from dualpipe_lab.ep.overlap.stage import InterruptibleStage, overlapped_forward_backward
+from dualpipe_lab.ep.overlap.stage import OverlappableStage, overlapped_forward_backward
 from dualpipe_lab.pp.runtime import ReadyAction, Stage
 from dualpipe_lab.pp.runtime.stage import run_pair_serially
 
@@ -155,7 +155,7 @@ def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later():
 
     def fn(rank, world_size, hook):
         x = torch.randn(2, SIZES.tokens, SIZES.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        stage = InterruptibleStage(1, emulated.make_layers(weights))
+        stage = OverlappableStage(1, emulated.make_layers(weights))
         stage.forward(0, (x[0],))
         up = ReadyAction(stage, lab.Action(1, "F", 1), (x[1],))
         down = ReadyAction(stage, lab.Action(1, "I", 0), (x[1],))
@@ -181,7 +181,7 @@ def test_wrong_calls_are_named():
             execute(one_f_one_b_overlap(1), forward=passage)
         with pytest.raises(ValueError, match="'forward' takes a MicrobatchPass for its forward, and no other"):
             execute(forward_alone(1), forward=passage, backward=passage)
-        stage, x = InterruptibleStage(2, layers), torch.randn(2, 16, dtype=torch.float64)
+        stage, x = OverlappableStage(2, layers), torch.randn(2, 16, dtype=torch.float64)
         with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: text"):
             stage.forward(0, (x,), extra={"text": x})
         with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: a tensor"):

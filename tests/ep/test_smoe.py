@@ -9,7 +9,7 @@ from moe_cases import FFN, HIDDEN, all_cases, check, linear, make_case
 from runs import counted, draw, launch, leaf
 
 import dualpipe_lab as lab
-from dualpipe_lab.ep.all_to_all import start_rows
+from dualpipe_lab.ep.all_to_all import all_to_all_rows_async
 from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
 from dualpipe_lab.ep.moe.experts import (
     experts_forward,
@@ -21,10 +21,10 @@ from dualpipe_lab.ep.moe.experts import (
 from dualpipe_lab.ep.moe.operators import (
     permute,
     permute_grad,
-    regroup,
-    ungroup,
+    sort_by_expert,
     unpermute,
     unpermute_grad,
+    unsort_by_expert,
     weighted_sum,
     weighted_sum_grad,
 )
@@ -52,14 +52,14 @@ def by_pieces(case, rank, forward=experts_forward, input_grad=experts_input_grad
     x, weights, experts, dy = case.of(rank)
     routes = plan_routes(experts, len(case.gate), ep)
     back = routes.splits.transposed
-    rows = regroup(start_rows(permute(x, routes), routes.splits).wait(), routes)
+    rows = sort_by_expert(all_to_all_rows_async(permute(x, routes), routes.splits).wait(), routes)
     y, kept = forward(rows, routes.counts, layer.weights)
-    results = unpermute(start_rows(ungroup(y, routes), back).wait(), routes)
+    results = unpermute(all_to_all_rows_async(unsort_by_expert(y, routes), back).wait(), routes)
     y = weighted_sum(results, weights)
     grad, dweights = weighted_sum_grad(dy, results, weights)
-    grad = regroup(start_rows(unpermute_grad(grad, routes), routes.splits).wait(), routes)
+    grad = sort_by_expert(all_to_all_rows_async(unpermute_grad(grad, routes), routes.splits).wait(), routes)
     grad, late = input_grad(grad, layer.weights, kept)
-    dx = permute_grad(start_rows(ungroup(grad, routes), back).wait(), routes)
+    dx = permute_grad(all_to_all_rows_async(unsort_by_expert(grad, routes), back).wait(), routes)
     for parameter, dw in zip(layer.weights, weight_grad(late), strict=True):
         parameter.grad = dw
     return {"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad")
@@ -144,8 +144,8 @@ def test_an_expert_sees_its_rows_in_the_order_of_all_ranks_tokens():
         routes = plan_routes(experts, 4, ExpertParallel())
         first = sum(case.tokens[:rank])
         ids = torch.arange(first, first + len(x)).view(-1, 1)
-        rows = start_rows(permute(ids, routes), routes.splits).wait()
-        return [part.flatten().tolist() for part in regroup(rows, routes).split(list(routes.counts))]
+        rows = all_to_all_rows_async(permute(ids, routes), routes.splits).wait()
+        return [part.flatten().tolist() for part in sort_by_expert(rows, routes).split(list(routes.counts))]
 
     first, second = launch(fn, 2)
     expected = [(case.experts == expert).any(1).nonzero().flatten().tolist() for expert in range(4)]

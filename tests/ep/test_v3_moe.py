@@ -10,9 +10,9 @@ from runs import A1, launch
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
-from dualpipe_lab.dp.declaration import Declaration
+from dualpipe_lab.dp.param_specs import ModelSpec
 from dualpipe_lab.ep.deepseek_moe import bias_step
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.stage import check_topology
@@ -78,7 +78,7 @@ def step(mesh, config, layout=None, is_sequence_parallel=False, **options):
         number = number * mesh.topology.size(axis) + mesh.rank(axis)
     ids, targets = (tensor[number * rows :][:rows] for tensor in batch())
     if layout is not None:
-        ids, targets = (shard(tensor, layout, mesh.rank("cp")) for tensor in (ids, targets))
+        ids, targets = (shard_sequence(tensor, layout, mesh.rank("cp")) for tensor in (ids, targets))
     num_tokens, total = num_valid_tokens(targets, model.data), torch.zeros((), dtype=torch.float64)
     for part, goal in zip(ids.tensor_split(min(rows, 2)), targets.tensor_split(min(rows, 2)), strict=True):
         loss = model.loss(part, goal, num_tokens, ROWS)
@@ -87,7 +87,7 @@ def step(mesh, config, layout=None, is_sequence_parallel=False, **options):
     comm.all_reduce(total, group=model.data)
     model.reduce_gradients()
     loads = model.update_biases(0.01)
-    norm = torch.tensor(Declaration(model, mesh).gradient_norm(), dtype=torch.float64)
+    norm = torch.tensor(ModelSpec(model, mesh).gradient_norm(), dtype=torch.float64)
     found = {"loss": total, "norm": norm} | model.full_state_dict("grad")
     return state, found, loads, [router.bias.clone() for router in routers(model)]
 

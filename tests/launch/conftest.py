@@ -20,7 +20,7 @@ PATIENCE = 60  # seconds; what takes one where nothing else runs may take many o
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_server():
-    lab.warm()
+    lab.start_fork_server()
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualpipe_lab as lab
-from dualpipe_lab.launch.cluster.clocks import Alignment, Reading, agree_on_origin, read_clocks, reading_of
+from dualpipe_lab.launch.cluster.clocks import Alignment, ClockReading, agree_on_origin, read_clocks, reading_of
 from dualpipe_lab.launch.record.trace import RankTrace, Received, Sent, clock_note, match, to_timeline
 from dualpipe_lab.timeline import Span
 
@@ -36,7 +36,9 @@ def test_between_two_readings_a_steady_drift_is_taken_out(offset, drift_per_seco
         return offset + drift_per_second * time // 10**9
 
     errors = [data.draw(st.integers(-20_000, 20_000)) for _ in range(2)]
-    first, last = (Reading(time, true(time) + error, 20_000) for time, error in zip((0, length), errors, strict=True))
+    first, last = (
+        ClockReading(time, true(time) + error, 20_000) for time, error in zip((0, length), errors, strict=True)
+    )
     time = data.draw(st.integers(0, length))
     found = Alignment(first, last)
     assert abs(first.offset_ns + found.gained(time) - true(time)) <= found.bound_ns + 2
@@ -90,7 +92,7 @@ def trace(rank, spans=(), sent=(), received=()):
 
 def test_a_trace_is_put_on_the_clock_of_rank_0_and_says_how_far_it_may_be_off():
     made = trace(1, spans=[(0, 1_000)], sent=[(0, 500)], received=[(0, 800)])
-    Alignment(Reading(100, 7_000, 30), Reading(1_100, 7_100, 40)).correct(made, origin_ns=100)
+    Alignment(ClockReading(100, 7_000, 30), ClockReading(1_100, 7_100, 40)).correct(made, origin_ns=100)
     assert made.spans[0][1:3] == (0, 1_100)  # 100 ns gained over 1,000
     assert (made.sent[0].time_ns, made.received[0].time_ns, made.error_ns) == (550, 880, 40)
 

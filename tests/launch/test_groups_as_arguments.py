@@ -31,7 +31,7 @@ def test_options_in_the_place_of_a_group(subtests):
             "scatter tokens": lambda group: mappings.reduce_scatter_tokens(x, group),
             "softmax": lambda group: cp.ring_softmax(x, group),
             "all-reduce softmax": lambda group: cp.all_reduce_softmax(x, group),
-            "unshard": lambda group: cp.unshard(x, make_layout("contiguous", 4, 2), group=group),
+            "unshard": lambda group: cp.unshard_sequence(x, make_layout("contiguous", 4, 2), group=group),
             "ring": lambda group: cp.ring_all_reduce(x.detach(), group),
             "dispatch": lambda group: ep.dispatch(x, splits, group),
             "combine": lambda group: ep.combine(x, splits, group),

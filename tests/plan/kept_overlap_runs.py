@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from dualpipe_lab.ep.overlap import interruptible_stage, order
-from dualpipe_lab.train import Options, Trainer
+from dualpipe_lab.ep.overlap import order, overlappable_stage
+from dualpipe_lab.train import Trainer, TrainOptions
 
 
 class Flops(TorchDispatchMode):
@@ -69,11 +69,11 @@ class Held:
 def counted(config, plan, length):
     """In a rank: by stage, bytes held behind the forward of a microbatch, experts' rows, FLOPs that are repeated."""
     trainer = Trainer(
-        config, plan, Options(sequence_length=length, global_batch=plan.data_size * plan.num_microbatches)
+        config, plan, TrainOptions(sequence_length=length, global_batch=plan.data_size * plan.num_microbatches)
     )
     flops, found = _count_repeated(), {}
     for index, module in trainer.model.stages.items():
-        stage, held = interruptible_stage(module, index), Held(module)
+        stage, held = overlappable_stage(module, index), Held(module)
         x = ids = torch.zeros(1, length // plan.cp, dtype=torch.long)
         if module.embedding is None:
             local = ids.shape[1] // plan.tp if plan.sequence_parallel else ids.shape[1]

@@ -41,7 +41,7 @@ def test_the_model_s_flops_are_six_for_each_parameter_that_a_token_uses():
     assert (model_flops(v3, 4096) - scores) / 4096 / 6 == pytest.approx(
         37e9, rel=0.02
     )  # 37B: arXiv 2412.19437, less the lookup
-    assert model_flops(v3, 4096, multi_token=True) > model_flops(v3, 4096)
+    assert model_flops(v3, 4096, mtp=True) > model_flops(v3, 4096)
 
 
 @pytest.mark.parametrize("layout", ["zigzag", "striped", "contiguous"])
@@ -120,7 +120,7 @@ PLANS = [
     (LLAMA, {"pp": 2, "tp": 2, "num_microbatches": 4, "schedule": "dualpipe"}), (V3, {"dp": 4, "zero": 3}),
     (V3, {"dp": 16, "ep": 4, "experts_in_data": True}),
     (V3, {"pp": 2, "ep": 2, "num_microbatches": 4, "schedule": "dualpipev", "overlap": True}),
-    (V3, {"pp": 2, "num_microbatches": 2, "multi_token": 0.3}),
+    (V3, {"pp": 2, "num_microbatches": 2, "mtp": 0.3}),
     (LLAMA, {"dp": 16, "zero": 2, "hybrid": True, "ranks_per_node": 8}),
 ]  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_a_part_is_there_where_its_axis_is():
         for axis in ("tp", "cp", "pp"):
             assert (parts[axis] > 0) == (getattr(plan, axis) > 1), axis
         assert (parts["bubble"] > 0) == (plan.pp > 1 and plan.schedule != "dualpipe")  # on two ranks it has none
-        assert (parts["dp"] > 0) == (plan.num_copies > 1 or (plan.multi_token is not None and plan.pp > 1))
+        assert (parts["dp"] > 0) == (plan.num_copies > 1 or (plan.mtp is not None and plan.pp > 1))
         assert (parts["ep"] > 0) == (plan.ep > 1) or plan.overlap
 
 

@@ -27,7 +27,7 @@ plans = st.builds(
     precision=st.sampled_from(lab.plan.PRECISIONS),
     layers=st.none() | st.lists(sizes, min_size=1, max_size=3).map(tuple),
     order=st.permutations(AXES).map(tuple),
-    multi_token=st.none() | st.floats(0, 2, exclude_min=True),
+    mtp=st.none() | st.floats(0, 2, exclude_min=True),
 )
 
 
@@ -62,7 +62,7 @@ def test_experts_within_the_data_ranks_are_no_axis():
         (lab.Plan(), "dp 1 = 1 rank, float32"),
         (lab.Plan(tp=2, num_microbatches=4), "tp 2 = 2 ranks, m 4, float32"),
         (lab.Plan(tp=2, loss_chunk=512), "tp 2 = 2 ranks, loss in chunks of 512 tokens, float32"),
-        (lab.Plan(tp=2, multi_token=0.3), "tp 2 = 2 ranks, a second token of weight 0.3, float32"),
+        (lab.Plan(tp=2, mtp=0.3), "tp 2 = 2 ranks, a second token of weight 0.3, float32"),
         (
             lab.Plan(pp=2, dp=2, tp=2, num_microbatches=8, zero=1, sequence_parallel=True),
             "pp 2 (1f1b, m 8) x dp 2 (ZeRO-1) x tp 2 (sequence parallel) = 8 ranks, float32",
@@ -111,9 +111,9 @@ def test_the_program_is_the_registry_s():
         ({"layout": "ring"}, "layout is one of contiguous, zigzag, striped, got 'ring'"),
         ({"precision": "fp8"}, "precision is one of float64, float32, bfloat16, got 'fp8'"),
         ({"layers": (2, -1)}, r"every stage its number of layers, got layers=\(2, -1\)"),
-        ({"multi_token": 0.0}, r"finite weight above 0, got multi_token=0\.0; use 0\.3, or None"),
-        ({"multi_token": True}, "finite weight above 0, got multi_token=True"),
-        ({"multi_token": inf}, "finite weight above 0, got multi_token=inf"),
+        ({"mtp": 0.0}, r"finite weight above 0, got mtp=0\.0; use 0\.3, or None"),
+        ({"mtp": True}, "finite weight above 0, got mtp=True"),
+        ({"mtp": inf}, "finite weight above 0, got mtp=inf"),
         ({"order": ("pp", "dp")}, r"order has each of pp, dp, cp, tp, ep once, got \('pp', 'dp'\)"),
     ],
 )

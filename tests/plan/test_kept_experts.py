@@ -12,7 +12,7 @@ from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.models import V3MoEConfig
 from dualpipe_lab.plan.kept import ExpertTable, Tables
 from dualpipe_lab.tp.latent_sizes import LatentSizes
-from dualpipe_lab.train import Options, Trainer
+from dualpipe_lab.train import Trainer, TrainOptions
 
 LENGTH = 8
 V3 = V3MoEConfig(
@@ -86,7 +86,7 @@ def tensors_of(value):
 
 def stage_of(plan, config):
     """In a rank: the only stage of a trainer, and an input of its layers."""
-    trainer = Trainer(config, plan, Options(sequence_length=LENGTH, global_batch=plan.data_size))
+    trainer = Trainer(config, plan, TrainOptions(sequence_length=LENGTH, global_batch=plan.data_size))
     (stage,) = trainer.model.stages.values()
     length = LENGTH if trainer.layout is None else trainer.layout.size(trainer.mesh.rank("cp"))
     length = length // plan.tp if plan.sequence_parallel else length
@@ -168,7 +168,7 @@ def test_recomputed_layers_keep_their_input_and_routes(plan):
     )
 
 
-@pytest.mark.parametrize("plan", [lab.Plan(multi_token=0.3), lab.Plan(tp=2, sequence_parallel=True, multi_token=0.3)])
+@pytest.mark.parametrize("plan", [lab.Plan(mtp=0.3), lab.Plan(tp=2, sequence_parallel=True, mtp=0.3)])
 def test_a_second_token_keeps_what_autograd_keeps(plan):
     """Up to the head's input: its logits are those of the first token's head."""
 
@@ -177,13 +177,13 @@ def test_a_second_token_keeps_what_autograd_keeps(plan):
         kept = Kept(stage)
         after = torch.randn_like(x).requires_grad_()
         with kept.saving():
-            outputs = stage.multi_token(x, after, None, 1)
+            outputs = stage.mtp(x, after, None, 1)
         kept.add(outputs[0])  # the head's input
         return kept.num_bytes, kept.add_nodes(*outputs), kept.num_bytes
 
     for _, rows, measured in lab.launch(fn, plan.world_size):
         tables = Tables.of(MLA, plan, 1, LENGTH)
-        extra = tables.dense.second(has_table=False)
+        extra = tables.dense.mtp(has_table=False)
         layer = ExpertTable(MLA, plan, 1, LENGTH, rows=rows).layer_bytes
         hidden = tables.dense.boundary_bytes  # of the first token's last norm, which the estimate counts there
         assert measured - hidden == layer + sum(extra.values()) - extra["logits"]

@@ -16,7 +16,7 @@ from dualpipe_lab.plan.kept import LayerTable
 from dualpipe_lab.plan.memory import model_states
 from dualpipe_lab.pp.program import F
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
-from dualpipe_lab.train import Batch, Options, Trainer
+from dualpipe_lab.train import Batch, Trainer, TrainOptions
 
 CONFIG = LlamaConfig(
     vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, qk_norm=True
@@ -47,7 +47,7 @@ def held(trainer):
 def train(plan, config):
     """In a rank: what it holds behind a step."""
     num_rows = plan.data_size * plan.num_microbatches
-    trainer = Trainer(config, plan, Options(sequence_length=LENGTH, global_batch=num_rows))
+    trainer = Trainer(config, plan, TrainOptions(sequence_length=LENGTH, global_batch=num_rows))
     local = LENGTH if trainer.layout is None else trainer.layout.size(trainer.mesh.rank("cp"))
     ids = [torch.zeros(1, local, dtype=torch.long) for _ in range(plan.num_microbatches)]
     trainer.step(Batch(ids, ids, num_rows * LENGTH, num_rows, ids, ids))
@@ -79,7 +79,7 @@ def test_two_ranks_hold_the_bytes_of_the_estimate(some):
     ]
     tied = [lab.Plan(pp=2, num_microbatches=2, schedule="1f1b"), lab.Plan(dp=2, zero=3)]
     experts = [lab.Plan(ep=2, zero=zero) for zero in (0, 1, 3)]
-    experts.append(lab.Plan(dp=2, ep=2, experts_in_data=True, zero=2, multi_token=0.3))
+    experts.append(lab.Plan(dp=2, ep=2, experts_in_data=True, zero=2, mtp=0.3))
     cases = [(plan, CONFIG) for plan in data + others] + [(plan, replace(CONFIG, tied=True)) for plan in tied]
     cases += [(plan, V3) for plan in experts]
     assert_held([(plan, CONFIG) for plan in every_stage] + some(cases, 7))
@@ -119,7 +119,7 @@ def test_layers_of_a_stage_keep_what_autograd_keeps(precision):
     plan = lab.Plan(precision=precision)
 
     def fn(rank, world_size):
-        trainer = Trainer(CONFIG, plan, Options(sequence_length=LENGTH, global_batch=1))
+        trainer = Trainer(CONFIG, plan, TrainOptions(sequence_length=LENGTH, global_batch=1))
         (stage,) = trainer.model.stages.values()
         weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
         x, kept = torch.ones(1, LENGTH, CONFIG.hidden_size, dtype=stage.dtype, requires_grad=True), {}

@@ -55,7 +55,7 @@ REFUSED = [  # plan, the rule with its values, the nearest plan
     ({"overlap": True, "dp": 2}, "this model has none, got overlap=True", "dp 2 = 2 ranks, float32"),
     ({"zero": 1}, "ZeRO-1 shards over the ranks of dp, cp and ep that copy a weight", "dp 1 = 1 rank"),
     (
-        {"dp": 2, "multi_token": 0.3},
+        {"dp": 2, "mtp": 0.3},
         "a second token is predicted by a V3-style model, got a LlamaConfig",
         "dp 2 = 2 ranks, float32",
     ),
@@ -82,7 +82,7 @@ REFUSED_V3 = [
         r"pp 2 \(1f1b, m 4\) = 2 ranks, float32",
     ),
     (
-        {"zero": 3, "dp": 2, "loss_chunk": 64, "multi_token": 0.3},
+        {"zero": 3, "dp": 2, "loss_chunk": 64, "mtp": 0.3},
         "frees a stage that predicts a second token before a loss in chunks uses its head, got zero=3",
         r"dp 2 \(ZeRO-2\) = 2 ranks, loss in chunks of 64 tokens, a second token of weight 0\.3, float32",
     ),
@@ -117,14 +117,14 @@ REFUSED_OTHERS = [  # with another model or a length of sequences
         r"dp 2 \(ZeRO-2\) = 2 ranks, loss in chunks of 64 tokens",
     ),
     (
-        {"tp": 2, "multi_token": 0.3},
+        {"tp": 2, "mtp": 0.3},
         replace(V3, hidden_size=9, num_heads=2, num_kv_heads=2, head_size=2),
         None,
         "the second token's projection shares hidden_size out among the ranks of tp, got 9 on 2",
         "tp 2 = 2 ranks, float32",
     ),
     (
-        {"dp": 2, "multi_token": 0.3},
+        {"dp": 2, "mtp": 0.3},
         V3,
         1,
         "a second token needs sequences of 2 tokens or more, got a length of 1",
@@ -178,7 +178,7 @@ plans = st.builds(
     layout=st.sampled_from(("contiguous", "zigzag", "striped")),
     overlap=st.booleans(),
     loss_chunk=st.sampled_from((None, 5)),
-    multi_token=st.sampled_from((None, 0.3)),
+    mtp=st.sampled_from((None, 0.3)),
     ranks_per_node=st.none() | st.integers(1, 4),
 )
 configs = st.sampled_from([LLAMA, replace(LLAMA, tied=True), V3, replace(V3, balance=0.1), replace(V3, num_layers=3)])
@@ -248,8 +248,8 @@ def test_stages_get_the_plan_s_layers_or_those_of_equal_cost():
 
 
 def test_overlapped_experts_take_a_second_token_and_a_loss_in_chunks():
-    fields = {"schedule": "dualpipe", "num_microbatches": 4, "overlap": True, "loss_chunk": 64, "multi_token": 0.3}
+    fields = {"schedule": "dualpipe", "num_microbatches": 4, "overlap": True, "loss_chunk": 64, "mtp": 0.3}
     lab.Plan(pp=2, dp=2, zero=3, **fields).check(V3)
     small = replace(V3, num_layers=8, num_dense_layers=0, vocabulary_size=1)
-    sizes = [[len(s) for s in lab.Plan(pp=2, multi_token=one).stage_layers(small)] for one in (None, 0.3)]
+    sizes = [[len(s) for s in lab.Plan(pp=2, mtp=one).stage_layers(small)] for one in (None, 0.3)]
     assert sizes == [[4, 4], [5, 3]], "the last stage gives a layer away for the second token"

@@ -54,11 +54,11 @@ def test_mirrors_add_before_the_data_ranks_and_tied_stages_add_too():
 
 
 def test_a_second_token_shares_the_embedding_between_two_stages():
-    plan = lab.Plan(pp=2, dp=2, multi_token=0.3)
+    plan = lab.Plan(pp=2, dp=2, mtp=0.3)
     assert sums(plan, V3, "tied embedding") == [("dp", (0, 1), 1), ("tied stages", (0, 2), 2)]
     assert sums(plan, V3, "second token's projection") == [("dp", (2, 3), 1)]
     assert sums(plan, V3, "head") == [("dp", (2, 3), 1)]
-    assert sums(lab.Plan(dp=2, multi_token=0.3), V3, "embedding") == [("dp", (0, 1), 1)]
+    assert sums(lab.Plan(dp=2, mtp=0.3), V3, "embedding") == [("dp", (0, 1), 1)]
     with pytest.raises(ValueError, match='there is no row "second token\'s projection"'):
         lab.Plan(dp=2).sums(V3).of("second token's projection")
 
@@ -100,7 +100,7 @@ def test_a_plan_shows_its_grid():
 
 @pytest.mark.parametrize("config", [LLAMA, V3])
 def test_the_axes_are_those_over_which_the_optimizers_sum(config):
-    from dualpipe_lab.dp.declaration import copy_axes
+    from dualpipe_lab.dp.param_specs import copy_axes
 
     for plan in lab.Plan.all(config, 8, zeros=[0], schedule_names=["1f1b"]):
         dense, experts = (set(axes) - {"edp"} for axes in copy_axes(plan.topology))

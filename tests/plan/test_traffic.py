@@ -151,7 +151,7 @@ def test_a_tied_table_on_two_stages_sends_what_the_plan_says():
 
 
 def test_two_ranks_that_predict_a_second_token_send_what_the_plan_says():
-    second = {"multi_token": 0.3}
+    second = {"mtp": 0.3}
     data = [lab.Plan(dp=2, zero=zero, num_microbatches=2, recompute=zero == 1, **second) for zero in (0, 1, 2, 3)]
     experts = [lab.Plan(ep=2, **second), lab.Plan(dp=2, ep=2, experts_in_data=True, zero=3, **second)]
     tensors = [
@@ -168,7 +168,7 @@ def test_two_ranks_that_predict_a_second_token_send_what_the_plan_says():
 
 
 def test_four_ranks_that_predict_a_second_token_send_what_the_plan_says():
-    second = {"multi_token": 0.3, "num_microbatches": 4, "pp": 2}
+    second = {"mtp": 0.3, "num_microbatches": 4, "pp": 2}
     sharded = {"sequence_parallel": True, "recompute": True}
     pipelines = [
         lab.Plan(dp=2, schedule="1f1b", zero=3, **second),

@@ -7,7 +7,7 @@ import torch
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.launch.context import rank_context
-from dualpipe_lab.train import Batch, Options, Trainer
+from dualpipe_lab.train import Batch, Trainer, TrainOptions
 from dualpipe_lab.train import trainer as trainer_module
 
 
@@ -23,7 +23,7 @@ def numbers(ledger):
 def train(plan, config, num_rows, length):
     """In a rank: the calls of the second of two steps under a plan, without the exchange of metrics, and its loads."""
     batch_size = num_rows * plan.data_size * plan.num_microbatches
-    trainer = Trainer(config, plan, Options(sequence_length=length, global_batch=batch_size))
+    trainer = Trainer(config, plan, TrainOptions(sequence_length=length, global_batch=batch_size))
     local = length if trainer.layout is None else trainer.layout.size(trainer.mesh.rank("cp"))
     generator = torch.Generator().manual_seed(trainer.data_rank)
     ids = [
@@ -61,8 +61,8 @@ def loads_of(model):
     """How many tokens of the step chose each expert, by layer."""
     for stage in model.stages.values():
         layers = list(stage.layers.named_children())
-        if hasattr(stage, "multi_token"):
-            layers.append((model.config.num_layers, stage.multi_token.layer))
+        if hasattr(stage, "mtp"):
+            layers.append((model.config.num_layers, stage.mtp.layer))
         for number, layer in layers:
             router = getattr(layer.mlp, "router", None)
             if router is not None:

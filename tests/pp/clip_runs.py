@@ -5,7 +5,7 @@ from runs import draw
 from torch.nn.functional import cross_entropy
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.models.clip import ClipConfig, clip_layers, clip_loss, clip_stages
 from dualpipe_lab.pp import schedules
@@ -50,7 +50,7 @@ def step(mesh, name, ride=True):
     cut = partition([sum(p.numel() for p in layer.parameters()) for layer in layers], program.num_stages)
     stages = clip_stages(layers, cut.sizes)
     mine = {action.stage: stages[action.stage] for action in program.actions(mesh.rank("pp"))}
-    held = [Ddp(mine[stage], mesh.group("dp")) for stage in sorted(mine)]
+    held = [DDP(mine[stage], mesh.group("dp")) for stage in sorted(mine)]
     runtime = PipelineRuntime(program, mine, clip_loss(mesh.group("dp")), group=mesh.group("pp"))
     pixels, ids = (part[mesh.rank("dp")].to(lab.device()) for part in pairs(num_data))
     inputs = [{"pixels": x} | ({"ids": y} if ride else {}) for x, y in zip(pixels, ids, strict=True)]

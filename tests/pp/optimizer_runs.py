@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
@@ -24,7 +24,7 @@ WIDTH, ROWS, M, NUM_EXPERTS = 3, 2, 4, 4
 PP, DP = 2, 2
 MAX_NORM = 0.05  # below every norm here, so that each step is clipped
 HYPER = {"lr": 1e-2, "eps": 1e-3}  # an eps that keeps the quotient of tiny gradients well conditioned
-OPTIMIZERS = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+OPTIMIZERS = {"ddp": DDP, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 MIRRORED = ("easy_dualpipe", "dualpipe")
 
 

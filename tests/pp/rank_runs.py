@@ -32,7 +32,7 @@ def grads_of(module):
 def run_all(programs, num_ranks, batches=None, weights=None, boundary=LIKE, **options):
     """Run programs in one launch; per program and rank: gradients by stage, losses, two peaks, when it began."""
     settings = {name: options.pop(name) for name in ("cost", "lookahead") if name in options}
-    settings["sum_mirrors"] = False  # the gradients of each copy are looked at
+    settings["sum_copies"] = False  # the gradients of each copy are looked at
     stages = {program.num_stages: make_stages(program.num_stages) for program in programs}
     batches = batches or [make_batch(program.num_microbatches) for program in programs]
 

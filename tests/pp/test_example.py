@@ -48,7 +48,7 @@ def test_the_median_step_leaves_the_first_one_out():
 
 def test_each_direction_can_be_judged_by_itself():
     stages, batch, program = example.make_stages(2), example.make_batch(4), dualpipe(2, 4)
-    run = lab.launch(example.run_steps, 2, program, stages, batch, None, 1, {"sum_mirrors": False})
+    run = lab.launch(example.run_steps, 2, program, stages, batch, None, 1, {"sum_copies": False})
     for rank, outcome in enumerate(run):
         for stage, grads in outcome.grads.items():
             order = [a.microbatch for a in program.actions(rank) if a.stage == stage and a.kind in "BW"]

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.dp.buckets import start_all_reduce
-from dualpipe_lab.dp.ddp import Ddp, GradientReducer
+from dualpipe_lab.dp.buckets import all_reduce_async
+from dualpipe_lab.dp.ddp import DDP, GradientReducer
 from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -21,7 +21,7 @@ from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 from dualpipe_lab.pp.schedules import build
 
 WIDTH, M = 3, 4
-OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+OPTIMIZERS = {"DDP": DDP, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 
 
 def linear():
@@ -168,7 +168,7 @@ def test_shards_add_up_over_steps_of_a_pipeline_and_sums_on_their_way_do_not():
                 found.append((index, full_gradients(optimizer)))
             with pytest.raises(ValueError, match=r"call zero_grad|set num_backwards to the microbatches of all"):
                 runtime.step(inputs, targets, WEIGHTS)
-            if name in ("Ddp", "Zero1"):
+            if name in ("DDP", "Zero1"):
                 optimizer.step()
                 optimizer.zero_grad()
                 runtime.step(inputs, targets, WEIGHTS)
@@ -192,14 +192,14 @@ def test_mirrors_by_hand():
         for name in OPTIMIZERS:
             mine = dict(make_mine(mesh, program))
             optimizers = {i: optimize(name, stage, mesh.group("dp")) for i, stage in mine.items()}
-            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=False)
+            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_copies=False)
             runtime.step(inputs, targets, WEIGHTS)
             assert all(optimizer.reducer.lone_copies for optimizer in optimizers.values())
-            if name in ("Ddp", "Zero1"):
+            if name in ("DDP", "Zero1"):
                 with pytest.raises(ValueError, match="let the pipeline add mirrors"):
-                    runtime.sum_mirrors()
+                    runtime.sum_copies()
                 continue
-            runtime.sum_mirrors()
+            runtime.sum_copies()
             assert not any(optimizer.reducer.lone_copies for optimizer in optimizers.values())
             found += [(i, full_gradients(optimizer)) for i, optimizer in optimizers.items()]
         return found
@@ -219,11 +219,11 @@ def test_tied_weights():
             optimizer = optimize(name, stage, mesh.group("dp"))
             runtime = PipelineRuntime(program, {index: stage}, nn.functional.mse_loss, group=mesh.group("pp"))
             runtime.step(inputs, targets, WEIGHTS)
-            rule = "has begun" if name == "Ddp" else "use Ddp for stages with tied weights"
+            rule = "has begun" if name == "DDP" else "use DDP for stages with tied weights"
             with pytest.raises(ValueError, match=rule):
                 runtime.sum_tied(names)
             full_gradients(optimizer)
-            if name == "Ddp":
+            if name == "DDP":
                 runtime.sum_tied(names)
                 grad = stage[0].weight.grad
         return grad
@@ -239,13 +239,13 @@ def test_sums_begin_while_the_last_backward_still_runs():
 
     def spy(flat, group):
         events.append("sum")
-        return start_all_reduce(flat, group)
+        return all_reduce_async(flat, group)
 
     def act(mesh, program, mine, inputs, targets):
         (stage,) = mine.values()
         stage[0].weight.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
         reducer = GradientReducer(
-            reversed(list(stage.parameters())), mesh.group("dp"), bucket_bytes=1, start_reduce=spy
+            reversed(list(stage.parameters())), mesh.group("dp"), bucket_bytes=1, reduce_async=spy
         )
         runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
         runtime.step(inputs, targets, WEIGHTS)
@@ -264,9 +264,9 @@ def test_groups_of_other_stages_and_of_mirrors_are_refused():
             torch.manual_seed(0)  # copies of a stage begin alike
             made = [linear() for _ in range(program.num_stages)]
             stages = {action.stage: made[action.stage] for action in program.actions(mesh.rank("pp"))}
-            optimizers = [Ddp(stage, mesh.group(group)) for stage in stages.values()]
+            optimizers = [DDP(stage, mesh.group(group)) for stage in stages.values()]
             runtime = PipelineRuntime(
-                program, stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=mirrors
+                program, stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_copies=mirrors
             )
             try:
                 runtime.step(inputs, targets)
@@ -279,7 +279,7 @@ def test_groups_of_other_stages_and_of_mirrors_are_refused():
     for stages, right, mirrors in on_ranks(act):
         assert "of this pipeline has other stages; give it the ranks along dp" in stages
         assert not right
-        assert "say sum_mirrors=False, or leave out that rank" in mirrors
+        assert "say sum_copies=False, or leave out that rank" in mirrors
 
 
 def test_mirrors_that_shard_in_other_ways_are_refused():

@@ -207,7 +207,7 @@ def test_tuples_cross_boundaries(name):
 
     def fn(rank, world_size):
         mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-        PipelineRuntime(program, mine, nn.functional.mse_loss, sum_mirrors=True).step(inputs, targets)
+        PipelineRuntime(program, mine, nn.functional.mse_loss, sum_copies=True).step(inputs, targets)
         return {stage: grads_of(module) for stage, module in mine.items()}
 
     out = lab.launch(fn, 4)

@@ -71,7 +71,7 @@ def run(program, rank, as_tuple):
     inputs = pairs if as_tuple else [{"left": x, "key": key} for x, key in pairs]
     runtime = PipelineRuntime(program, mine, loss_of_tuple if as_tuple else loss_of)
     result = runtime.step(inputs, ys, extra={1: shifts})
-    runtime.sum_mirrors()
+    runtime.sum_copies()
     losses = [*result.losses.values(), *result.stage_losses.values()]
     return {stage: [p.grad for p in module.parameters()] for stage, module in mine.items()}, float(sum(losses))
 

@@ -25,10 +25,10 @@ def test_mirrors_are_summed_during_or_after_the_step(name):
             mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
             for module in mine.values():
                 module.zero_grad()
-            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE, sum_mirrors=automatic)
+            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE, sum_copies=automatic)
             runtime.step(*batch)
             for _ in range(2):  # whoever asks again gets the same sum
-                runtime.sum_mirrors()
+                runtime.sum_copies()
             results.append({stage: [g if g is None else g.clone() for g in grads_of(mine[stage])] for stage in mine})
         return results
 
@@ -70,17 +70,17 @@ def test_copies_of_a_stage_that_start_with_different_weights_are_refused(name, m
 
     def fn(rank, world_size):
         runtime = PipelineRuntime(
-            program, Holder(numbers_of(program, rank)).stages, nn.functional.mse_loss, sum_mirrors=not manual
+            program, Holder(numbers_of(program, rank)).stages, nn.functional.mse_loss, sum_copies=not manual
         )
         runtime.step(batch, batch)
-        runtime.sum_mirrors()
+        runtime.sum_copies()
 
     words = r"ranks \d and \d of the pipeline hold stage 0 with different weights.*the Mesh and the program"
     with pytest.raises(lab.RankError, match=words):
         lab.launch(fn, 2, output="collect")
 
 
-@pytest.mark.parametrize("stage", ["Ddp", "Zero1", "Zero3"])
+@pytest.mark.parametrize("stage", ["DDP", "Zero1", "Zero3"])
 @pytest.mark.parametrize("name", ["dualpipe", "zbv", "1f1b"])
 def test_an_optimizer_of_a_mesh_makes_mirrors_and_tied_stages_equal(name, stage):
     """On 2 data ranks; the gradients are those of one process with the weights of the first holder."""
@@ -95,7 +95,7 @@ def test_an_optimizer_of_a_mesh_makes_mirrors_and_tied_stages_equal(name, stage)
         optimizer = getattr(dp, stage)(holder, mesh, program=program, **units)
         weights = dp.full_weights(optimizer)
         runtime = PipelineRuntime(
-            program, holder.stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=True
+            program, holder.stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_copies=True
         )
         batch = list(data[mesh.rank("dp")])
         runtime.step(batch, batch)

@@ -8,7 +8,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.dp import Ddp
+from dualpipe_lab.dp import DDP
 from dualpipe_lab.pp.runtime import PipelineRuntime, WithLoss, check, split_batch
 from dualpipe_lab.pp.runtime.check import Buffers, check_stages
 from dualpipe_lab.pp.schedules import build
@@ -157,7 +157,7 @@ def test_a_buffer_that_a_forward_changes_is_seen(make, changed):
     [
         ("dualpipe", normed, r"stage [01] changes its buffer 1\.running_mean, and the copies"),
         ("dualpipe", lambda: make_stages(2), r"trains a weight of its own \(shape \(\)\), and nobody sums"),
-        ("1f1b, Ddp", lambda: make_stages(2), r"make the loss function a part of the last stage"),
+        ("1f1b, DDP", lambda: make_stages(2), r"make the loss function a part of the last stage"),
     ],
 )
 def test_what_copies_and_data_ranks_would_not_share_is_refused(schedule, make, message):
@@ -166,7 +166,7 @@ def test_what_copies_and_data_ranks_would_not_share_is_refused(schedule, make, m
     def fn(rank, world_size):
         mine = {action.stage: make()[action.stage] for action in program.actions(rank)}
         alone = [comm.new_group([number]) for number in range(world_size)][rank]
-        held = [Ddp(stage, alone) for stage in mine.values()] if "Ddp" in schedule else []
+        held = [DDP(stage, alone) for stage in mine.values()] if "DDP" in schedule else []
         loss = nn.MSELoss() if make is normed else Scaled()
         PipelineRuntime(program, mine, loss).step(*make_batch(4))
         return held

@@ -92,7 +92,7 @@ def test_evaluation_runs_the_forwards_alone(name):
 
     def fn(rank, world_size):
         mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, sum_mirrors=False)
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, sum_copies=False)
         outputs = runtime.evaluate(inputs).outputs
         losses = runtime.evaluate(inputs, targets, [1 / 6] * 6).losses
         assert not any(stage.live for stage in runtime._stages.values())

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -52,7 +52,7 @@ def test_losses_of_both_copies_are_those_of_one_process():
     def fn(rank, world_size):
         mesh, results = lab.Mesh(lab.Topology([("pp", 2), ("dp", DP)])), {}
         for name in ("dualpipe", "dualpipev"):
-            for kind in (Ddp, Zero1, Zero2):
+            for kind in (DDP, Zero1, Zero2):
                 program = schedules.build(name, 2, M)
                 mine = {action.stage: Balanced(action.stage) for action in program.actions(mesh.rank("pp"))}
                 held = {i: kind(mine[i], mesh.group("dp"), bucket_bytes=60) for i in sorted(mine)}
@@ -92,7 +92,7 @@ def test_torchs_ddp_around_a_stage_is_refused():
             PipelineRuntime(program, {0: wrapped}, nn.functional.mse_loss, group=alone)
         return str(caught.value)
 
-    assert all("give the runtime the module itself, and sum its gradients with Ddp" in text for text in launch(fn, 2))
+    assert all("give the runtime the module itself, and sum its gradients with DDP" in text for text in launch(fn, 2))
 
 
 def recomputed(layers, x):

@@ -159,8 +159,8 @@ def test_a_description_makes_the_same_topology():
 
 def test_the_arithmetic_needs_no_torch():
     code = (
-        "import sys; from dualpipe_lab.topology import Topology; from dualpipe_lab.viz import GridDrawing; "
-        "GridDrawing(Topology([('dp', 2)]), 'dp'); assert 'torch' not in sys.modules"
+        "import sys; from dualpipe_lab.topology import Topology; from dualpipe_lab.viz import RankGrid; "
+        "RankGrid(Topology([('dp', 2)]), 'dp'); assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 0

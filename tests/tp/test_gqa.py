@@ -8,7 +8,7 @@ from tp_runs import assert_a1, attention_step, distance, distances, local, modes
 
 from dualpipe_lab.tp.closed_forms import check_heads, kv_bytes
 from dualpipe_lab.tp.gqa import GroupedQueryAttention, causal_attention
-from dualpipe_lab.tp.rope import rotate, rotation
+from dualpipe_lab.tp.rope import apply_rope, rope_cos_sin
 from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict
 
 BATCH, TOKENS, HIDDEN, HEAD = 2, 12, 10, 4
@@ -127,7 +127,10 @@ def test_attention_s_own_backward_is_torch_s():
 
 def test_rotations_keep_lengths_and_depend_on_distances_alone():
     x, other = leaf(draw(1, 1, 1, 6, 8)), leaf(draw(1, 1, 1, 6, 8))
-    y, expected = rotate(x, *rotation(torch.arange(6), 8, 100.0, torch.float64)), turned(other, torch.arange(6), 100.0)
+    y, expected = (
+        apply_rope(x, *rope_cos_sin(torch.arange(6), 8, 100.0, torch.float64)),
+        turned(other, torch.arange(6), 100.0),
+    )
     assert distance(y, expected) < 1e-14
     assert distance(y.norm(dim=-1), x.norm(dim=-1)) < 1e-14
     grad = draw(2, 1, 1, 6, 8)
@@ -135,7 +138,7 @@ def test_rotations_keep_lengths_and_depend_on_distances_alone():
     expected.backward(grad)
     assert distance(x.grad, other.grad) < 1e-14
     same = draw(3, 8).expand(1, 1, 6, 8)
-    near, far = (rotate(same, *rotation(torch.arange(6) + shift, 8, 100.0, torch.float64)) for shift in (0, 50))
+    near, far = (apply_rope(same, *rope_cos_sin(torch.arange(6) + shift, 8, 100.0, torch.float64)) for shift in (0, 50))
     assert distance(near @ near.transpose(-1, -2), far @ far.transpose(-1, -2)) < 1e-13
 
 

@@ -14,10 +14,10 @@ from dualpipe_lab.cp.closed_forms import AttentionSizes, latent_sent_bytes, sent
 from dualpipe_lab.cp.latent_ring import LatentRing
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import positions, shard
-from dualpipe_lab.dp import Ddp, Zero1, Zero3
+from dualpipe_lab.cp.sequence import positions, shard_sequence
+from dualpipe_lab.dp import DDP, Zero1, Zero3
 from dualpipe_lab.tp.latent_attention import LatentAttention, LatentSizes
-from dualpipe_lab.tp.rope import rotation
+from dualpipe_lab.tp.rope import rope_cos_sin
 from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict
 
 BATCH, TOKENS, HIDDEN, HEADS = 2, 12, 10, 4
@@ -78,7 +78,7 @@ def reference(x, whole, dy, positions, sizes):
             norm.forward = lambda x, norm=norm: torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, 1e-6)
     names = {theirs(name, sizes): name for name in whole}
     module.load_state_dict({name: whole[ours] for name, ours in names.items()})
-    angles = [torch.cat((part, part), -1)[None] for part in rotation(positions, sizes.position, 100.0, x.dtype)]
+    angles = [torch.cat((part, part), -1)[None] for part in rope_cos_sin(positions, sizes.position, 100.0, x.dtype)]
     x = leaf(x)
     y = module(x, tuple(angles), None)[0]
     y.backward(dy)
@@ -129,10 +129,12 @@ def test_it_attends_round_a_ring(cp_size, tp_size):
             tp = TensorParallel(mesh.group("tp"), **RINGS[mode])
             layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, rope_base=100.0, attend=attend, dtype=torch.float64)
             load_full_state_dict(layer, whole)
-            step = attention_step(layer, shard(x, cut, own), shard(dy, cut, own), positions(cut, own))
+            step = attention_step(layer, shard_sequence(x, cut, own), shard_sequence(dy, cut, own), positions(cut, own))
             for weight in whole:  # summands of the ranks with other tokens
                 lab.comm.all_reduce(step[weight], group=group)
-            right = {key: local(shard(expected[key], cut, own), 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
+            right = {
+                key: local(shard_sequence(expected[key], cut, own), 1, tp, tp.sequence_parallel) for key in ("y", "dx")
+            }
             found[f"{name}, {sends}, {mode}"] = distances(step, expected | right)
         return found
 
@@ -180,15 +182,17 @@ def test_wide_values_go_round_a_ring_as_latents():
         attend = LatentRing(cut, sends="latents")
         layer = LatentAttention(HIDDEN, HEADS, sizes, tp=tp, rope_base=100.0, attend=attend, dtype=torch.float64)
         load_full_state_dict(layer, whole)
-        step = attention_step(layer, shard(x, cut, rank), shard(dy, cut, rank), positions(cut, rank))
+        step = attention_step(layer, shard_sequence(x, cut, rank), shard_sequence(dy, cut, rank), positions(cut, rank))
         for weight in whole:
             lab.comm.all_reduce(step[weight])
-        return {"wide": distances(step, expected | {key: shard(expected[key], cut, rank) for key in ("y", "dx")})}
+        return {
+            "wide": distances(step, expected | {key: shard_sequence(expected[key], cut, rank) for key in ("y", "dx")})
+        }
 
     assert_a1(launch(fn, 2))
 
 
-@pytest.mark.parametrize(("zero", "coalesce"), [(Ddp, True), (Zero1, False), (Zero3, True)], ids=str)
+@pytest.mark.parametrize(("zero", "coalesce"), [(DDP, True), (Zero1, False), (Zero3, True)], ids=str)
 def test_an_optimizer_over_a_mesh_knows_its_copies_and_shards(zero, coalesce):
     """dp 2 x tp 2 under sequence parallelism: the norm, and the weights after a clipped step of AdamW."""
     sizes, whole = SIZES["v3"], state(SIZES["v3"])

@@ -9,7 +9,7 @@ from runs import launch
 from tp_runs import distance
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.declaration import Declaration
+from dualpipe_lab.dp.param_specs import ModelSpec
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.grads import sum_partial_gradients
@@ -58,7 +58,7 @@ def test_the_norm_of_the_gradient_counts_every_element_once(world_size):
     def fn(rank, world_size):
         model = Llama(config, lab.Topology([("tp", world_size)]), dtype=torch.float64)
         model.loss(*batch(37)).backward()
-        norm = Declaration(model, model.mesh).gradient_norm()
+        norm = ModelSpec(model, model.mesh).gradient_norm()
         return norm, torch.cat([grad.flatten() for grad in full_state_dict(model, of="grad").values()]).norm()
 
     for norm, expected in launch(fn, world_size):

@@ -10,7 +10,7 @@ from tp_runs import distance
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -21,7 +21,7 @@ from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import full_state_dict
 
-STAGES = Ddp, Zero1, Zero2, Zero3
+STAGES = DDP, Zero1, Zero2, Zero3
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS = {"lr": 0.01, "eps": 0.1, "weight_decay": 0.1}, 0.5, 2
@@ -107,7 +107,7 @@ def test_norms_and_weights_are_those_of_one_process(name, amount):
 def test_on_a_mesh_gradients_left_partial_are_those_of_one_process(sizes, kv_heads, amount):
     """Norms of token shards over all ranks of tp, KV heads over their copies: one message per step for each."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=kv_heads, qk_norm=True)
-    stages = (Zero3, Zero1, Ddp, Zero2)[: amount(4, 2)]
+    stages = (Zero3, Zero1, DDP, Zero2)[: amount(4, 2)]
 
     def fn(rank, world_size):
         mesh = lab.Mesh(lab.Topology(list(zip(("dp", "tp"), sizes, strict=True))))
@@ -120,7 +120,7 @@ def test_on_a_mesh_gradients_left_partial_are_those_of_one_process(sizes, kv_hea
         assert len(found) == len(stages)
         for case, ((*_, calls), (*results, fewer)) in found.items():
             check(case, *results)
-            assert case == "Ddp" or calls - fewer == saved, case  # its buckets are all-reduced, and are others
+            assert case == "DDP" or calls - fewer == saved, case  # its buckets are all-reduced, and are others
 
 
 def all_reduces():
@@ -131,7 +131,7 @@ def all_reduces():
 def test_a_call_that_sums_partial_gradients_leaves_those_of_a_mesh_alone():
     def fn(rank, world_size):
         model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), True, coalesce=True, dtype=torch.float64)
-        optimizer, (ids, targets) = Ddp(model, model.mesh, **HYPER), batches()[0]
+        optimizer, (ids, targets) = DDP(model, model.mesh, **HYPER), batches()[0]
         model.loss(ids, targets).backward()
         before = all_reduces()
         sum_partial_gradients(model)

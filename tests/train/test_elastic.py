@@ -14,7 +14,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import train
 from dualpipe_lab.dp.checkpoint import latest, saved_steps
 from dualpipe_lab.launch.cluster.environment import Environment
-from dualpipe_lab.train.run import agree, fitted
+from dualpipe_lab.train.run import check_agreement, plan_for_world
 
 SCRIPT = """
 import os, signal, sys
@@ -214,9 +214,9 @@ def test_a_script_that_is_stopped_ends_its_step_saves_and_says_so(tmp_path, name
 def test_worlds_of_other_sizes_have_a_plan(config, global_batch):
     """The sequences of a step divide among data ranks and microbatches, and the plan is legal."""
     whole = plan(pp=2, dp=2, tp=2, num_microbatches=global_batch // 4, zero=1)
-    options = train.Options(**OPTIONS | {"global_batch": global_batch})
+    options = train.TrainOptions(**OPTIONS | {"global_batch": global_batch})
     for num_ranks in range(1, 9):
-        chosen = fitted(whole, config, options, Environment(0, num_ranks, 0, num_ranks, 0, 1, "here", 1))
+        chosen = plan_for_world(whole, config, options, Environment(0, num_ranks, 0, num_ranks, 0, 1, "here", 1))
         assert chosen.world_size == num_ranks
         assert global_batch % (chosen.data_size * chosen.num_microbatches) == 0
         chosen.check(config, OPTIONS["sequence_length"])
@@ -226,7 +226,7 @@ def test_worlds_of_other_sizes_have_a_plan(config, global_batch):
 def test_ranks_that_see_different_folders_are_told(tmp_path):
     def fn(rank, world_size):
         try:
-            agree(tmp_path / "step-00000004" if rank == 0 else None)
+            check_agreement(tmp_path / "step-00000004" if rank == 0 else None)
         except ValueError as error:
             return str(error)
         return None

@@ -70,7 +70,7 @@ def test_documents_are_padded_and_their_padding_is_no_target():
     final=st.floats(0, 1),
 )
 def test_a_schedule_rises_then_falls_to_its_end(decay, warmup, more, final):
-    schedule = train.Schedule(decay, warmup, warmup + more, final)
+    schedule = train.LRSchedule(decay, warmup, warmup + more, final)
     factors = [schedule.factor(step) for step in range(warmup + more + 3)]
     assert all(0 < a <= b <= 1 for a, b in pairwise(factors[:warmup]))
     assert factors[warmup] == 1
@@ -106,7 +106,7 @@ REFUSED = [
     ({"sample": b"A"}, "got sample=b'A'"),
     ({"keep": 2}, "keep=2 needs a folder"),
     ({"lr": -1e-3}, "AdamW needs betas"),
-    ({"schedule": "cosine"}, "schedule is a Schedule, got 'cosine'"),
+    ({"schedule": "cosine"}, "schedule is of type LRSchedule, got 'cosine'"),
     ({"config": {"num_layers": 2}}, "a LlamaConfig or a V3MoEConfig, and a Plan, got dict and Plan"),
     ({"plan": "dp 2"}, "got LlamaConfig and str"),
     ({"folder": f"{__file__}/deeper"}, "test_parts.py is none that can be written; name another"),
@@ -137,7 +137,7 @@ def test_a_plan_for_another_number_of_ranks_than_torchrun_s_is_refused(monkeypat
     ("name", "place"),
     [
         ("sequence_lenght", "use sequence_length"),
-        ("num_warmup", r"schedule=Schedule\(num_warmup=...\)"),
+        ("num_warmup", r"schedule=LRSchedule\(num_warmup=...\)"),
         ("num_microbatches", r"Plan\(num_microbatches=...\)"),
         ("xyz", "it has sequence_length, global_batch, seed"),
     ],

@@ -10,7 +10,7 @@ from dualpipe_lab.dp.checkpoint.state import sharded_state_dict
 
 
 def trainer_of(config, chosen, **options):
-    trainer = train.Trainer(config, chosen, train.Options(**OPTIONS, **options))
+    trainer = train.Trainer(config, chosen, train.TrainOptions(**OPTIONS, **options))
     return trainer, trainer.options.sampler(TEXT)
 
 

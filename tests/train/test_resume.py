@@ -13,7 +13,7 @@ from training_runs import LLAMA, OPTIONS, QWEN3_MOE, TEXT, V3, plan, run, worst
 import dualpipe_lab as lab
 from dualpipe_lab import models, tp, train
 from dualpipe_lab.dp.checkpoint import latest, saved_steps, session
-from dualpipe_lab.train.run import Job, train_rank
+from dualpipe_lab.train.run import TrainJob, train_rank
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +88,10 @@ NUM_STEPS = 60
 
 def job(folder, chosen, resume):
     """A training that saves after every step, as `train.run` hands it to its ranks."""
-    options = train.Options(**OPTIONS, folder=folder, save_every=1, keep=2, log_every=0)
+    options = train.TrainOptions(**OPTIONS, folder=folder, save_every=1, keep=2, log_every=0)
     scratch = folder.parent / "scratch"
     scratch.mkdir(exist_ok=True)
-    return Job(LLAMA, chosen, TEXT, NUM_STEPS, options, resume, None, False, scratch)
+    return TrainJob(LLAMA, chosen, TEXT, NUM_STEPS, options, resume, None, False, scratch)
 
 
 def dies(rank, world_size, given, victim, delay):

@@ -29,7 +29,7 @@ OPTIONS = {
     "sequence_length": 16,
     "global_batch": 8,
     "lr": 1e-2,
-    "schedule": train.Schedule("cosine", num_warmup=2, num_steps=5, final=0.1),
+    "schedule": train.LRSchedule("cosine", num_warmup=2, num_steps=5, final=0.1),
     "bias_speed": 1e-2,
 }
 

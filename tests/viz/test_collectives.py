@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.viz import GridDrawing
-from dualpipe_lab.viz.collectives import Gallery, Holdings
+from dualpipe_lab.viz import RankGrid
+from dualpipe_lab.viz.collectives import Gallery, RankValues
 
 SVG = "{http://www.w3.org/2000/svg}"
 BLUE, ORANGE = "#0072b2", "#e69f00"
@@ -27,12 +27,12 @@ def cells(picture):
 
 
 def test_a_cell_has_the_colour_of_the_rank_that_held_its_number_first():
-    picture = Holdings("broadcast", [("before", [[1], [2]]), ("after", [[1], [1]])])
+    picture = RankValues("broadcast", [("before", [[1], [2]]), ("after", [[1], [1]])])
     assert cells(picture) == [("1", BLUE, False), ("2", ORANGE, False), ("1", BLUE, False), ("1", BLUE, True)]
 
 
 def test_a_sum_and_a_number_of_two_ranks_have_no_colour():
-    picture = Holdings("sum", [("before", [[1, 5], [2, 5]]), ("after", [[3], [3]])])
+    picture = RankValues("sum", [("before", [[1, 5], [2, 5]]), ("after", [[3], [3]])])
     assert [fill for _, fill, _ in cells(picture)] == [BLUE, "currentColor", ORANGE, *["currentColor"] * 3]
 
 
@@ -44,7 +44,7 @@ def test_real_ranks_are_drawn_as_they_are():
         return before, x.tolist()
 
     before, after = zip(*lab.launch(fn, 3), strict=True)
-    picture = Holdings("all_reduce", [("before", before), ("after", after)], note="note")
+    picture = RankValues("all_reduce", [("before", before), ("after", after)], note="note")
     assert [text for text, _, _ in cells(picture)] == [
         *["0", "1", "2", "10", "11", "12", "20", "21", "22"],
         *["30", "33", "36"] * 3,
@@ -57,14 +57,14 @@ def test_real_ranks_are_drawn_as_they_are():
 
 
 def test_a_rank_that_holds_nothing_is_drawn_as_a_dash():
-    picture = Holdings("reduce", [("before", [[1], [2]]), ("after", [[3], []])])
+    picture = RankValues("reduce", [("before", [[1], [2]]), ("after", [[3], []])])
     assert str(picture).splitlines()[-1] == "rank 1  2       -"
     assert "–" in picture.to_svg()
 
 
 @given(st.lists(st.lists(st.integers(-999, 9999), max_size=9), min_size=1, max_size=9), st.integers(1, 5))
 def test_every_number_is_drawn_once_and_inside_the_picture(rows, count):
-    picture = Holdings("any <name> & more", [(f"step {i}", rows) for i in range(count)])
+    picture = RankValues("any <name> & more", [(f"step {i}", rows) for i in range(count)])
     found = cells(picture)
     assert [text for text, _, _ in found] == [str(value) for row in rows for value in row] * count
     assert not any(outlined for _, _, outlined in found)
@@ -74,7 +74,7 @@ def test_every_number_is_drawn_once_and_inside_the_picture(rows, count):
 
 
 def test_what_a_screen_reader_gets():
-    picture = Holdings("a < b", [("before", [[1], [2]])])
+    picture = RankValues("a < b", [("before", [[1], [2]])])
     root = ET.fromstring(picture.to_svg())
     assert root.get("role") == "img"
     assert root.get("aria-label") == root.find(f"{SVG}title").text == "a < b: what each of 2 ranks holds"
@@ -84,21 +84,21 @@ def test_what_a_screen_reader_gets():
 
 def test_states_must_agree_on_the_ranks():
     with pytest.raises(ValueError, match=r"one row per rank, got \[2, 1\] rows"):
-        Holdings("x", [("before", [[1], [2]]), ("after", [[1]])])
+        RankValues("x", [("before", [[1], [2]]), ("after", [[1]])])
     with pytest.raises(ValueError, match="one row per rank"):
-        Holdings("x", [])
+        RankValues("x", [])
 
 
 def test_a_gallery_shows_all_of_its_pictures():
-    pictures = [Holdings(name, [("before", [[1]])]) for name in ("one", "two")]
+    pictures = [RankValues(name, [("before", [[1]])]) for name in ("one", "two")]
     assert Gallery(pictures)._repr_html_().count("<svg") == 2
     assert str(Gallery(pictures)).count("rank 0") == 2
 
 
 def test_a_repr_is_the_same_in_every_run():
-    picture = Holdings("sum", [("before", [[1], [2]]), ("after", [[3], [3]])])
-    assert repr(picture) == "<Holdings 'sum': 2 ranks, 2 states>"
+    picture = RankValues("sum", [("before", [[1], [2]]), ("after", [[3], [3]])])
+    assert repr(picture) == "<RankValues 'sum': 2 ranks, 2 states>"
     assert repr(Gallery([picture, picture])) == "<Gallery of 2 pictures>"
-    grid = GridDrawing(Topology([("dp", 2), ("tp", 2)]), "tp", 3)
+    grid = RankGrid(Topology([("dp", 2), ("tp", 2)]), "tp", 3)
     assert repr(Gallery([picture, grid])) == "<Gallery of 2 pictures>"
     assert Gallery([picture, grid])._repr_html_().count("<svg") == 2

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.viz import GridDrawing
+from dualpipe_lab.viz import RankGrid
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRIDS = [
@@ -22,7 +22,7 @@ def test_every_rank_is_drawn_once_and_the_group_is_marked(subtests):
     for axis, topology in product(["dp", "model"], GRIDS):
         with subtests.test(axis=axis, topology=str(topology)):
             rank = topology.world_size - 1
-            drawing = GridDrawing(topology, axis, rank)
+            drawing = RankGrid(topology, axis, rank)
             group = list(topology.at(rank).ranks(axis))
             marked = sorted(int(number) for number in re.findall(r"\[(\d+)\]", str(drawing)))
             assert marked == group
@@ -37,7 +37,7 @@ def test_every_rank_is_drawn_once_and_the_group_is_marked(subtests):
 def test_the_cells_of_a_group_are_one_element_that_the_keyboard_reaches(subtests):
     for axis, topology in product(["dp", "model"], GRIDS):
         with subtests.test(axis=axis, topology=str(topology)):
-            root = ET.fromstring(GridDrawing(topology, axis).to_svg())
+            root = ET.fromstring(RankGrid(topology, axis).to_svg())
             found = []
             for element in root.findall(f"{SVG}g[@class='dp-rank-group']"):
                 found.append(tuple(int(text.text) for text in element.findall(f"{SVG}text")))
@@ -48,7 +48,7 @@ def test_the_cells_of_a_group_are_one_element_that_the_keyboard_reaches(subtests
 
 @pytest.mark.parametrize("topology", GRIDS, ids=str)
 def test_it_fits_a_phone_and_tells_a_screen_reader(topology):
-    drawing = GridDrawing(topology, "dp")
+    drawing = RankGrid(topology, "dp")
     root = ET.fromstring(drawing.to_svg())
     width, height = float(root.get("width")), float(root.get("height"))
     assert width <= 360
@@ -62,7 +62,7 @@ def test_it_fits_a_phone_and_tells_a_screen_reader(topology):
 
 
 def test_text_and_repr():
-    drawing = GridDrawing(Topology([("pp", 2), ("tp", 2), ("dp", 4)], edp=2), "edp", 5)
+    drawing = RankGrid(Topology([("pp", 2), ("tp", 2), ("dp", 4)], edp=2), "edp", 5)
     assert str(drawing).splitlines() == [
         "pp 2 x tp 2 x dp 4 = 16 ranks; the edp group of rank 5: 5, 7",
         "pp 0  dp 0  dp 1  dp 2  dp 3",
@@ -72,5 +72,5 @@ def test_text_and_repr():
         "tp 0     8     9    10    11",
         "tp 1    12    13    14    15",
     ]
-    assert repr(drawing) == f"<GridDrawing of {drawing.title}>"
-    assert str(GridDrawing(Topology([("dp", 2)]), "dp")).splitlines()[1:] == ["  dp 0  dp 1", "   [0]   [1]"]
+    assert repr(drawing) == f"<RankGrid of {drawing.title}>"
+    assert str(RankGrid(Topology([("dp", 2)]), "dp")).splitlines()[1:] == ["  dp 0  dp 1", "   [0]   [1]"]

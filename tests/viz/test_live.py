@@ -10,7 +10,7 @@ import pytest
 from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.ep import overlap
 from dualpipe_lab.pp import closed_forms
-from dualpipe_lab.viz import Holdings, compare, play, steps
+from dualpipe_lab.viz import RankValues, compare, play, steps
 from dualpipe_lab.viz.live.pipeline import schedule_outcome
 
 
@@ -99,7 +99,7 @@ def test_a_function_draws_what_it_likes():
     assert live.state["rows"] == [["messages", "3", ""], ["share", "0.3333", "1/3"]]
     assert live.set(backwards=True).drawing["spec"]["steps"][0]["messages"][0][:2] == (0, 2)
     assert live.set(num_ranks=7).error == "KeyError: 'seven'"
-    drawing = Holdings("sum", [("before", [[1], [2]])])
+    drawing = RankValues("sum", [("before", [[1], [2]])])
     assert play(lambda n: drawing, n=(1, 2)).drawing == {"html": drawing._repr_html_()}
     both = compare(*(simulate(schedules.build(name, 2, 2)) for name in ("gpipe", "1f1b")))
     assert len(play(lambda n: both, n=(1, 2)).drawing["spec"]["tracks"]) == 2

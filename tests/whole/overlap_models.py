@@ -1,4 +1,4 @@
-"""In a rank: a step of a V3 model on a pipeline with interruptible stages, and its distance from one process."""
+"""In a rank: a step of a V3 model on a pipeline with overlappable stages, and its distance from one process."""
 
 import torch
 from stage_runs import bias_of
@@ -6,16 +6,16 @@ from stage_runs import bias_of
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.cp.sequence import shard
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.cp.sequence import shard_sequence
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.moe import expert_parameters
-from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
-from dualpipe_lab.models.multi_token import next_tokens
-from dualpipe_lab.models.plain_v3_moe import PlainMultiToken, PlainV3MoE
+from dualpipe_lab.ep.overlap import overlappable_stage, overlapped_forward_backward
+from dualpipe_lab.models.mtp import next_tokens
+from dualpipe_lab.models.plain_v3_moe import PlainMTP, PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules
@@ -27,7 +27,7 @@ CONFIG = V3MoEConfig(
     expert_ffn_size=6, balance=0.3,
 )  # fmt: skip
 ROWS, LENGTH = 2, 8
-OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+OPTIMIZERS = {"DDP": DDP, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 HOOKS = {"overlapped": overlapped_forward_backward, "serial": run_pair_serially}
 
 
@@ -42,7 +42,7 @@ def batch(config, number, num_data):
 
 def one_process(config, number, num_data, second=None):
     """Loss, gradients, and the load of each router; `second`: the weight of a second token's loss."""
-    model = PlainV3MoE(config, torch.float64) if second is None else PlainMultiToken(config, second, torch.float64)
+    model = PlainV3MoE(config, torch.float64) if second is None else PlainMTP(config, second, torch.float64)
     initialize_parameters(model)
     loads = {}
     for place, layer in numbered(model):
@@ -60,7 +60,7 @@ def one_process(config, number, num_data, second=None):
 def numbered(model):
     """The layers with experts and their numbers; that of a second token comes behind all others."""
     found = [(int(number), layer) for number, layer in model.layers.named_children() if hasattr(layer.mlp, "router")]
-    extra = [] if not hasattr(model, "multi_token") else [(CONFIG.num_layers, model.multi_token.get_submodule("layer"))]
+    extra = [] if not hasattr(model, "mtp") else [(CONFIG.num_layers, model.mtp.get_submodule("layer"))]
     return found + extra
 
 
@@ -71,7 +71,7 @@ def build(
     shares = make_layout(layout, LENGTH, mesh.size("cp")) if mesh.size("cp") > 1 else None
     model = build_stages(
         config, mesh, program, layers=layers, dtype=torch.float64, recompute=again, layout=shares,
-        sequence_parallel=sequence_parallel, multi_token=second, loss_chunk=chunk,
+        sequence_parallel=sequence_parallel, mtp=second, loss_chunk=chunk,
     )  # fmt: skip
     for stage in model.stages.values():
         for number, layer in numbered(stage):
@@ -100,16 +100,18 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
     shifted = next_tokens(ids, targets)  # in full
     if mesh.size("cp") > 1:
         layout = make_layout(options.get("layout", "zigzag"), LENGTH, mesh.size("cp"))
-        ids, targets, *shifted = (shard(each, layout, mesh.rank("cp"), dim=-1) for each in (ids, targets, *shifted))
+        ids, targets, *shifted = (
+            shard_sequence(each, layout, mesh.rank("cp"), dim=-1) for each in (ids, targets, *shifted)
+        )
     model.begin_step(num_tokens, num_data * number * ROWS)
-    stages = {s: m if s in plain else interruptible_stage(m, s) for s, m in modules.items()}
+    stages = {s: m if s in plain else overlappable_stage(m, s) for s, m in modules.items()}
 
     optimizer = attach(zero, model)
     runtime = lab.PipelineRuntime(
         program, stages, model.loss_fn(), group=mesh.group("pp"), overlapped=HOOKS[hook],
     )  # fmt: skip
     ones, calls = [1.0] * number, count_calls(modules)
-    extra = model.extra_inputs(*shifted) if model.multi_token else None
+    extra = model.extra_inputs(*shifted) if model.mtp else None
     result = runtime.step(list(ids), list(targets), ones, extra)
     if model.tied:
         runtime.sum_tied(model.tied)
@@ -127,7 +129,7 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
     backwards = {s: sum(a.kind in "BW" and a.stage == s for a in program.actions(mesh.rank("pp"))) for s in modules}
     assert all(len(each) == 1 and each.pop() == backwards[s] for s, each in calls().items())
     if config.balance == 0:  # the last stage's balance loss counts with its head's
-        only = one_process(config, number, num_data)[0] if model.multi_token else heads[1]  # of the next token alone
+        only = one_process(config, number, num_data)[0] if model.mtp else heads[1]  # of the next token alone
         errors["evaluation"] = float(abs(heads[0] - only))
     for module in modules.values():
         errors |= gradient_errors(module, mesh, grads, () if optimizer else ("dp", "ep", "cp"))

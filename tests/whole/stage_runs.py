@@ -8,11 +8,11 @@ from runs import A1
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
 from dualpipe_lab.ep.moe import expert_parameters
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.multi_token import next_tokens
+from dualpipe_lab.models.mtp import next_tokens
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
@@ -109,9 +109,9 @@ def backward(model, explicit=True):
     shifted = next_tokens(ids, targets)  # in full: the token after a shard's last one is on another rank
     if mesh.size("cp") > 1:
         layout = next(iter(model.stages.values())).layout
-        ids, targets, *shifted = (shard(x, layout, mesh.rank("cp"), dim=-1) for x in (ids, targets, *shifted))
+        ids, targets, *shifted = (shard_sequence(x, layout, mesh.rank("cp"), dim=-1) for x in (ids, targets, *shifted))
     model.begin_step(num_valid_tokens(targets, data), number * ROWS * _size(mesh, axes))
-    extra = model.extra_inputs(*shifted) if model.multi_token else None
+    extra = model.extra_inputs(*shifted) if model.mtp else None
     total = _run(model, program, ids, targets, explicit, extra)
     comm.all_reduce(total, group=data)
     return total

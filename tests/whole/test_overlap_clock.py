@@ -18,9 +18,9 @@ from dualpipe_lab.ep.overlap import (
     forward_alone,
     host_calls,
     input_grads_alone,
-    interruptible_stage,
     one_f_one_b_basic,
     one_f_one_b_overlap,
+    overlappable_stage,
     overlapped_forward_backward,
     simulate,
     ticks_of,
@@ -66,7 +66,7 @@ def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bi
         program = schedules.build("dualpipe", 2, 4)  # each rank holds both stages
         mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
         modules = list(build(CONFIG, mesh, program, [3, 3]).stages.values())
-        stages = [interruptible_stage(module, 1, fixed=fixed) for module in modules]
+        stages = [overlappable_stage(module, 1, fixed=fixed) for module in modules]
         assert [stage.letters for stage in stages] == [UP, DOWN]
         ids, _ = batch(CONFIG, 2, 2)
         x = torch.randn(2, ROWS, LENGTH, CONFIG.hidden_size, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_dualpipe_with_unequal_stages_takes_the_simulated_time():
         mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
         model = build(CONFIG, mesh, program, layers)
         fixed = emulated.even_choices(SIZES)
-        stages = {s: interruptible_stage(m, s, TICKS, fixed=fixed) for s, m in model.stages.items()}
+        stages = {s: overlappable_stage(m, s, TICKS, fixed=fixed) for s, m in model.stages.items()}
         assert all(stage.letters == letters[s] for s, stage in stages.items())
         ids, targets = batch(CONFIG, number, 2)
         like = torch.empty(ROWS, LENGTH, CONFIG.hidden_size, dtype=torch.float64)

@@ -8,11 +8,11 @@ import torch
 from overlap_models import CONFIG, LENGTH, ROWS, added, batch, build, one_process, run, worst
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ddp import DDP
 from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero3 import Zero3
-from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
+from dualpipe_lab.ep.overlap import overlappable_stage, overlapped_forward_backward
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.program import Overlap
 from dualpipe_lab.tp import LatentSizes
@@ -97,7 +97,7 @@ def test_every_layout_with_a_balance_loss_and_unequal_numbers_of_targets(first):
         (CONFIG, pipeline, "dualpipe", 4, [2, 3], {"layout": "striped", "zero": "Zero2", "again": True}),
         (CONFIG, pipeline, "dualpipe", 4, [2, 3], {"layout": "contiguous", "zero": "Zero3"}),
         (CONFIG, ring, "1f1b", 3, [5], {"plain": (0,), "layout": "zigzag"}),
-        (CONFIG, pipeline, "dualpipe", 4, [2, 3], {"layout": "striped", "zero": "Ddp", "hook": "serial"}),
+        (CONFIG, pipeline, "dualpipe", 4, [2, 3], {"layout": "striped", "zero": "DDP", "hook": "serial"}),
         (CONFIG, ring, "1f1b", 3, [5], {"plain": (0,), "layout": "contiguous"}),
         (CONFIG, ring, "1f1b", 3, [5], {"plain": (0,), "layout": "striped"}),
     ]
@@ -107,7 +107,7 @@ def test_every_layout_with_a_balance_loss_and_unequal_numbers_of_targets(first):
 def test_data_parallelism_sees_the_gradients_of_every_piece(first):
     axes = [("pp", 2), ("dp", 2), ("ep", 2)]
     cases = [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero3"})]
-    cases += [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Zero2", "Ddp", "Zero1", "Zero3")]
+    cases += [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Zero2", "DDP", "Zero1", "Zero3")]
     cases += [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero2"})]
     check(8, first(2, cases))
 
@@ -151,7 +151,7 @@ def test_data_parallelism_sees_losses_with_weights(first):
         (CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": "Zero3", **both}),
         (CONFIG, [("dp", 4)], "paired_1f1b", 3, [5], {"zero": "Zero2", **both}),
         (CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero2", **both}),
-        (CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": "Ddp", **both}),
+        (CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": "DDP", **both}),
         (CONFIG, [("dp", 4)], "paired_1f1b", 3, [5], {"zero": "Zero3", **both}),
         (CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero3", **both}),
         (CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": "Zero1", **both}),
@@ -164,13 +164,13 @@ def test_experts_that_are_dispatched_node_by_node_are_refused():
         module = build(CONFIG, lab.Mesh(lab.Topology([("ep", 1)])), None).stages[0]
         module.layers.get_submodule("2").mlp.nodes = "two nodes"
         with pytest.raises(ValueError, match="layer 2 dispatches node by node, which cannot be inter"):
-            interruptible_stage(module, 0)
+            overlappable_stage(module, 0)
 
     lab.launch(fn, 1)
 
 
 def test_zero_3_gathers_a_stage_once_per_action_or_pair():
-    """On one stage, where the halves of every pair share weights: calls, memory, and the gradients of Ddp."""
+    """On one stage, where the halves of every pair share weights: calls, memory, and the gradients of DDP."""
     program = schedules.build("paired_1f1b", 1, 4)
     num_pairs = sum(isinstance(step, Overlap) for step in program.ranks[0])
 
@@ -183,13 +183,13 @@ def test_zero_3_gathers_a_stage_once_per_action_or_pair():
             parts = [stage.embedding, *stage.layers, stage.norm, stage.head]
             units = [stage] if kind == "stage" else parts
             if kind == "ddp":
-                optimizer = Ddp(model, mesh)
+                optimizer = DDP(model, mesh)
             else:
                 optimizer = Zero3(model, mesh, units=units, on_change=lambda *event: changes.append(event))  # noqa: B023
             changes.clear()
             model.begin_step(8 * ROWS * LENGTH, 8 * ROWS)
             runtime = lab.PipelineRuntime(
-                program, {0: interruptible_stage(stage, 0)}, model.loss_fn(), group=mesh.group("pp"),
+                program, {0: overlappable_stage(stage, 0)}, model.loss_fn(), group=mesh.group("pp"),
                 overlapped=overlapped_forward_backward,
             )  # fmt: skip
             runtime.step(list(ids), list(targets), [1.0] * 4)
@@ -214,11 +214,11 @@ def test_a_frozen_stage_in_pieces_under_zero_3_is_refused():
     def fn(rank, world_size):
         frozen, other = (build(CONFIG, lab.Mesh(lab.Topology([("ep", 1)])), None).stages[0] for _ in range(2))
         frozen.requires_grad_(False)
-        stage, ids = interruptible_stage(frozen, 0), torch.zeros(1, LENGTH, dtype=torch.int64)
+        stage, ids = overlappable_stage(frozen, 0), torch.zeros(1, LENGTH, dtype=torch.int64)
         stage.forward(0, (ids,))  # nothing is sharded yet
         stage.passes.clear()
         optimizer = Zero3(torch.nn.ModuleList([frozen, other]), units=[frozen, other])
-        with pytest.raises(ValueError, match="stage 0 trains none; use Ddp, Zero1 or Zero2, or a plain stage here"):
+        with pytest.raises(ValueError, match="stage 0 trains none; use DDP, Zero1 or Zero2, or a plain stage here"):
             stage.forward(0, (ids,))
         assert optimizer.num_steps == 0
 

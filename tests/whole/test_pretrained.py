@@ -188,7 +188,7 @@ def optimized_on_ranks(rank, world_size, axes, zero, folder, target):
         return model.full_state_dict()
 
 
-@pytest.mark.parametrize("zero", [dp.Ddp, dp.Zero1, dp.Zero3], ids=lambda zero: zero.__name__)
+@pytest.mark.parametrize("zero", [dp.DDP, dp.Zero1, dp.Zero3], ids=lambda zero: zero.__name__)
 def test_an_optimizer_begins_from_published_weights(published, zero, tmp_path):
     """Beside AdamW on transformers' model; under sequence parallelism, with recomputation."""
     folder, target = published("llama 3.1")[0], tmp_path / "written"
@@ -345,8 +345,8 @@ def test_models_without_a_published_form_are_refused(published, tmp_path):
     with pytest.raises(models.PretrainedError, match="give it latent="):
         models.save_pretrained(models.PlainV3MoE(models.V3MoEConfig()), tmp_path / "grouped")
     config = models.config_from_pretrained(published("v3")[0])
-    with pytest.raises(models.PretrainedError, match="build it without multi_token"):
-        models.save_pretrained(models.PlainMultiToken(config, 0.3), tmp_path / "second")
+    with pytest.raises(models.PretrainedError, match="build it without mtp"):
+        models.save_pretrained(models.PlainMTP(config, 0.3), tmp_path / "second")
 
 
 def test_a_head_size_may_be_given_or_follow(published):

@@ -20,7 +20,7 @@ from stage_runs import (
 )
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.declaration import declare
+from dualpipe_lab.dp.param_specs import param_specs
 from dualpipe_lab.ep.deepseek_moe import bias_step
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -154,9 +154,9 @@ def test_every_cut_starts_from_the_numbers_of_the_full_model():
                         whole = full[stage.tied_names.get(local, local)]
                         assert torch.equal(parameter, shards[local].of(whole) if local in shards else whole), local
                         checked.add(local)
-                assert {declared.name for declared in declare(model, model.program).values()} - {"head.weight"} <= set(
-                    full
-                )
+                assert {declared.name for declared in param_specs(model, model.program).values()} - {
+                    "head.weight"
+                } <= set(full)
                 gathered = model.full_state_dict()
                 assert gathered.keys() == full.keys()
                 assert all(torch.equal(gathered[name], value) for name, value in full.items())

@@ -123,7 +123,7 @@ def test_a_training_begins_with_a_published_folder_under_any_plan(tmp_path):
     ]
     assert curves[0] == pytest.approx(curves[1], rel=1e-10)
     assert abs(curves[0][0] - curves[2][0]) > 1e-4
-    sampler = train.Options(seed=3, sequence_length=16, global_batch=4).sampler(text)
+    sampler = train.TrainOptions(seed=3, sequence_length=16, global_batch=4).sampler(text)
     batch = sampler.batch(0, 1, 0, 1, None, 0)
     with torch.no_grad():
         assert curves[0][0] == pytest.approx(float(model.loss(batch.inputs[0], batch.targets[0])), rel=1e-10)
@@ -156,7 +156,7 @@ def test_a_v3_begins_with_a_published_folder_under_any_plan(tmp_path):
     }
     for name, losses in curves.items():
         assert losses == pytest.approx(curves["one rank"], rel=1e-10), name
-    batch = train.Options(seed=3, sequence_length=16, global_batch=8).sampler(text).batch(0, 1, 0, 1, None, 0)
+    batch = train.TrainOptions(seed=3, sequence_length=16, global_batch=8).sampler(text).batch(0, 1, 0, 1, None, 0)
     with torch.no_grad():
         first = float(model.loss(batch.inputs[0], batch.targets[0]))
         for layer in model.layers[1:]:

@@ -25,7 +25,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.dp.adam import OptimizerShard, is_elementwise
 from dualpipe_lab.dp.checkpoint.reader import CheckpointError, StoredShard, TensorEntry, type_name
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
-from dualpipe_lab.dp.declaration import full_name_of
+from dualpipe_lab.dp.param_specs import full_name_of
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.launch import accelerator
@@ -176,13 +176,13 @@ def _plain(value: Any) -> Any:
 
 def declared_places(optimizer: ShardedOptimizer) -> PlaceOf:
     """Return the places that the modules declare; buffers have names of the full model too, and no shards."""
-    declaration, full_name = optimizer.declaration, full_name_of(optimizer.module)
+    model_spec, full_name = optimizer.spec, full_name_of(optimizer.module)
 
     def place_of(name: str, owner: Tensor) -> Place:
         if not isinstance(owner, nn.Parameter):
             return Place(ShardSpec(full_name(name)))
-        found = declaration.parameters[owner]
-        shard, counts = found.shard, declaration.counts(owner, is_sharded=True)
+        found = model_spec.parameters[owner]
+        shard, counts = found.shard, model_spec.counts(owner, is_sharded=True)
         spec = ShardSpec(found.name) if shard is None else ShardSpec(found.name, shard.axis, shard.start, shard.size)
         return Place(spec, found.is_replica or not counts)
 

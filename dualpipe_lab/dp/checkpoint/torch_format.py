@@ -52,7 +52,7 @@ class TorchCheckpoint:
 
     def __init__(self, path: Path | str) -> None:
         self.path, self.kinds = Path(path), dict[str, tuple[torch.dtype, tuple[int, ...]]]()
-        self._reader = _Reader(self.path)
+        self._reader = _TorchReader(self.path)
         for name, entry in self._reader.metadata.state_dict_metadata.items():
             if isinstance(entry, TensorStorageMetadata):
                 self.kinds[name] = entry.properties.dtype, tuple(entry.size)
@@ -82,7 +82,7 @@ class TorchCheckpoint:
             raise CheckpointError(f"{self.path}: {VALUES} is damaged ({error}); use another checkpoint") from error
 
 
-class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
+class _TorchReader(dcp.FileSystemReader):  # type: ignore[misc]
     """torch's reader of files, which unpickles the index once, and no names but those of torch's records."""
 
     def __init__(self, path: Path) -> None:
@@ -92,7 +92,7 @@ class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
             raise CheckpointError(f"{file} is missing, so {path} is no checkpoint of torch")
         try:
             with file.open("rb") as source:
-                self.metadata: Metadata = _Unpickler(source).load()
+                self.metadata: Metadata = _IndexUnpickler(source).load()
             if not isinstance(self.metadata, Metadata):
                 raise TypeError(f"it holds {type(self.metadata).__name__}")
         except CheckpointError as error:
@@ -106,7 +106,7 @@ class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
         return self.metadata
 
 
-class _Unpickler(pickle.Unpickler):
+class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return a record of torch's index, or a type of numbers; CheckpointError for any other name."""
         if name in _RECORDS.get(module, "").split():

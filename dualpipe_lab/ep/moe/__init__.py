@@ -12,19 +12,20 @@ One rank is the case e = 1 of the same code.  A rank without tokens takes part i
 An expert's gradient contains the tokens of all e ranks of its ep group before any reduction.  So it is summed over
 fewer ranks, and divided by the same number.  A mean over the edp ranks would be e times too large.
 The layer in pieces, without autograd, for schedules that put other work between them (legend: T tokens of this rank,
-K experts per token, S = T K slots, R received rows, D hidden, F inner, E experts of this rank):
+K experts per token, S = T K slots, R received rows, D hidden, F inner, E experts of this rank; `splits` are
+routes.splits, and `back` is routes.splits.transposed):
   forward                                                    backward
   routes = plan_routes(experts_TK, num_experts, ep)          -
   rows_SD = permute(x_TD, routes)                            dx_TD = permute_grad(drows_SD, routes)
-  start_rows(rows_SD, routes.splits, ep.group)  .wait()      start_rows(grad_RD, routes.splits.transposed, ep.group)
-  rows_RD = regroup(rows_RD, routes)                         ungroup(drows_RD, routes)
+  rows_RD = all_to_all_rows_async(rows_SD, splits).wait()    drows_SD = all_to_all_rows_async(drows_RD, back).wait()
+  rows_RD = sort_by_expert(rows_RD, routes)                  unsort_by_expert(drows_RD, routes)
   y_RD, saved = experts_forward(rows_RD, routes.counts, w)   I: dx_RD, saved = experts_input_grad(dy_RD, w, saved)
                                                              W: dw = experts_weight_grad(saved)
-  y_RD = ungroup(y_RD, routes)                               regroup(dy_RD, routes)
-  start_rows(y_RD, routes.splits.transposed, ..) .wait()     start_rows(dy_SD, routes.splits, ep.group) .wait()
+  y_RD = unsort_by_expert(y_RD, routes)                      sort_by_expert(dy_RD, routes)
+  y_SD = all_to_all_rows_async(y_RD, back).wait()            dy_RD = all_to_all_rows_async(dy_SD, splits).wait()
   y_TKD = unpermute(y_SD, routes)                            dy_SD = unpermute_grad(dy_TKD, routes)
   y_TD = weighted_sum(y_TKD, weights_TK)                     dy_TKD, dweights_TK = weighted_sum_grad(dy_TD, y_TKD, ..)
-`permutation` has the routes, `operators` the movements of rows, `dualpipe_lab.ep.all_to_all` `start_rows`.
+`permutation` has the routes, `operators` the movements of rows, `dualpipe_lab.ep.all_to_all` `all_to_all_rows_async`.
 Elsewhere: Megatron `MoELayer`, its token dispatchers, `finalize_model_grads` and its `expert_data_parallel` buffers,
 scaled by 1 / dp; torchtitan moe.py; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 2020 (arXiv 2006.16668), section 3.
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.ep.all_to_all import start_combine, start_dispatch
+from dualpipe_lab.ep.all_to_all import combine_async, dispatch_async
 from dualpipe_lab.ep.moe import operators
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights
 from dualpipe_lab.ep.moe.permutation import ExpertParallel, plan_routes
@@ -118,12 +119,12 @@ class Experts(nn.Module):
             ValueError: an expert does not exist, or a token has chosen one twice.
         """
         routes = plan_routes(experts, self.num_experts, self.ep)
-        dispatching = start_dispatch(operators.permute(x, routes), routes.splits, self.ep.group)
+        dispatching = dispatch_async(operators.permute(x, routes), routes.splits, self.ep.group)
         shared_y = None if shared is None else shared(x)
-        rows = operators.regroup(dispatching.wait(), routes)
+        rows = operators.sort_by_expert(dispatching.wait(), routes)
         del dispatching  # it holds the rows in the order of arrival
-        rows = operators.ungroup(operators.grouped_swiglu(rows, routes.counts, self.weights), routes)
-        rows = start_combine(rows, routes.splits, self.ep.group).wait()
+        rows = operators.unsort_by_expert(operators.grouped_swiglu(rows, routes.counts, self.weights), routes)
+        rows = combine_async(rows, routes.splits, self.ep.group).wait()
         y = operators.weighted_sum(operators.unpermute(rows, routes), weights)
         return y if shared_y is None else y + shared_y
 

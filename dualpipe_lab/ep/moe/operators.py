@@ -3,8 +3,8 @@
 Chapter: book/ep/smoe.  In: rows, `Routes`.  Out: rows in another order, or their weighted sum.
   step           forward                                backward
   permute        row of token q // k for each slot q    sum of the k copies of each token
-  regroup        source-major to expert-major           ungroup
-  ungroup        expert-major to source-major           regroup
+  sort_by_expert    source-major to expert-major        unsort_by_expert
+  unsort_by_expert  expert-major to source-major        sort_by_expert
   unpermute      rows back to their slots, `y_TKD`      slots in the order in which rows are sent
   weighted_sum   y_t = sum over j of w_tj y_tj          dy_tj = w_tj dy_t,  dw_tj = <dy_t, y_tj>
 Weights may have more bits than rows: sums are formed in the type of the weights, and rows keep theirs.
@@ -35,14 +35,14 @@ def permute_grad(grad: Tensor, routes: Routes) -> Tensor:
     return unpermute(grad, routes).sum(1)
 
 
-def regroup(rows: Tensor, routes: Routes) -> Tensor:
-    """Reorder `rows_RD` from arrival, source by source, to the order of the experts; the gradient of `ungroup`."""
+def sort_by_expert(rows: Tensor, routes: Routes) -> Tensor:
+    """Reorder `rows_RD` from arrival, by source, to the order of the experts; the gradient of `unsort_by_expert`."""
     out: Tensor = _Reorder.apply(rows, routes.expert_major, routes.arrival)
     return out
 
 
-def ungroup(rows: Tensor, routes: Routes) -> Tensor:
-    """Reorder `rows_RD` from the order of the experts to that of arrival; the gradient of `regroup`."""
+def unsort_by_expert(rows: Tensor, routes: Routes) -> Tensor:
+    """Reorder `rows_RD` from the order of the experts to that of arrival; the gradient of `sort_by_expert`."""
     out: Tensor = _Reorder.apply(rows, routes.arrival, routes.expert_major)
     return out
 

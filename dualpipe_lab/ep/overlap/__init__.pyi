@@ -19,10 +19,10 @@ from . import closed_forms as closed_forms
 from .simulator import host_calls as host_calls
 
 # Their execution on real ranks
-from .executor import InterruptibleLayer as InterruptibleLayer
+from .executor import OverlappableLayer as OverlappableLayer
 from .executor import MicrobatchPass as MicrobatchPass
 from .executor import execute as execute
-from .stage import InterruptibleStage as InterruptibleStage
-from .stage import interruptible_stage as interruptible_stage
+from .stage import OverlappableStage as OverlappableStage
+from .stage import overlappable_stage as overlappable_stage
 from .stage import overlapped_forward_backward as overlapped_forward_backward
 from . import emulated as emulated

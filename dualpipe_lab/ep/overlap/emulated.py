@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
-from dualpipe_lab.ep.overlap.executor import InterruptibleLayer
+from dualpipe_lab.ep.overlap.executor import OverlappableLayer
 from dualpipe_lab.ep.router import TopKRouter, expert_weights
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.launch.emulator import Link
@@ -94,7 +94,7 @@ def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> 
 
 def make_layers(
     weights: Sequence[LayerWeights], ep: ExpertParallel | None = None, even: Sizes | None = None
-) -> list[InterruptibleLayer]:
+) -> list[OverlappableLayer]:
     """Return the layers of a model with the experts sharded, on the device of the rank.
 
     Args:
@@ -105,7 +105,7 @@ def make_layers(
     fixed = None if even is None else even_choices(even)
     ep = ep or ExpertParallel()
     return [
-        InterruptibleLayer(
+        OverlappableLayer(
             w.attention.to(device()), w.router.to(device()), Experts.from_full(w.gate, w.up, w.down, ep), fixed
         )
         for w in weights

@@ -11,7 +11,7 @@ A layer without all-to-alls (an embedding, a dense layer, norm and head) is one 
 The backward of A, S and P is autograd's, split into I and W, so that W fills the window of an all-to-all; all others
 are written out (`dualpipe_lab.ep.moe`).  Between M_B and M_W a microbatch holds the inputs and output gradients of the
 experts' products, between A_B and A_W (S_B and S_W) the intermediates of the split backward.
-Gradients that no engine of autograd computes are added by `accumulate_grad`, so that Ddp and ZeRO see them.
+Gradients that no engine of autograd computes are added by `accumulate_grad`, so that DDP and ZeRO see them.
   outputs and gradients   the same bits for every order: an order decides when an operation runs, not what it computes
   time                    on the virtual clock, that of `simulate`, to the nanosecond
 An all-to-all is launched as soon as its input is ready, and waited for right before its output is used.
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from dualpipe_lab.comm import Pending
-from dualpipe_lab.ep.all_to_all import start_rows
+from dualpipe_lab.ep.all_to_all import all_to_all_rows_async
 from dualpipe_lab.ep.moe import Experts, operators
 from dualpipe_lab.ep.moe import experts as grouped
 from dualpipe_lab.ep.moe.permutation import Routes, plan_routes
@@ -51,7 +51,7 @@ _TAKES_INPUT, _TAKES_OUTPUT_GRAD, _RETURNS_INPUT_GRAD = ("A_F", "P_F"), ("C_B", 
 
 
 @dataclass
-class Given:
+class MicrobatchContext:
     """What the layers of a stage share for one microbatch."""
 
     weight: float = 1  # of the microbatch in the loss
@@ -74,7 +74,7 @@ class Routed(NamedTuple):
     loss: Tensor | None = None  # what this layer adds to the loss, a scalar, such as a balance loss
 
 
-class InterruptibleLayer(nn.Module):
+class OverlappableLayer(nn.Module):
     """An MoE transformer layer whose forward and backward can be interrupted at every all-to-all.
 
     Args:
@@ -102,8 +102,8 @@ class InterruptibleLayer(nn.Module):
             router.choose = lambda logits: fixed
             self._routes = self.routes_of(fixed)
 
-    def begin(self, given: Given | None = None) -> "LayerPass":
-        return LayerPass(self, given or Given())
+    def begin(self, given: MicrobatchContext | None = None) -> "LayerPass":
+        return LayerPass(self, given or MicrobatchContext())
 
     def routes_of(self, experts: Tensor) -> Routes:
         """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
@@ -131,7 +131,7 @@ class LayerPass:
     The pieces that launch an all-to-all return at once; `wait` is called before the next piece.
     """
 
-    def __init__(self, layer: InterruptibleLayer, given: Given) -> None:
+    def __init__(self, layer: OverlappableLayer, given: MicrobatchContext) -> None:
         self.layer, self.group, self._weight = layer, layer.experts.ep.group, given.weight
         self.loss: Tensor | None = None  # after A_F, what this layer adds to the weighted loss
         self._held: dict[str, Any] = {}
@@ -168,9 +168,9 @@ class LayerPass:
 
     def experts(self) -> None:
         routes = self._held["routes"]
-        rows = operators.regroup(self._received(), routes)
+        rows = operators.sort_by_expert(self._received(), routes)
         y, self._held["for_input_grad"] = grouped.experts_forward(rows, routes.counts, self.layer.experts.weights)
-        self._held["y"] = operators.ungroup(y, routes)
+        self._held["y"] = operators.unsort_by_expert(y, routes)
 
     def combine(self) -> None:
         self._launch(self._held.pop("y"), back=True)
@@ -205,9 +205,9 @@ class LayerPass:
 
     def experts_input_grad(self) -> None:
         held, weights = self._held, self.layer.experts.weights
-        grad = operators.regroup(self._received(), held["routes"])
+        grad = operators.sort_by_expert(self._received(), held["routes"])
         dx, held["for_weight_grad"] = grouped.experts_input_grad(grad, weights, held.pop("for_input_grad"))
-        held["dx"] = operators.ungroup(dx, held["routes"])
+        held["dx"] = operators.unsort_by_expert(dx, held["routes"])
 
     def experts_weight_grad(self) -> None:
         found = grouped.experts_weight_grad(self._held.pop("for_weight_grad"))
@@ -248,7 +248,7 @@ class LayerPass:
 
     def _launch(self, rows: Tensor, back: bool) -> None:
         splits = self._held["routes"].splits
-        self._pending = start_rows(rows, splits.transposed if back else splits, self.group)
+        self._pending = all_to_all_rows_async(rows, splits.transposed if back else splits, self.group)
 
     def _received(self) -> Tensor:
         """Return the received rows and drop the handle, which holds them too."""
@@ -265,19 +265,22 @@ class PlainLayer:
 
     Args:
         function: of x, which it does not change, and of what the microbatch is given; returns the output, or the loss.
-        keeps: the name of the tensor that the function puts into `Given.tensors`.
+        keeps: the name of the tensor that the function puts into `MicrobatchContext.tensors`.
         takes: the name of the tensor that it reads there.
     """
 
     letters = PLAIN
 
     def __init__(
-        self, function: Callable[[Tensor, Given], Tensor], keeps: str | None = None, takes: str | None = None
+        self,
+        function: Callable[[Tensor, MicrobatchContext], Tensor],
+        keeps: str | None = None,
+        takes: str | None = None,
     ) -> None:
         self.function, self.keeps, self.takes = function, keeps, takes
 
-    def begin(self, given: Given | None = None) -> "PlainPass":
-        return PlainPass(self, given or Given())
+    def begin(self, given: MicrobatchContext | None = None) -> "PlainPass":
+        return PlainPass(self, given or MicrobatchContext())
 
 
 class PlainPass:
@@ -285,7 +288,7 @@ class PlainPass:
 
     loss: Tensor | None = None
 
-    def __init__(self, layer: PlainLayer, given: Given) -> None:
+    def __init__(self, layer: PlainLayer, given: MicrobatchContext) -> None:
         self._layer, self._given = layer, given
         self._output: Tensor | None = None
         self._split: SplitBackward | None = None
@@ -354,9 +357,9 @@ class MicrobatchPass:
     """
 
     def __init__(
-        self, layers: Sequence[InterruptibleLayer | PlainLayer], x: Tensor, given: Given | None = None
+        self, layers: Sequence[OverlappableLayer | PlainLayer], x: Tensor, given: MicrobatchContext | None = None
     ) -> None:
-        self.given, self.letters = given or Given(), [layer.letters for layer in layers]
+        self.given, self.letters = given or MicrobatchContext(), [layer.letters for layer in layers]
         self._passes: list[Any] = [layer.begin(self.given) for layer in layers]
         self._x: Tensor | None = x
         self.dy: Tensor | None = None

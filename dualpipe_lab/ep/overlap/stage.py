@@ -1,4 +1,4 @@
-"""Pipeline stages of interruptible layers, and the hook with which a pipeline runtime overlaps F&B pairs.
+"""Pipeline stages of overlappable layers, and the hook with which a pipeline runtime overlaps F&B pairs.
 
 Chapter: book/ep/one-f-one-b-overlap.  In: a program with pairs, such as DualPipe's; layers, or a stage of
 `models.build_stages`.  Out: the gradients of the runtime without overlap.
@@ -6,7 +6,7 @@ Chapter: book/ep/one-f-one-b-overlap.  In: a program with pairs, such as DualPip
   B        its own weight gradients overlap them
   W        no all-to-all
   F&B      each half computes while the other half's all-to-alls are under way; a half whose stage is not of
-           interruptible layers runs as one piece
+           overlappable layers runs as one piece
 ZeRO-3 gathers all weights of a stage when a forward or backward of it begins, and frees them when that has ended.
 The layers of a V3-style stage in pieces; they have its parameters, under the same names:
   layer with experts   A: attention, both norms, router, balance loss; S: the shared expert; D, M, C: routed experts
@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.ep.moe import MoE
 from dualpipe_lab.ep.overlap.executor import (
-    Given,
-    InterruptibleLayer,
+    MicrobatchContext,
     MicrobatchPass,
+    OverlappableLayer,
     Pass,
     PlainLayer,
     Routed,
@@ -57,12 +57,12 @@ from dualpipe_lab.pp.runtime.stage import ForwardResult, Loss, ReadyAction, Stag
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, gather_output_grad, local_slice
 
 
-class InterruptibleStage(Stage):
-    """A pipeline stage of interruptible layers.
+class OverlappableStage(Stage):
+    """A pipeline stage of overlappable layers.
 
     Args:
         index: the number of the stage.
-        layers: in the order of the forward; each is an `InterruptibleLayer`, or a `PlainLayer` in one piece.
+        layers: in the order of the forward; each is an `OverlappableLayer`, or a `PlainLayer` in one piece.
         ticks: nanoseconds of every kind of compute, as for `execute`.
         module: the module that the layers are made from, with all their parameters (default: a list of the layers).
         has_loss: whether the last layer computes the loss, because that has weights; its output's gradient is 1.
@@ -71,7 +71,7 @@ class InterruptibleStage(Stage):
     def __init__(
         self,
         index: int,
-        layers: Sequence[InterruptibleLayer | PlainLayer],
+        layers: Sequence[OverlappableLayer | PlainLayer],
         ticks: Ticks | None = None,
         module: nn.Module | None = None,
         has_loss: bool = False,
@@ -118,7 +118,7 @@ class InterruptibleStage(Stage):
         """Execute an order without spans of its own: the pipeline records one span for the action."""
         execute(order, forward, backward, self.ticks, traced=False)
 
-    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[InterruptibleLayer | PlainLayer]:
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[OverlappableLayer | PlainLayer]:
         """Return the layers that a forward with these further inputs runs; ValueError if no layer takes them."""
         if extra:
             rule = f"the layers of stage {self.index} take x alone"
@@ -143,7 +143,7 @@ class InterruptibleStage(Stage):
             raise ValueError(f"the layers of stage {self.index} take x alone, got more inputs: {more or 'none at all'}")
         layers = self.layers_for(extra or {})
         self._hold()
-        one = MicrobatchPass(layers, inputs[0], Given(weight, extra or {}, loss_fn))
+        one = MicrobatchPass(layers, inputs[0], MicrobatchContext(weight, extra or {}, loss_fn))
         if torch.is_grad_enabled():
             self.passes[microbatch] = one
         return one
@@ -190,7 +190,7 @@ class InterruptibleStage(Stage):
         if not found and any(is_absent(parameter) for parameter in parameters):
             raise ValueError(
                 f"ZeRO-3 gathers the weights of a stage in pieces by those that it trains, and stage {self.index} "
-                "trains none; use Ddp, Zero1 or Zero2, or a plain stage here"
+                "trains none; use DDP, Zero1 or Zero2, or a plain stage here"
             )
         return found
 
@@ -198,7 +198,7 @@ class InterruptibleStage(Stage):
 def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> None:
     """Run an F&B pair of a pipeline runtime with its two halves overlapped.
 
-    Stages may have different layers.  A stage that is not an `InterruptibleStage` runs as one piece, beside the other
+    Stages may have different layers.  A stage that is not an `OverlappableStage` runs as one piece, beside the other
     half's all-to-alls.
 
     Raises:
@@ -233,7 +233,7 @@ class _WholeStage:
 
 def _begin(ready: ReadyAction) -> Pass:
     stage, microbatch = ready.stage, ready.action.microbatch
-    if not isinstance(stage, InterruptibleStage):
+    if not isinstance(stage, OverlappableStage):
         return _WholeStage(ready)
     if ready.action.kind == F:
         return stage.begin_forward(microbatch, ready.inputs, ready.extra, ready.weight, ready.loss_fn)
@@ -242,7 +242,7 @@ def _begin(ready: ReadyAction) -> Pass:
 
 def _finish(ready: ReadyAction, one: Pass) -> None:
     stage = ready.stage
-    if not isinstance(stage, InterruptibleStage):
+    if not isinstance(stage, OverlappableStage):
         return
     assert isinstance(one, MicrobatchPass), "see _begin"
     if ready.action.kind == F:
@@ -253,29 +253,29 @@ def _finish(ready: ReadyAction, one: Pass) -> None:
         del stage.passes[ready.action.microbatch]
 
 
-def interruptible_stage(
+def overlappable_stage(
     module: Any,
     index: int,
     ticks: Ticks | None = None,
     fixed: Tensor | None = None,
-) -> InterruptibleStage:
+) -> OverlappableStage:
     """Return a stage of a V3-style model for `overlapped_forward_backward`; it shares the module's parameters.
 
     Args:
         module: a stage of `models.build_stages` of a `V3MoEConfig`.
         index: its number.
-        ticks: as for `InterruptibleStage`.
-        fixed: `experts_TK` of every microbatch, as for `InterruptibleLayer`; all ranks call this then.
+        ticks: as for `OverlappableStage`.
+        fixed: `experts_TK` of every microbatch, as for `OverlappableLayer`; all ranks call this then.
 
     Raises:
         ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here.
     """
-    layers: list[InterruptibleLayer | PlainLayer] = [
+    layers: list[OverlappableLayer | PlainLayer] = [
         _routed(module, name, layer, fixed) if isinstance(layer.mlp, MoE) else _dense(module, layer)
         for name, layer in module.layers.named_children()
     ]
-    if hasattr(module, "multi_token"):
-        return SecondTokenStage(index, module, layers, ticks, fixed)
+    if hasattr(module, "mtp"):
+        return OverlappableMTPStage(index, module, layers, ticks, fixed)
     if module.embedding is not None:
         layers.insert(0, PlainLayer(lambda x, _: module.enter(x)))
     has_loss = module.head is not None and module.loss_chunk is not None
@@ -283,17 +283,17 @@ def interruptible_stage(
         layers.append(PlainLayer(lambda x, given: given.loss_of(module.leave(x))))
     elif module.head is not None:
         layers.append(PlainLayer(lambda x, _: module.leave(x)))
-    return InterruptibleStage(index, layers, ticks, module, has_loss)
+    return OverlappableStage(index, layers, ticks, module, has_loss)
 
 
-def _routed(stage: Any, name: str, layer: Any, fixed: Tensor | None) -> "InterruptibleV3Layer":
+def _routed(stage: Any, name: str, layer: Any, fixed: Tensor | None) -> "OverlappableV3Layer":
     if getattr(layer.mlp, "nodes", None) is not None:
         raise ValueError(f"layer {name} dispatches node by node, which cannot be interrupted; use num_nodes=1")
-    return InterruptibleV3Layer(stage, layer, fixed)
+    return OverlappableV3Layer(stage, layer, fixed)
 
 
 def _dense(stage: Any, layer: nn.Module) -> PlainLayer:
-    def run(x: Tensor, _: Given) -> Tensor:
+    def run(x: Tensor, _: MicrobatchContext) -> Tensor:
         inputs = x, stage.positions(x.device)
         y: Tensor = (recompute(layer, *inputs) if stage.recompute else layer(*inputs))[0]
         return y
@@ -301,7 +301,7 @@ def _dense(stage: Any, layer: nn.Module) -> PlainLayer:
     return PlainLayer(run)
 
 
-class InterruptibleV3Layer(InterruptibleLayer):
+class OverlappableV3Layer(OverlappableLayer):
     """A V3 layer with experts, as pieces; the parameters stay those of the layer."""
 
     def __init__(self, stage: Any, layer: Any, fixed: Tensor | None = None) -> None:
@@ -332,31 +332,31 @@ class InterruptibleV3Layer(InterruptibleLayer):
         return Routed(a, n.flatten(0, -2), routing, None if loss is None else stage.config.balance * loss)
 
 
-class SecondTokenStage(InterruptibleStage):
+class OverlappableMTPStage(OverlappableStage):
     """The last stage of a model that predicts a second token, in pieces; in evaluation without it."""
 
     def __init__(
         self,
         index: int,
         model: Any,
-        layers: Sequence[InterruptibleLayer | PlainLayer],
+        layers: Sequence[OverlappableLayer | PlainLayer],
         ticks: Ticks | None,
         fixed: Tensor | None,
     ) -> None:
-        is_first, second = model.embedding is not None, model.multi_token
+        is_first, second = model.embedding is not None, model.mtp
 
-        def enter(x: Tensor, given: Given) -> Tensor:
+        def enter(x: Tensor, given: MicrobatchContext) -> Tensor:
             y: Tensor = model.enter(x)
             given.tensors["embedded"] = model.embedding(given.extra["next_ids"])  # the table is used in one piece
             return y
 
-        def combine(x: Tensor, given: Given) -> Tensor:
+        def combine(x: Tensor, given: MicrobatchContext) -> Tensor:
             after = given.tensors["embedded"] if is_first else given.extra["next_ids"]
             y: Tensor = model.run(second.combine, x, after)
             given.tensors["hidden"] = x.view_as(x)
             return y
 
-        def score(x: Tensor, given: Given) -> Tensor:
+        def score(x: Tensor, given: MicrobatchContext) -> Tensor:
             output: Tensor = model.answer(given.tensors["hidden"])
             if given.loss_fn is None:
                 return output
@@ -371,7 +371,7 @@ class SecondTokenStage(InterruptibleStage):
         answer = PlainLayer(lambda x, given: given.loss_of(model.answer(x)))
         self._model, self._without = model, [*first, *layers, answer]
 
-    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[InterruptibleLayer | PlainLayer]:
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[OverlappableLayer | PlainLayer]:
         """Return all layers; in evaluation without the next tokens those of the model itself."""
         if not extra:
             self._model.check_evaluation()

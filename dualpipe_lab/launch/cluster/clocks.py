@@ -22,7 +22,7 @@ NUM_EXCHANGES = 8
 HEAD_START_NS = 2_000_000  # between the last message about the origin and time 0, so that all ranks are awake
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """The offset of a clock at one time: rank 0's clock minus this one's, with the bound of its error."""
 
     time_ns: int
@@ -30,23 +30,23 @@ class Reading(NamedTuple):
     bound_ns: int
 
 
-def reading_of(exchanges: Iterable[tuple[int, int, int]]) -> Reading:
+def reading_of(exchanges: Iterable[tuple[int, int, int]]) -> ClockReading:
     """Return the offset that the shortest exchange tells: asked and heard on this clock, answered on rank 0's between.
 
     >>> reading_of([(100, 5_120, 140), (200, 5_290, 380)])
-    Reading(time_ns=120, offset_ns=5000, bound_ns=20)
+    ClockReading(time_ns=120, offset_ns=5000, bound_ns=20)
     """
     asked, answered, heard = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
     middle = (asked + heard) // 2
-    return Reading(middle, answered - middle, (heard - asked + 1) // 2)
+    return ClockReading(middle, answered - middle, (heard - asked + 1) // 2)
 
 
 @dataclass(frozen=True)
 class Alignment:
     """A clock beside that of rank 0, from a reading before a run and one after it."""
 
-    first: Reading
-    last: Reading
+    first: ClockReading
+    last: ClockReading
 
     @property
     def bound_ns(self) -> int:
@@ -56,7 +56,7 @@ class Alignment:
     def gained(self, time_ns: int) -> int:
         """Nanoseconds that rank 0's clock has gained on this one from the first reading until a time of this one.
 
-        >>> Alignment(Reading(0, 500, 10), Reading(1_000, 700, 20)).gained(250)
+        >>> Alignment(ClockReading(0, 500, 10), ClockReading(1_000, 700, 20)).gained(250)
         50
         """
         drift = (self.last.offset_ns - self.first.offset_ns) / max(self.last.time_ns - self.first.time_ns, 1)
@@ -68,7 +68,7 @@ class Alignment:
         trace.error_ns = self.bound_ns
 
 
-def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], int]) -> Reading:
+def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], int]) -> ClockReading:
     """Return the offset of this rank's clock; every rank calls this, and rank 0 answers one rank after the other.
 
     `exchanger` has `send(value, peer)` and `recv(peer)` for whole numbers.
@@ -79,10 +79,10 @@ def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], in
         for _ in range(NUM_EXCHANGES):
             exchanger.recv(peer)
             exchanger.send(now(), peer)
-    return Reading(now(), 0, 0)
+    return ClockReading(now(), 0, 0)
 
 
-def agree_on_origin(rank: int, world_size: int, exchanger: Any, now: Callable[[], int], reading: Reading) -> int:
+def agree_on_origin(rank: int, world_size: int, exchanger: Any, now: Callable[[], int], reading: ClockReading) -> int:
     """Return the time on this rank's clock that counts as 0 on all of them; every rank calls this after `read_clocks`.
 
     It lies a little ahead, and later with more ranks, so that all of them are awake when it comes.

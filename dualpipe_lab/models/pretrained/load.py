@@ -195,10 +195,10 @@ def parts_of(model: Model) -> dict[int, nn.Module]:
 def config_of(model: Model) -> ModelConfig:
     """Return the sizes of a model; PretrainedError if it has no published form here."""
     config = check_form(model.config)
-    if any(getattr(part, "multi_token", False) for part in (model, *parts_of(model).values())):
+    if any(getattr(part, "mtp", False) for part in (model, *parts_of(model).values())):
         raise PretrainedError(
             "the layer of a second token has no published form here, got a model that predicts one; build it without "
-            "multi_token"
+            "mtp"
         )
     return config
 

@@ -46,7 +46,7 @@ def greedy(program: Program, cost: Cost, rules: Rules) -> Program | None:
     rank 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
     rank 1: 1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2
     """
-    run = _Run(program, cost, rules)
+    run = _ListScheduling(program, cost, rules)
     run.run_events()
     if sum(len(state.steps) for state in run.ranks) < run.num_steps():
         return None
@@ -74,7 +74,7 @@ class _RankState:
         self.is_free = True
 
 
-class _Run:
+class _ListScheduling:
     def __init__(self, program: Program, cost: Cost, rules: Rules) -> None:
         self.program, self.cost, self.rules = program, cost, rules
         self.ticks = cost.per_stage(program.num_stages)

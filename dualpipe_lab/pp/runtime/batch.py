@@ -56,7 +56,7 @@ class Evaluation:
 
 
 @dataclass
-class Batch:
+class Microbatches:
     """The microbatches of one step, and the results as they are made."""
 
     inputs: Sequence[Any]
@@ -98,7 +98,7 @@ def make_batch(
     targets: Any,
     weights: Sequence[float] | None,
     extra: Extra | None,
-) -> Batch:
+) -> Microbatches:
     """Return the microbatches of a batch; ValueError if an argument does not fit the microbatches of a program."""
     shares = weights if weights is not None else [1 / number] * number
     is_whole = isinstance(inputs, Tensor | Mapping) or isinstance(targets, Tensor | Mapping)
@@ -110,7 +110,7 @@ def make_batch(
             raise ValueError(f"{name} needs {number} {what}, one per microbatch, got {len(values)}")
     if weights is None:
         _check_equal(targets or ())
-    return Batch([None] * number if inputs is None else inputs, targets, shares, extra or {})
+    return Microbatches([None] * number if inputs is None else inputs, targets, shares, extra or {})
 
 
 def _microbatches(given: Any, number: int, is_whole: bool) -> Any:

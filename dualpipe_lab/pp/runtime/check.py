@@ -57,7 +57,7 @@ def check_world(program: Program, size: int) -> None:
         )
 
 
-def check_stages(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
+def check_stages(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_copies: bool) -> None:
     """Raise ValueError for modules of other stages than the rank's, and in wrappers of torch that lose gradients."""
     placed = {action.stage for action in program.actions(rank)}
     if set(modules) != placed:
@@ -65,18 +65,18 @@ def check_stages(program: Program, rank: int, modules: Mapping[int, nn.Module], 
             f"{program.name} places stages {sorted(placed)} on rank {rank}, got modules for {sorted(modules)}"
         )
     _check_unwrapped(modules)
-    if sums_mirrors:
+    if sums_copies:
         _check_apart(modules)
-    _check_fully_sharded(program, rank, modules, sums_mirrors)
+    _check_fully_sharded(program, rank, modules, sums_copies)
 
 
-def _check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
+def _check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_copies: bool) -> None:
     # FSDP2 reduces the gradients of a module when its backward reaches the module's inputs, which is in I.  The
     # gradients of W are reduced with the next I; those of the last W are never reduced.
     split = {action.stage for action in program.actions(rank) if action.kind == W}
     for stage, module in modules.items():
         kinds = {base.__name__ for layer in module.modules() for base in type(layer).__mro__}
-        if "FSDPModule" in kinds and (stage in split or sums_mirrors):
+        if "FSDPModule" in kinds and (stage in split or sums_copies):
             why = "reduces its gradients in I, before W has made them" if stage in split else "shards what mirrors add"
             raise ValueError(
                 f"stage {stage} of {program.name} is sharded by torch's fully_shard, which {why}; use Zero3 of "
@@ -92,7 +92,7 @@ def _check_unwrapped(modules: Mapping[int, nn.Module]) -> None:
             raise ValueError(
                 f"stage {stage} is wrapped in torch's DistributedDataParallel, which averages the gradients of one "
                 "forward, and a pipeline runs several before their backwards; give the runtime the module itself, and "
-                "sum its gradients with Ddp of dualpipe_lab.dp"
+                "sum its gradients with DDP of dualpipe_lab.dp"
             )
 
 

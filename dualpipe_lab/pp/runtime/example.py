@@ -44,7 +44,7 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
         return x + mlp
 
 
-class Outcome(NamedTuple):
+class RankReport(NamedTuple):
     """The gradients and peaks that a rank reports after its steps.
 
     Attributes:
@@ -112,7 +112,7 @@ def run_steps(
     cost: Cost | None = None,
     num_steps: int = 1,
     options: Mapping[str, Any] | None = None,
-) -> Outcome:
+) -> RankReport:
     """Run a program on this rank, with a barrier before every step; the gradients are those of the last one.
 
     Every rank seeds its generator differently first, so that weights drawn here, not passed in, would differ.
@@ -136,7 +136,7 @@ def run_steps(
         comm.barrier()
         result = runtime.step(*batch)
     grads = {index: grads_of(stage) for index, stage in local.items()}
-    return Outcome(grads, result.peak_activations, result.peak_buffers)
+    return RankReport(grads, result.peak_activations, result.peak_buffers)
 
 
 def accumulate(

@@ -262,10 +262,10 @@ class GradientSync:
     """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete."""
 
     def __init__(
-        self, stages: Mapping[int, Stage], replicated: ReplicatedGrads, p2p: PipelineP2P, sum_mirrors: bool
+        self, stages: Mapping[int, Stage], replicated: ReplicatedGrads, p2p: PipelineP2P, sum_copies: bool
     ) -> None:
         self._stages, self._modules = stages, {index: stage.module for index, stage in stages.items()}
-        self._replicated, self._p2p, self._sum_mirrors = replicated, p2p, sum_mirrors
+        self._replicated, self._p2p, self._sum_copies = replicated, p2p, sum_copies
         self._found: dict[int, dict[Synchronizer, list[nn.Parameter]]] = {}
         self._compared: list[Synchronizer] | None = None
 
@@ -280,7 +280,7 @@ class GradientSync:
             owner.pipeline = self._p2p.global_ranks
             owner.begin_step(lists, self._replicated.num_microbatches)
             owner.lone_copies = [i for i, found in self._found.items() if owner in found and self._is_lone(i, owner)]
-        self._replicated.begin_step(self._sum_mirrors)
+        self._replicated.begin_step(self._sum_copies)
 
     def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
         """Announce the backward of a microbatch through a stage: B, W, or an I that does the work of both."""
@@ -305,9 +305,9 @@ class GradientSync:
 
     def needs_mirror(self, index: int) -> bool:
         """Return whether a stage's gradients are incomplete until the gradients of its mirror are added."""
-        return self._sum_mirrors and self._replicated.is_replicated(index)
+        return self._sum_copies and self._replicated.is_replicated(index)
 
-    def sum_mirrors(self) -> None:
+    def sum_copies(self) -> None:
         """Add the gradients of all copies."""
         self._replicated.finish()
         for found in self._found.values():
@@ -348,7 +348,7 @@ class GradientSync:
                 if owner.is_sharded:
                     raise ValueError(
                         f"{names[stage]} of stage {stage} is tied to other stages, and {owner.name} shards its "
-                        "gradient over the data ranks; give it the Mesh in place of the group, or use Ddp for stages "
+                        "gradient over the data ranks; give it the Mesh in place of the group, or use DDP for stages "
                         "with tied weights"
                     )
                 owner.check_addition([parameter])
@@ -365,7 +365,7 @@ class GradientSync:
             for owner, parameters in found.items():
                 owner.check_stage(module, parameters)
                 self._check_group(index, owner)
-        if self._sum_mirrors:
+        if self._sum_copies:
             self._check_shards()
 
     def _check_group(self, index: int, owner: Synchronizer) -> None:
@@ -378,10 +378,10 @@ class GradientSync:
                     f"data parallelism sums the gradients of stage {index} over ranks {sorted(ranks)}; rank {other} "
                     "of this pipeline has other stages; give it the ranks along dp"
                 )
-            if self._sum_mirrors:
+            if self._sum_copies:
                 raise ValueError(
                     f"stage {index} has its mirror on rank {other}, and data parallelism sums over that rank too: it "
-                    "would count twice; say sum_mirrors=False, or leave out that rank"
+                    "would count twice; say sum_copies=False, or leave out that rank"
                 )
 
     def _check_shards(self) -> None:

@@ -35,7 +35,7 @@ from dualpipe_lab.pp.program import (
     W,
     actions_of,
 )
-from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
+from dualpipe_lab.pp.runtime.batch import Evaluation, Extra, Microbatches, StepResult, make_batch
 from dualpipe_lab.pp.runtime.check import (
     Buffers,
     Stages,
@@ -70,7 +70,7 @@ class PipelineRuntime:
         cost: nanoseconds of every action, for the emulated clocks; None to measure the time that the work takes.
         overlapped: runs an overlapped pair, given its forward and its backward, a `ReadyAction` each; by default one
             after the other.
-        sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step; by default, wherever
+        sum_copies: sum the gradients of stages with copies on other ranks as part of each step; by default, wherever
             the program has copies.  The reducers and optimizers of `dualpipe_lab.dp` are found by the stages'
             parameters, and told when gradients are complete.
         lookahead: the number of receives of each stream that are prefetched; 0 launches each receive where the lowered
@@ -96,7 +96,7 @@ class PipelineRuntime:
         group: Group | None = None,
         cost: Cost | None = None,
         overlapped: Overlapped = run_pair_serially,
-        sum_mirrors: bool | None = None,
+        sum_copies: bool | None = None,
         lookahead: int | None = None,
     ) -> None:
         lowered = lower(program)
@@ -106,8 +106,8 @@ class PipelineRuntime:
         given = by_number(program.name, sorted({action.stage for action in program.actions(self.rank)}), stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in given.items()}
         modules = {index: stage.module for index, stage in self._stages.items()}
-        self._sum_mirrors = has_copies(program) if sum_mirrors is None else sum_mirrors
-        check_stages(program, self.rank, modules, self._sum_mirrors)
+        self._sum_copies = has_copies(program) if sum_copies is None else sum_copies
+        check_stages(program, self.rank, modules, self._sum_copies)
         self._loss_fn = loss_fn
         self._overlapped = overlapped
         self._cost = cost
@@ -123,7 +123,7 @@ class PipelineRuntime:
         self.p2p = p2p
         self._comm = PipelineComm(program, p2p, self._shapes)
         self._replicated = ReplicatedGrads(program, self.rank, p2p, modules)
-        self._sync = GradientSync(self._stages, self._replicated, p2p, self._sum_mirrors)
+        self._sync = GradientSync(self._stages, self._replicated, p2p, self._sum_copies)
         self._buffers = {
             index: Buffers(index, module) for index, module in modules.items() if self._replicated.is_replicated(index)
         }
@@ -171,8 +171,8 @@ class PipelineRuntime:
         check_inputs(batch.inputs)
         self._sync.begin_step()
         self._execute(self._plan, batch)
-        if self._sum_mirrors:
-            self._sync.sum_mirrors()
+        if self._sum_copies:
+            self._sync.sum_copies()
             for index in self._stages:
                 if self._sync.needs_mirror(index):
                     self._sync.ready(index)
@@ -195,7 +195,7 @@ class PipelineRuntime:
             self._execute(self._forward_plan, batch)
         return Evaluation(batch.loss, batch.losses, batch.outputs)
 
-    def sum_mirrors(self) -> None:
+    def sum_copies(self) -> None:
         """Sum the gradients of every stage that several ranks hold (DualPipe), unless `step` has done so.
 
         All ranks call it, after `step`.
@@ -205,13 +205,13 @@ class PipelineRuntime:
         """
         if not self._replicated.is_summed:
             self._sync.check_mirrors()
-            self._sync.sum_mirrors()
+            self._sync.sum_copies()
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
         """Sum the gradients of one weight that two or more stages hold, given its name in each.
 
-        All ranks call it, after `sum_mirrors` where there are any: `runtime.sum_tied({0: "weight", 3: "head.weight"})`.
-        With `Ddp`, call its `finished_gradients()` first: its sums begin during the step.  An optimizer over a `Mesh`
+        All ranks call it, after `sum_copies` where there are any: `runtime.sum_tied({0: "weight", 3: "head.weight"})`.
+        With `DDP`, call its `finished_gradients()` first: its sums begin during the step.  An optimizer over a `Mesh`
         adds tied weights itself, and this does nothing.
 
         Raises:
@@ -220,7 +220,7 @@ class PipelineRuntime:
         if self._sync.check_tied(names):
             self._replicated.sum_tied(names)
 
-    def _execute(self, plan: RankPlan, batch: Batch) -> None:
+    def _execute(self, plan: RankPlan, batch: Microbatches) -> None:
         """Run the steps of a plan in order; every message is launched here, and waited for where it is used."""
         self._comm.begin_step()
         self._shapes.begin_step(batch)
@@ -241,7 +241,7 @@ class PipelineRuntime:
             error.add_note(f"at {step} of {self.program.name!r}, rank {self.rank} of the pipeline")
             raise
 
-    def _run(self, step: ProgramStep, batch: Batch, plan: RankPlan) -> None:
+    def _run(self, step: ProgramStep, batch: Microbatches, plan: RankPlan) -> None:
         """Run an action or an overlapped pair: a pair waits for both inputs first and passes both results on last."""
         ready = [self._prepare(action, batch) for action in actions_of(step)]
         ready[0].full_backward = step in plan.full_backwards and type(ready[0].stage) is Stage
@@ -267,7 +267,7 @@ class PipelineRuntime:
         for one in ready:
             self._finish(one, batch, plan)
 
-    def _prepare(self, action: Action, batch: Batch) -> ReadyAction:
+    def _prepare(self, action: Action, batch: Microbatches) -> ReadyAction:
         """Collect the arguments of an action, and wait for the input from another rank."""
         index, kind, microbatch = action
         ready = ReadyAction(self._stages[index], action)
@@ -288,7 +288,7 @@ class PipelineRuntime:
             check_loss(stage, outputs, loss, self._sync.sums(stage.index))
         return loss
 
-    def _finish(self, done: ReadyAction, batch: Batch, plan: RankPlan) -> None:
+    def _finish(self, done: ReadyAction, batch: Microbatches, plan: RankPlan) -> None:
         """Keep the result of an action for the neighbouring stage; start the sums of complete gradients."""
         index, kind, microbatch = done.action
         if done.result is None:
@@ -306,7 +306,7 @@ class PipelineRuntime:
             else:
                 self._sync.ready(index)
 
-    def _record(self, done: ReadyAction, batch: Batch) -> None:
+    def _record(self, done: ReadyAction, batch: Microbatches) -> None:
         """Store the losses and outputs of a forward."""
         index, _, microbatch = done.action
         if not torch.is_grad_enabled():

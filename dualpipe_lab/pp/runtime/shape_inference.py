@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dualpipe_lab.comm import Pending, irecv, isend
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.runtime.batch import Batch
+from dualpipe_lab.pp.runtime.batch import Microbatches
 from dualpipe_lab.pp.runtime.p2p import MAX_TENSORS, PipelineP2P
 from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, names_of
 from dualpipe_lab.pp.validation.rules import Route, routes
@@ -98,7 +98,7 @@ class GivenShapes:
         self._boundary = boundary
         self._constant = None if callable(boundary) else _spec_of_example(boundary)
 
-    def begin_step(self, batch: Batch) -> None:
+    def begin_step(self, batch: Microbatches) -> None:
         """Do nothing: the specs do not depend on the batch."""
 
     def known_spec(self, stage: int, microbatch: int) -> Spec:
@@ -153,7 +153,7 @@ class InferredShapes:
         self._route_of = dict(enumerate(taken))
         self._specs: dict[tuple[int, int, int], Spec] = {}  # by stage, direction, signature
 
-    def begin_step(self, batch: Batch) -> None:
+    def begin_step(self, batch: Microbatches) -> None:
         """Send the signatures of this step's microbatches, or launch the receive of them."""
         for number, direction in enumerate(self._directions):
             direction.signatures.clear()

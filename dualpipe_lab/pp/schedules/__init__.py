@@ -32,9 +32,9 @@ __all__ = [
     "options_of",
     "paired_interleaved",
     "paired_one_f_one_b",
+    "paired_variant",
     "paired_zero_bubble_h1",
     "pipedream",
-    "twin_of",
     "v_half",
     "v_min",
     "zbv",
@@ -64,7 +64,11 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
 _ASYNCHRONOUS = frozenset({pipedream})
 
 # The same stages and orders with overlapped pairs.
-_TWINS = {"1f1b": "paired_1f1b", "interleaved": "paired_interleaved", "zero_bubble_h1": "paired_zero_bubble_h1"}
+_PAIRED_VARIANTS = {
+    "1f1b": "paired_1f1b",
+    "interleaved": "paired_interleaved",
+    "zero_bubble_h1": "paired_zero_bubble_h1",
+}
 
 
 def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[str]:
@@ -80,18 +84,18 @@ def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[st
     >>> names(pairs=True)[-3:], names(pairs=False)[-3:]
     (['paired_interleaved', 'paired_zero_bubble_h1', 'pipedream'], ['dualpipe', 'dualpipev', 'pipedream'])
     """
-    left_out = () if pairs is None else _TWINS if pairs else _TWINS.values()
+    left_out = () if pairs is None else _PAIRED_VARIANTS if pairs else _PAIRED_VARIANTS.values()
     known = [name for name in _BUILDERS if name not in left_out]
     return [name for name in known if synchronous is None or synchronous is is_synchronous(name)]
 
 
-def twin_of(name: str) -> str | None:
-    """Return the name of a schedule's twin with overlapped pairs; None without a twin, and for schedules with pairs.
+def paired_variant(name: str) -> str | None:
+    """Return the name of a schedule's variant with overlapped pairs; None without one, and for schedules with pairs.
 
-    >>> twin_of("1F1B"), twin_of("dualpipe")
+    >>> paired_variant("1F1B"), paired_variant("dualpipe")
     ('paired_1f1b', None)
     """
-    return next((twin for known, twin in _TWINS.items() if builder(known) is builder(name)), None)
+    return next((twin for known, twin in _PAIRED_VARIANTS.items() if builder(known) is builder(name)), None)
 
 
 def is_synchronous(name: str) -> bool:

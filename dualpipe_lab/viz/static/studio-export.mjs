@@ -39,7 +39,7 @@ function pythonText({ program, costs }) {
     "    model = [torch.nn.Linear(8, 8).double() for _ in range(program.num_stages)]",
     "    inputs, targets = torch.randn(2, program.num_microbatches, 4, 8, dtype=torch.float64)",
     "    mine = {action.stage: model[action.stage] for action in program.actions(rank)}",
-    "    runtime = lab.PipelineRuntime(program, mine, mse_loss, sum_mirrors=True)",
+    "    runtime = lab.PipelineRuntime(program, mine, mse_loss, sum_copies=True)",
     "    result = runtime.step(list(inputs), list(targets))",
     "    return {microbatch: float(loss) for microbatch, loss in result.losses.items()}",
     "",

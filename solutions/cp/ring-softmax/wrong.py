@@ -130,8 +130,8 @@ CHEATS = {
         ),
         "the library's own": Bad(
             "def max_and_sum(m, l):\n"
-            "    from dualpipe_lab.cp.ring_softmax import MaxSum, ring_max_sum\n"
-            "    return tuple(ring_max_sum(MaxSum(m, l)))",
+            "    from dualpipe_lab.cp.ring_softmax import SoftmaxStats, ring_softmax_stats\n"
+            "    return tuple(ring_softmax_stats(SoftmaxStats(m, l)))",
             "the library's own is switched off",
         ),
     },

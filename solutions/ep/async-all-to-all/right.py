@@ -7,7 +7,7 @@ class Issue(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weights, state):
         ctx.state = state
-        state["both"] = start_rows(torch.column_stack([weights, x.detach()]), state["there"])
+        state["both"] = all_to_all_rows_async(torch.column_stack([weights, x.detach()]), state["there"])
         return x.new_zeros(1)
 
     @staticmethod
@@ -25,7 +25,7 @@ class Wait(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, rows, weights):
-        ctx.state["grads"] = start_rows(torch.column_stack([weights, rows]), ctx.state["there"].transposed)
+        ctx.state["grads"] = all_to_all_rows_async(torch.column_stack([weights, rows]), ctx.state["there"].transposed)
         return rows.new_zeros(1), None
 
 
@@ -38,7 +38,7 @@ class Rows:
         return Wait.apply(self.token, self.state)
 
 
-start_dispatch = Rows
+dispatch_async = Rows
 """,
         "joined under autograd, comm itself": """
 from dualpipe_lab import comm
@@ -89,7 +89,7 @@ class Travelling:
         return both[:, :-1], both[:, -1]
 
 
-def start_dispatch(x, weights, splits):
+def dispatch_async(x, weights, splits):
     return Travelling(x, weights, splits)
 """,
     },
@@ -97,15 +97,15 @@ def start_dispatch(x, weights, splits):
         "lists": """
 def moe(x0, x1, splits, expert):
     there = [issue_dispatch(x, splits) for x in (x0, x1)]
-    back = [start_combine(expert(rows.wait()), splits) for rows in there]
+    back = [combine_async(expert(rows.wait()), splits) for rows in there]
     return [rows.wait() for rows in back]
 """,
         "the second microbatch first": """
 def moe(x0, x1, splits, expert):
     there1 = issue_dispatch(x1, splits)
     there0 = issue_dispatch(x0, splits)
-    back1 = start_combine(expert(there1.wait()), splits)
-    back0 = start_combine(expert(there0.wait()), splits)
+    back1 = combine_async(expert(there1.wait()), splits)
+    back0 = combine_async(expert(there0.wait()), splits)
     y1 = back1.wait()
     return back0.wait(), y1
 """,

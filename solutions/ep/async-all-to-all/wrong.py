@@ -35,7 +35,7 @@ class Issue(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, travel):
         ctx.travel = travel
-        travel.arriving = start_rows(x, travel.splits)
+        travel.arriving = all_to_all_rows_async(x, travel.splits)
         return x.new_empty(0)
 
     @staticmethod
@@ -51,7 +51,7 @@ class Wait(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.travel.arriving = start_rows(grad, ctx.travel.splits.transposed)
+        ctx.travel.arriving = all_to_all_rows_async(grad, ctx.travel.splits.transposed)
         return grad.new_empty(0), None
 
 
@@ -70,7 +70,7 @@ class Travelling:
         return rows, weights[:, 0]
 
 
-start_dispatch = Travelling
+dispatch_async = Travelling
 """,
             "rank 0 took part in 8 exchanges, 4 are needed",
         ),
@@ -80,9 +80,9 @@ start_dispatch = Travelling
             [
                 (
                     "    there0, there1 = issue_dispatch(x0, splits), issue_dispatch(x1, splits)\n"
-                    "    back0 = start_combine(expert(there0.wait()), splits)\n",
+                    "    back0 = combine_async(expert(there0.wait()), splits)\n",
                     "    there0 = issue_dispatch(x0, splits)\n"
-                    "    back0 = start_combine(expert(there0.wait()), splits)\n"
+                    "    back0 = combine_async(expert(there0.wait()), splits)\n"
                     "    there1 = issue_dispatch(x1, splits)\n",
                 )
             ],
@@ -91,8 +91,8 @@ start_dispatch = Travelling
         "one after the other": Bad(
             """
 def moe(x0, x1, splits, expert):
-    y0 = start_combine(expert(issue_dispatch(x0, splits).wait()), splits).wait()
-    y1 = start_combine(expert(issue_dispatch(x1, splits).wait()), splits).wait()
+    y0 = combine_async(expert(issue_dispatch(x0, splits).wait()), splits).wait()
+    y1 = combine_async(expert(issue_dispatch(x1, splits).wait()), splits).wait()
     return y0, y1
 """,
             "What runs between each issue and its wait?",
@@ -108,7 +108,7 @@ CHEATS = {
         ),
     },
     "async_all_to_all-2": {
-        "the library's own": Bad("start_dispatch = issue_dispatch", "the library's own is switched off"),
+        "the library's own": Bad("dispatch_async = issue_dispatch", "the library's own is switched off"),
     },
     "async_all_to_all-3": {
         "everything at home": Bad("def moe(x0, x1, splits, expert):\n    return expert(x0), expert(x1)", "y of microb"),

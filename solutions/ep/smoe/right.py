@@ -40,10 +40,10 @@ def layer(x, experts, weights, num_experts):
     sends = slots.bincount(minlength=num_experts).view(-1, share)
     receives = exchange_counts(sends)
     splits = Splits(*(tuple(c.sum(1).tolist()) for c in (sends, receives)))
-    rows = start_rows(x[order // top_k], splits).wait()
+    rows = all_to_all_rows_async(x[order // top_k], splits).wait()
     blocks = list(rows.split(receives.flatten().tolist()))
     made = [block @ weights[number % share].T for number, block in enumerate(blocks)]
-    rows = start_rows(torch.cat(made), splits.transposed).wait()
+    rows = all_to_all_rows_async(torch.cat(made), splits.transposed).wait()
     y = torch.empty_like(rows)
     y[order] = rows
     return y.view(len(x), top_k, x.shape[1]).sum(1)
@@ -56,10 +56,10 @@ def layer(x, experts, weights, num_experts):
     sends = (slots // share).bincount(minlength=num_experts // share)
     receives = exchange_counts(sends[:, None])
     splits = Splits(tuple(sends.tolist()), tuple(receives.flatten().tolist()))
-    own = start_rows(slots[order] % share, splits).wait()
-    rows = start_rows(x[order // top_k], splits).wait()
+    own = all_to_all_rows_async(slots[order] % share, splits).wait()
+    rows = all_to_all_rows_async(x[order // top_k], splits).wait()
     made = torch.stack([weights[e] @ row for e, row in zip(own, rows)]) if len(rows) else rows
-    back = start_rows(made, splits.transposed).wait()
+    back = all_to_all_rows_async(made, splits.transposed).wait()
     return torch.zeros_like(x).index_add(0, order // top_k, back)
 """,
         "one exchange per expert of a rank": """
@@ -71,8 +71,8 @@ def layer(x, experts, weights, num_experts):
         tokens = [(experts == expert).any(1).nonzero()[:, 0] for expert in range(e, num_experts, share)]
         splits = Splits(tuple(map(len, tokens)), tuple(receives[:, e].tolist()))
         tokens = torch.cat(tokens)
-        rows = start_rows(x[tokens], splits).wait() @ weight.T
-        y.index_add_(0, tokens, start_rows(rows, splits.transposed).wait())
+        rows = all_to_all_rows_async(x[tokens], splits).wait() @ weight.T
+        y.index_add_(0, tokens, all_to_all_rows_async(rows, splits.transposed).wait())
     return y
 """,
     },

@@ -65,6 +65,6 @@ CHEATS = {
         ),
     },
     "dualpipe_copies-3": {
-        "nothing": Bad("def sum_mirrors(rank, world_size, stages):\n    pass", "is not the sum of both directions"),
+        "nothing": Bad("def sum_copies(rank, world_size, stages):\n    pass", "is not the sum of both directions"),
     },
 }

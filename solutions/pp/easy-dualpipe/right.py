@@ -66,7 +66,7 @@ def two_way_step(rank, world_size, first, last, inputs, targets, num_microbatche
             )
         ],
         "messages between mirrors": """
-def sum_mirrors(rank, world_size, stages):
+def sum_copies(rank, world_size, stages):
     mirror = world_size - 1 - rank
     for stage in sorted(stages):
         for parameter in stages[stage].parameters():
@@ -77,7 +77,7 @@ def sum_mirrors(rank, world_size, stages):
             parameter.grad += theirs
 """,
         "objects": """
-def sum_mirrors(rank, world_size, stages):
+def sum_copies(rank, world_size, stages):
     groups = [comm.new_group([r, world_size - 1 - r]) for r in range(world_size // 2)]
     mine = {s: [p.grad.clone() for p in module.parameters()] for s, module in stages.items()}
     found = comm.all_gather_object(mine, group=groups[min(rank, world_size - 1 - rank)])

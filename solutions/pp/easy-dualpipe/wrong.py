@@ -141,7 +141,7 @@ def slot(num_ranks, num_microbatches, stage, kind, microbatch):
             "not averaged",
         ),
         "sum only": Bad([("in sorted(stages)", "in stages")], "must take their stages in one order"),
-        "nothing": Bad("def sum_mirrors(rank, world_size, stages):\n    pass", "direction 0 alone"),
+        "nothing": Bad("def sum_copies(rank, world_size, stages):\n    pass", "direction 0 alone"),
         "all ranks": Bad([(", group=group", "")], "the sum over several stages"),
     },
 }
@@ -190,13 +190,13 @@ def slot(p, m, stage, kind, i):
     },
     "easy_dualpipe-4": {
         "doubles its own": Bad(
-            "def sum_mirrors(rank, world_size, stages):\n"
+            "def sum_copies(rank, world_size, stages):\n"
             "    for stage in stages.values():\n        for p in stage.parameters():\n            p.grad *= 2",
             "differs from one process",
         ),
         "gathers everything": Bad(
             """
-def sum_mirrors(rank, world_size, stages):
+def sum_copies(rank, world_size, stages):
     mine = {s: [p.grad.clone() for p in module.parameters()] for s, module in stages.items()}
     found = comm.all_gather_object(mine)
     for s, module in stages.items():

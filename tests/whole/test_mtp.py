@@ -10,10 +10,10 @@ from stage_runs import SEED, assert_exact, batch, bias_of, build, launch, router
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.multi_token import next_tokens
-from dualpipe_lab.models.plain_v3_moe import PlainMultiToken
+from dualpipe_lab.models.mtp import next_tokens
+from dualpipe_lab.models.plain_v3_moe import PlainMTP
 from dualpipe_lab.models.stage_rules import check_stages, stage_layers
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules
@@ -30,9 +30,9 @@ LATENT = replace(V3, latent=LatentSizes(query_rank=6, kv_rank=5, content=4, posi
 
 def plain_second(config):
     """The full model in plain torch, drawn by name, with biases."""
-    model = PlainMultiToken(config, WEIGHT, torch.float64)
+    model = PlainMTP(config, WEIGHT, torch.float64)
     initialize_parameters(model, SEED)
-    for number, router in [*routers(model), (V3.num_layers, model.multi_token["layer"].mlp.router)]:
+    for number, router in [*routers(model), (V3.num_layers, model.mtp["layer"].mlp.router)]:
         router.selection_bias = bias_of(number, V3.num_experts)
     return model
 
@@ -55,10 +55,10 @@ def runs(axes, names=("1f1b",), edp=None, num_microbatches=4, config=V3, **optio
     expected, found = plain(config, num_microbatches, num_data), {}
     for name in names:
         program = schedules.build(name, mesh.size("pp"), num_microbatches)
-        model = build(config, mesh, program, multi_token=WEIGHT, **options)
+        model = build(config, mesh, program, mtp=WEIGHT, **options)
         for stage in model.stages.values():
-            if hasattr(stage, "multi_token"):
-                stage.multi_token.layer.mlp.router.bias.copy_(bias_of(V3.num_layers, V3.num_experts))
+            if hasattr(stage, "mtp"):
+                stage.mtp.layer.mlp.router.bias.copy_(bias_of(V3.num_layers, V3.num_experts))
         found[name] = worst(step(model), expected)
     return found
 
@@ -116,7 +116,7 @@ def test_two_axes_have_the_gradients_of_one_process(some, amount):
 
 def test_the_last_stage_says_what_it_needs_and_leaves_the_second_token_out_of_evaluation():
     def fn(rank, world_size):
-        model = build(V3, lab.Mesh(lab.Topology([("dp", 1)])), None, multi_token=WEIGHT)
+        model = build(V3, lab.Mesh(lab.Topology([("dp", 1)])), None, mtp=WEIGHT)
         ids = batch(V3.vocabulary_size, 1)[0][0, 0]
         targets = ids.roll(-1, -1)
         stage, shifted = model.stages[0], next_tokens(ids, targets)
@@ -124,7 +124,7 @@ def test_the_last_stage_says_what_it_needs_and_leaves_the_second_token_out_of_ev
             model(ids)
         with pytest.raises(ValueError, match="call begin_step first"):
             stage(ids, *shifted)
-        pieces = lab.ep.overlap.interruptible_stage(stage, 0)
+        pieces = lab.ep.overlap.overlappable_stage(stage, 0)
         with pytest.raises(ValueError, match=r"got none; pass extra=rank_model.extra_inputs"):
             pieces.forward(0, (ids,))
         with pytest.raises(ValueError, match="stage 0 takes next_ids and next_targets beside x, got text"):
@@ -152,8 +152,8 @@ def test_the_last_stage_says_what_it_needs_and_leaves_the_second_token_out_of_ev
 def test_shards_that_are_shifted_themselves_lose_targets():
     ids, targets = torch.arange(8), torch.arange(1, 9)
     layout = make_layout("zigzag", 8, 2)
-    right = [shard(x, layout, 0, dim=-1).tolist() for x in next_tokens(ids, targets)]
-    wrong = [x.tolist() for x in next_tokens(*(shard(x, layout, 0, dim=-1) for x in (ids, targets)))]
+    right = [shard_sequence(x, layout, 0, dim=-1).tolist() for x in next_tokens(ids, targets)]
+    wrong = [x.tolist() for x in next_tokens(*(shard_sequence(x, layout, 0, dim=-1) for x in (ids, targets)))]
     assert right == [[1, 2, 7, 0], [2, 3, 8, -100]]
     assert wrong == [[1, 6, 7, 0], [2, 7, 8, -100]], "after token 1 it predicts token 7 from token 6"
 
@@ -161,16 +161,16 @@ def test_shards_that_are_shifted_themselves_lose_targets():
 @pytest.mark.parametrize(
     ("config", "axes", "weight", "message"),
     [
-        (LlamaConfig(), [("pp", 1)], 0.3, "by a V3-style model, got a LlamaConfig; leave out multi_token"),
-        (V3, [("pp", 1)], 0.0, "a finite weight above 0, got multi_token=0.0"),
-        (V3, [("pp", 1)], inf, "got multi_token=inf"),
-        (V3, [("pp", 1)], nan, "got multi_token=nan"),
+        (LlamaConfig(), [("pp", 1)], 0.3, "by a V3-style model, got a LlamaConfig; leave out mtp"),
+        (V3, [("pp", 1)], 0.0, "a finite weight above 0, got mtp=0.0"),
+        (V3, [("pp", 1)], inf, "got mtp=inf"),
+        (V3, [("pp", 1)], nan, "got mtp=nan"),
         (replace(V3, hidden_size=9, num_heads=2, head_size=2), [("tp", 2)], 0.3, "got 9 on 2; use a size that divides"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_process_starts(config, axes, weight, message):
     with pytest.raises(ValueError, match=message):
-        check_stages(config, lab.Topology(axes), multi_token=weight)
+        check_stages(config, lab.Topology(axes), mtp=weight)
 
 
 def test_shifts_need_two_tokens_and_equal_shapes():
@@ -182,4 +182,4 @@ def test_shifts_need_two_tokens_and_equal_shapes():
 def test_the_last_stage_has_fewer_layers_for_the_work_of_the_second_token():
     config = replace(V3, num_layers=8, num_dense_layers=0, vocabulary_size=1)
     assert [len(layers) for layers in stage_layers(config, 2)] == [4, 4]
-    assert [len(layers) for layers in stage_layers(config, 2, multi_token=True)] == [5, 3]
+    assert [len(layers) for layers in stage_layers(config, 2, mtp=True)] == [5, 3]

@@ -1,4 +1,4 @@
-"""`Stacks`: the load of every rank as stacked bars, with the mean of all ranks.
+"""`StackedBars`: the load of every rank as stacked bars, with the mean of all ranks.
 
 Chapter: book/ep/eplb.  In: for each row its pieces, each with a label and a size.  Out: an SVG that fits a narrow page,
 or text.  All pieces of one label light up when the pointer or the focus is on one of them.  The heaviest row has an
@@ -29,7 +29,7 @@ _STYLE = (  # what is below the pointer, or has the focus
 )
 
 
-class Stacks(Drawing):
+class StackedBars(Drawing):
     """Rows of pieces; prints as a table, displays as SVG.
 
     Args:
@@ -42,7 +42,7 @@ class Stacks(Drawing):
     Raises:
         ValueError: no rows, no size above 0, a negative size, or a limit that is not above 0.
 
-    >>> print(Stacks("two ranks", {"rank 0": [("0", 4.5), ("2", 1)], "rank 1": [("0", 4.5), ("1", 2)]}))
+    >>> print(StackedBars("two ranks", {"rank 0": [("0", 4.5), ("2", 1)], "rank 1": [("0", 4.5), ("1", 2)]}))
     two ranks: heaviest 6.5 tokens, mean 6, max/mean 1.083
     rank 0  0: 4.5, 2: 1  = 5.5
     rank 1  0: 4.5, 1: 2  = 6.5
@@ -82,7 +82,7 @@ class Stacks(Drawing):
         return "\n".join([f"{self.title}: {self.summary}", *lines])
 
     def __repr__(self) -> str:
-        return f"<Stacks {self.title!r}: {self.summary}>"
+        return f"<StackedBars {self.title!r}: {self.summary}>"
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from dualpipe_lab.viz.mosaic import Mosaic
+from dualpipe_lab.viz.cell_grid import CellGrid
 
 SVG = "{http://www.w3.org/2000/svg}"
 CAUSAL = [["whole", None, None], ["whole", ("masked", "½"), None], ["whole", "whole", ("masked", "½")]]
@@ -19,7 +19,7 @@ def cells(picture, name, columns):
 
 
 def test_a_kind_has_one_colour_in_all_grids():
-    picture = Mosaic("two", {"causal": CAUSAL, "other": [["masked", "whole"]]}, "queries", "keys")
+    picture = CellGrid("two", {"causal": CAUSAL, "other": [["masked", "whole"]]}, "queries", "keys")
     blue, orange = "#0072b2", "#e69f00"
     assert cells(picture, "causal", 3) == [
         (0, 0, blue), (1, 0, blue), (1, 1, orange), (2, 0, blue), (2, 1, blue), (2, 2, orange),
@@ -28,7 +28,7 @@ def test_a_kind_has_one_colour_in_all_grids():
 
 
 def test_counts_and_text():
-    picture = Mosaic("a < b", {"causal": CAUSAL}, "queries", "keys")
+    picture = CellGrid("a < b", {"causal": CAUSAL}, "queries", "keys")
     assert picture.count("causal") == {"whole": 4, "masked": 2}
     assert str(picture).splitlines() == [
         "a < b", "causal: 4 whole, 2 masked, 3 nothing", "a . .", "a b .", "a a b",
@@ -42,7 +42,7 @@ def test_counts_and_text():
 
 @pytest.mark.parametrize("size", [1, 3, 16, 64])
 def test_everything_lies_inside(size):
-    picture = Mosaic("square", {"all of them": [["seen"] * size] * size}, "queries", "keys")
+    picture = CellGrid("square", {"all of them": [["seen"] * size] * size}, "queries", "keys")
     root = ET.fromstring(picture.to_svg("all of them"))
     for box in root.findall(f"{SVG}rect"):
         x, y, width, height = (float(box.get(key)) for key in ("x", "y", "width", "height"))
@@ -61,4 +61,4 @@ def test_everything_lies_inside(size):
 )
 def test_what_cannot_be_drawn_is_named(grids, message):
     with pytest.raises(ValueError, match=message):
-        Mosaic("m", grids, "queries", "keys")
+        CellGrid("m", grids, "queries", "keys")

@@ -1,6 +1,6 @@
 """What a model says about its parameters, and the ranks of a mesh that hold copies of each: who sums what with whom.
 
-Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `Declared`; by kind of copies the ranks.
+Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `ParamSpec`; by kind of copies the ranks.
   parameter            sharded along        gradient summed over          in the norm
   norms, routers       -                    dp, cp and an ep axis         once
   linear layers        tp                   the same                      every shard
@@ -35,7 +35,7 @@ DATA_AXES = ("dp", "ep", "cp")  # ranks that differ along these have the same de
 
 
 @dataclass(frozen=True)
-class Declared:
+class ParamSpec:
     """What a module says about one parameter.
 
     Attributes:
@@ -67,7 +67,7 @@ class Declared:
         return self.tied or (self.shard is not None and self.shard.is_replica)
 
 
-def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0) -> dict[nn.Parameter, Declared]:
+def param_specs(module: nn.Module, program: Program | None = None, pp_rank: int = 0) -> dict[nn.Parameter, ParamSpec]:
     """Return what a module says about each of its parameters; it needs no process and sends nothing.
 
     Names count from the nearest enclosing module with `names_start_here = True`, which stages and models set, so that a
@@ -84,7 +84,7 @@ def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0)
 
     >>> layer = nn.Linear(3, 2, bias=False)
     >>> layer.shards = {"weight": Shard(axis=0, start=2, stop=4, size=6)}
-    >>> declared = declare(nn.Sequential(layer))[layer.weight]
+    >>> declared = param_specs(nn.Sequential(layer))[layer.weight]
     >>> declared.name, declared.shape, declared.axes
     ('0.weight', (6, 3), ('tp',))
     """
@@ -94,7 +94,7 @@ def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0)
     found = {}
     for name, parameter in module.named_parameters():
         shard, stage = shards.get(name), stage_of.get(parameter)
-        found[parameter] = Declared(
+        found[parameter] = ParamSpec(
             tied.get(parameter) or full_name(name),
             tuple(parameter.shape) if shard is None else shard.full_shape(parameter),
             shard,
@@ -117,7 +117,7 @@ def full_name_of(module: nn.Module) -> Callable[[str], str]:
     return full_name
 
 
-class Copies(NamedTuple):
+class CopyGroups(NamedTuple):
     """The ranks that hold the same parameters as this one and see other data.
 
     Attributes:
@@ -135,7 +135,7 @@ class Copies(NamedTuple):
         )
 
 
-class Declaration:
+class ModelSpec:
     """What a module declares, on a mesh: for each parameter the ranks with copies, and which of them counts it.
 
     Every rank of the world makes it, for the process groups.
@@ -163,15 +163,15 @@ class Declaration:
         _check_program(mesh, program)
         check_mesh(module, mesh)
         self.module, self.mesh = module, mesh
-        self.parameters = declare(module, program, mesh.rank("pp"))
+        self.parameters = param_specs(module, program, mesh.rank("pp"))
         dense, experts = copy_axes(mesh.topology)
-        make = _node_copies if hybrid else lambda mesh, axes: Copies(mesh.group(*axes))
+        make = _node_copies if hybrid else lambda mesh, axes: CopyGroups(mesh.group(*axes))
         self.dense = make(mesh, dense)
         self.experts = self.dense if experts == dense else make(mesh, experts)
         self.pipeline: Collection[int] = ()
         self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
 
-    def copies(self, parameter: nn.Parameter) -> Copies:
+    def copies(self, parameter: nn.Parameter) -> CopyGroups:
         """Return the ranks with copies of a parameter."""
         return self.experts if "ep" in self.parameters[parameter].axes else self.dense
 
@@ -346,7 +346,7 @@ def copy_axes(topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return dense, ("edp",)
 
 
-def broadcast_over(tensor: Tensor, copies: Copies) -> None:
+def broadcast_over(tensor: Tensor, copies: CopyGroups) -> None:
     """Broadcast a tensor from the first of its copies, in place."""
     for group in [copies.group] if copies.replicas is None else [copies.group, copies.replicas]:
         contiguous = tensor.detach().contiguous()
@@ -380,7 +380,7 @@ def sharing_ranks(layer: nn.Module) -> tuple[int, ...]:
     return members(sharers.group) if sharers else ()
 
 
-def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
+def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> CopyGroups:
     """The copies on this rank's node, and the ranks with the same shard on the others."""
     mine = mesh.ranks(*axes)
     if mesh.topology.ranks_per_node is None:
@@ -391,7 +391,7 @@ def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
     shards = [ranks for each in parts for ranks in each]
     replicas = [ranks for each in parts for ranks in zip(*each, strict=True)]
     within, across = (_make(parts, mesh.global_rank) for parts in (shards, replicas))
-    return Copies(within, across if len(members(within)) < len(mine) else None)
+    return CopyGroups(within, across if len(members(within)) < len(mine) else None)
 
 
 def _make(all_ranks: list[tuple[int, ...]], rank: int) -> Group | None:

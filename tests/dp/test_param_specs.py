@@ -7,9 +7,9 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
-from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.declaration import copy_axes
-from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.ddp import DDP
+from dualpipe_lab.dp.ema import ShardedEMA
+from dualpipe_lab.dp.param_specs import copy_axes
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -29,7 +29,7 @@ CONFIG = V3MoEConfig(
 )  # fmt: skip
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS, ROWS, LENGTH, DECAY = {"lr": 0.01, "eps": 0.1, "weight_decay": 0.1}, 0.5, 3, 4, 6, 0.6
-STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+STAGES = {"DDP": DDP, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 TOPOLOGIES = {
     "ep 2": lab.Topology([("ep", 2)]),
     "dp 2 x ep 2": lab.Topology([("dp", 2), ("ep", 2)]),
@@ -86,7 +86,7 @@ def rows_of(mesh):
 def train(optimizer, mesh):
     """Two microbatches a step; the gradients of the first step, and all norms."""
     rows, norms, grads = rows_of(mesh), [], None
-    averages = ShardedEma(optimizer, DECAY)
+    averages = ShardedEMA(optimizer, DECAY)
     for ids, targets in batches():
         parts = list(zip(ids[rows].split(1), targets[rows].split(1), strict=True))
         optimizer.zero_grad(num_backwards=len(parts))
@@ -126,7 +126,7 @@ def compare(topology, hybrid=False):
                 nn.init.normal_(model.layers[1].mlp.experts.gate)
             optimizer = build(stage, model, mesh, {**HYPER, "bucket_bytes": 3000, "hybrid": hybrid})
             grads, norms, averaged = train(optimizer, mesh)
-            declared = optimizer.declaration.parameters
+            declared = optimizer.spec.parameters
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
             weights = worst(full_weights(optimizer), expected, declared)
             average = worst(averaged, expected_average, declared)
@@ -166,8 +166,8 @@ def test_what_cannot_be_right_is_refused():
         program = schedules.build("1f1b", 4, 4)
         looped = schedules.build("interleaved", 2, 4)
         return [
-            refused(lambda: Ddp(nn.Sequential(experts), mesh)),
-            refused(lambda: Ddp(nn.Sequential(norm), mesh)),
+            refused(lambda: DDP(nn.Sequential(experts), mesh)),
+            refused(lambda: DDP(nn.Sequential(norm), mesh)),
             refused(lambda: Zero1(plain, piped)),
             refused(lambda: Zero1(plain, piped, program=program)),
             refused(lambda: Zero1(plain, piped, program=looped)),
@@ -234,7 +234,7 @@ def test_over_a_group_a_weight_that_other_stages_hold_too_is_refused():
     def fn(rank, world_size):
         module = nn.Sequential(nn.Linear(2, 2))
         module.stages, module.tied = {0: module[0]}, {0: "weight", 1: "weight"}
-        return refused(lambda: Ddp(module))
+        return refused(lambda: DDP(module))
 
     for text in launch(fn, 2):
         assert (

@@ -1,4 +1,4 @@
-"""`MultiTokenStage`: the last stage of a V3-style model, which predicts a second token as well, only in training.
+"""`MTPStage`: the last stage of a V3-style model, which predicts a second token as well, only in training.
 
 Chapter: book/whole/two-tokens.  In: x_BSD or ids_BS, and the ids and targets one position further.
 Out: logits_BSV of the next token, and the weighted loss of the one after it.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.dp.data_parallel import IGNORE_INDEX
 from dualpipe_lab.models.stage import TABLE, Sharing, make_norm
 from dualpipe_lab.models.v3_moe import V3Layer, V3Stage
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -31,8 +31,8 @@ from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 from dualpipe_lab.tp.mappings import TOKENS, slice_to_ranks
 
-SECOND = "multi_token."  # how the names of the extra parameters begin
-COPY = f"{SECOND}embedding.weight"  # the last stage's name for the embedding's table
+MTP_PREFIX = "mtp."  # how the names of the extra parameters begin
+COPY = f"{MTP_PREFIX}embedding.weight"  # the last stage's name for the embedding's table
 
 
 class NextTokens(NamedTuple):
@@ -62,10 +62,10 @@ def next_tokens(ids: Tensor, targets: Tensor) -> NextTokens:
             "a second token needs ids and targets of one shape, with 2 tokens or more, got "
             f"{tuple(ids.shape)} and {tuple(targets.shape)}"
         )
-    return NextTokens(pad(ids[..., 1:], (0, 1)), pad(targets[..., 1:], (0, 1), value=IGNORED))
+    return NextTokens(pad(ids[..., 1:], (0, 1)), pad(targets[..., 1:], (0, 1), value=IGNORE_INDEX))
 
 
-class MultiTokenPrediction(nn.Module):
+class MTPModule(nn.Module):
     """What the prediction of a second token adds to a model: two norms, a projection, a layer and a last norm.
 
     Where the embedding is on another stage, a copy of its table is here (`has_table`).
@@ -100,17 +100,17 @@ class MultiTokenPrediction(nn.Module):
         return slice_to_ranks(x, TOKENS, self.tp.group) if self.tp.sequence_parallel else x
 
 
-class MultiTokenStage(V3Stage):
+class MTPStage(V3Stage):
     """The last stage of a V3-style model that is trained to predict a second token; made by `build_stages`.
 
-    `weight`: lambda, of the second token's loss; `multi_token`: what the second token adds to the model.
+    `weight`: lambda, of the second token's loss; `mtp`: what the second token adds to the model.
     """
 
     def __init__(self, config: V3MoEConfig, sharing: Sharing, layers: range, is_first: bool, weight: float) -> None:
         super().__init__(config, sharing, layers, is_first, is_last=True)
         extra = V3Layer(config, sharing, self.ep, None, config.num_layers)
         self.weight = weight
-        self.multi_token = MultiTokenPrediction(config, sharing, extra, not is_first)
+        self.mtp = MTPModule(config, sharing, extra, not is_first)
         self.tied_names = {} if is_first else {COPY: TABLE}
 
     def leave(self, x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class MultiTokenStage(V3Stage):
         if next_ids is None or next_targets is None:
             self.check_evaluation()
             return WithLoss(output, loss)
-        return WithLoss(output, loss + self.second_loss(hidden, next_ids, next_targets))
+        return WithLoss(output, loss + self.mtp_loss(hidden, next_ids, next_targets))
 
     def check_evaluation(self) -> None:
         """Refuse a forward without the next tokens in training."""
@@ -139,10 +139,10 @@ class MultiTokenStage(V3Stage):
             rule = "a model that predicts a second token is trained with next_ids and next_targets"
             raise ValueError(f"{rule}, got none; pass extra=rank_model.extra_inputs(*next_tokens(ids, targets))")
 
-    def second_loss(self, hidden: Tensor, next_ids: Tensor, next_targets: Tensor) -> Tensor:
+    def mtp_loss(self, hidden: Tensor, next_ids: Tensor, next_targets: Tensor) -> Tensor:
         """Compute the weighted loss of the second token from `h_BSD`, plus the extra layer's balance loss."""
         after = next_ids if self.embedding is None else self.embedding(next_ids)
-        x, balance = self.run(self.multi_token, hidden, after, self.positions(hidden.device), self.num_sequences)
+        x, balance = self.run(self.mtp, hidden, after, self.positions(hidden.device), self.num_sequences)
         loss = self.weighted_loss(x, next_targets)
         return loss if balance is None else loss + self.config.balance * balance
 

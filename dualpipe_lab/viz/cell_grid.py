@@ -1,4 +1,4 @@
-"""`Mosaic`: grids of coloured cells, such as the pairs of queries and keys that each rank computes.
+"""`CellGrid`: grids of coloured cells, such as the pairs of queries and keys that each rank computes.
 
 Chapter: book/cp/flash-attention.  In: rows of cells by the name of their grid.  Out: SVGs side by side, or text.
 The kind of a cell determines its colour; an empty cell has none.  Below each grid is the number of cells of each kind.
@@ -19,7 +19,7 @@ Rows: TypeAlias = Sequence[Sequence[Cell]]
 _GRID, _CELL, _LEFT, _TOP, _ROW, _LETTER = 192, 34, 20, 44, 18, 6.4  # px
 
 
-class Mosaic:
+class CellGrid:
     """Grids of cells; prints as text, displays as SVG.
 
     Args:
@@ -30,7 +30,7 @@ class Mosaic:
     Raises:
         ValueError: no grid, rows of different lengths, or more kinds than colours.
 
-    >>> print(Mosaic("half", {"causal": [["seen", None], ["seen", ("seen", "!")]]}, "queries", "keys"))
+    >>> print(CellGrid("half", {"causal": [["seen", None], ["seen", ("seen", "!")]]}, "queries", "keys"))
     half
     causal: 3 seen, 1 nothing
     a .
@@ -61,7 +61,7 @@ class Mosaic:
         return "\n".join([*lines, f"{legend}; rows: {self.rows}, columns: {self.columns}"])
 
     def __repr__(self) -> str:
-        return f"<Mosaic {self.title!r}: {', '.join(self.grids)}>"
+        return f"<CellGrid {self.title!r}: {', '.join(self.grids)}>"
 
     def _repr_html_(self) -> str:
         pictures = "".join(self.to_svg(name) for name in self.grids)

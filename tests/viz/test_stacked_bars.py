@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from dualpipe_lab.viz import Stacks
+from dualpipe_lab.viz import StackedBars
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS = {"rank 0": [("0", 4), ("a&b", 1)], "rank 1": [("0", 4), ("1", 3), ("2", 0)]}
@@ -23,7 +23,7 @@ def styled(root, words):
 
 
 def test_pieces_lie_one_after_the_other():
-    stacks = Stacks("a > b", ROWS)
+    stacks = StackedBars("a > b", ROWS)
     root = ET.fromstring(stacks.to_svg())
     groups = root.findall(f"{SVG}g")
     assert [group.get("aria-label") for group in groups] == [
@@ -50,7 +50,7 @@ def test_pieces_lie_one_after_the_other():
 
 
 def test_every_word_stays_inside():
-    root = ET.fromstring(Stacks("much", {"rank 0": [("0", 12345.6)], "rank 1": [("1", 1)]}).to_svg())
+    root = ET.fromstring(StackedBars("much", {"rank 0": [("0", 12345.6)], "rank 1": [("1", 1)]}).to_svg())
     width = float(root.get("viewBox").split()[2])
     for text in root.iter(f"{SVG}text"):
         if "text-anchor: start" in text.get("style"):
@@ -59,7 +59,7 @@ def test_every_word_stays_inside():
 
 def test_no_number_stands_on_the_line_of_the_mean():
     for light in range(40, 60):
-        root = ET.fromstring(Stacks("near", {"rank 0": [("0", light)], "rank 1": [("1", 60)]}).to_svg())
+        root = ET.fromstring(StackedBars("near", {"rank 0": [("0", light)], "rank 1": [("1", 60)]}).to_svg())
         mean = box(styled(root, "stroke-dasharray")[0])[0]
         for text in root.iter(f"{SVG}text"):
             if text.text in (str(light), "60"):
@@ -70,17 +70,17 @@ def test_no_number_stands_on_the_line_of_the_mean():
 def test_nothing_to_draw_is_refused():
     for rows in ({}, {"rank 0": []}, {"rank 0": [("0", 0)]}, {"rank 0": [("0", 2), ("1", -1)]}):
         with pytest.raises(ValueError, match="sizes above 0"):
-            Stacks("nothing", rows)
+            StackedBars("nothing", rows)
 
 
 def test_a_limit_stands_in_place_of_the_mean():
-    stacks = Stacks("a limit", {"1 GPU": [("a", 9), ("b", 4)], "1 of 8": [("a", 3)]}, "bytes", "GB", ("H100", 10))
+    stacks = StackedBars("a limit", {"1 GPU": [("a", 9), ("b", 4)], "1 of 8": [("a", 3)]}, "bytes", "GB", ("H100", 10))
     assert stacks.summary == "largest 13 GB; H100: 10 GB"
     root = ET.fromstring(stacks.to_svg())
     (outline,), (line,) = styled(root, "stroke-linejoin: miter"), styled(root, "stroke-dasharray")
     assert box(line)[0] - box(outline)[0] == pytest.approx(box(outline)[2] * 10 / 13, abs=0.5)
-    beyond = ET.fromstring(Stacks("all fit", ROWS, limit=("limit", 70)).to_svg())
+    beyond = ET.fromstring(StackedBars("all fit", ROWS, limit=("limit", 70)).to_svg())
     assert not styled(beyond, "stroke-linejoin: miter")
     assert box(styled(beyond, "stroke-dasharray")[0])[0] < float(beyond.get("viewBox").split()[2])
     with pytest.raises(ValueError, match="above 0, got"):
-        Stacks("none", ROWS, limit=("none", 0))
+        StackedBars("none", ROWS, limit=("none", 0))
