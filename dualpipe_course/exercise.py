@@ -103,9 +103,10 @@ def exercise(
 
 
 def hint_of(checks: list[Check], number: int | None) -> None:
-    """Print the next hint for exercise `number`, or for the first unsolved one."""
+    """Print the next hint for exercise `number`, or for the first unsolved one; those of the trail come first."""
     known = record.load()
     open_checks = [check for check in checks if not known.get(check.name, record.NOTHING).solved]
+    open_checks.sort(key=lambda check: not check.about.trail)
     if number is not None:
         open_checks = [check for check in checks if check.name.endswith(f"-{number}")]
         if not open_checks:

@@ -7,7 +7,7 @@ and nothing that the function breaks outlives it.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dualpipe_lab.launch.launcher import Results
 
 Case = TypeVar("Case")
+Slips: TypeAlias = Mapping[int, str] | Mapping[float, str]  # wrong numbers, each with what went wrong
 SECONDS = 20.0
 TODO = "your code"  # what a starter raises
 
@@ -83,17 +84,24 @@ def needs_function(answer: object) -> None:
         raise Wrong(f"this check takes a function, got {type(answer).__name__}; pass the function itself, uncalled")
 
 
-def needs_ints(answer: object, names: tuple[str, ...]) -> list[int]:
-    """Return the answer as plain integers; raise `Wrong` for anything else, such as an object equal to everything."""
+def needs_ints(answer: object, names: tuple[str, ...], slips: Sequence[Slips] = ()) -> list[int]:
+    """Return the answer as plain integers; raise `Wrong` for anything else, such as an object equal to everything.
+
+    A fraction that is a key of its number's `slips`, rounded to a tenth or finer, gets their words.
+    """
     found = plain(answer)
     values: list[Any] = found if isinstance(found, list) else [found]
     if len(values) != len(names):
         raise Wrong(f"this check takes {len(names)} whole numbers ({', '.join(names)}), got {len(values)}")
-    for name, value in zip(names, values, strict=True):
+    for place, (name, value) in enumerate(zip(names, values, strict=True)):
         if value is ...:
             raise Wrong(f"not answered yet: put your number in place of the dots ({name})")
         if type(value) is not int:
-            text = f"{value:.10g}" if type(value) is float else type(value).__name__
+            is_number = type(value) in (float, Fraction)
+            text = f"{float(value):.10g}" if is_number else type(value).__name__
+            known = slips[place].items() if slips and is_number else ()
+            if words := next((words for key, words in known if key % 1 and abs(value - key) <= 0.05), ""):
+                raise Wrong(f"{name}, {text}: {words}")
             raise Wrong(f"{name} must be a whole number, got {text}; write it as 42, without a unit")
     return [int(value) for value in values]
 
@@ -102,11 +110,11 @@ def check_ints(
     answer: object,
     names: tuple[str, ...],
     expected: Sequence[int],
-    slips: Sequence[Mapping[int, str]],
+    slips: Sequence[Slips],
     general: Sequence[str],
 ) -> None:
     """Raise `Wrong` for the first number that is not as expected, with what is known of this slip, or in general."""
-    for place, (name, value) in enumerate(zip(names, needs_ints(answer, names), strict=True)):
+    for place, (name, value) in enumerate(zip(names, needs_ints(answer, names, slips), strict=True)):
         if value != expected[place]:
             raise Wrong(f"{name}, {value}: " + slips[place].get(value, general[place]))
 

@@ -79,6 +79,24 @@ def _reference(rank: int, world_size: int, shares: Shares) -> tuple[Grads, float
     return grads_of(model), loss.item()
 
 
+def mean_of_means(shares: Shares) -> Grads:
+    """The gradients that follow where each rank divides by its own tokens and the ranks are averaged."""
+    found: Grads = on_ranks(_mean_of_means, 1, shares, case="the mean of means")[0]
+    return found
+
+
+def _mean_of_means(rank: int, world_size: int, shares: Shares) -> Grads:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    model = make_model()
+    for owner in range(len(shares)):
+        tokens, targets = (torch.cat(parts) for parts in zip(*microbatches(shares, owner), strict=True))
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
+        (loss / len(shares)).backward()
+    return grads_of(model)
+
+
 def why_different(found: Grads, expected: Grads, factors: Mapping[float, str]) -> str | None:
     """What is wrong with gradients, in words, or None; `factors` are ratios with what each tells."""
     if [len(part) for part in found] != [len(part) for part in expected]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.differences import apart
+from dualpipe_course.differences import apart, close
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.plain import plain
@@ -18,7 +18,11 @@ from dualpipe_course.trial import check_ints, needs_function, partial_score
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 EXPECTED = (334, 8016, 2672)
 _SLIPS = (
-    {333: "3 shards of 333 hold 999 numbers, and one parameter belongs to no rank", 1002: "this is the whole buffer"},
+    {
+        1000 / 3: "a shard is a whole number: the buffer is padded until 3 divides it",
+        333: "3 shards of 333 hold 999 numbers, and one parameter belongs to no rank",
+        1002: "this is the whole buffer",
+    },
     {
         16000: "this is plain data parallelism: 16 bytes for each parameter",
         8000: "4 + 12 / 3 is exact where 3 divides the size; here the buffer has 1,002 numbers, two of them padding",
@@ -28,6 +32,7 @@ _SLIPS = (
     },
     {
         1336: "this is one of the two: gradients are reduce-scattered, new weights all-gathered",
+        8000 / 3: "the buffers are padded: both collectives carry 1,002 numbers",
         4008: "(N - 1) / N: a rank's own shard does not travel",
         5344: "gradients and weights travel in bf16, 2 bytes each",
     },
@@ -178,9 +183,13 @@ def _check_norm(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
     """Raise `Wrong` unless every rank gets the norm of the whole gradient, for one number of each other rank."""
     whole = [_element(index) for index in range(numel)]
     right = sum(value**2 for value in whole) ** 0.5
+    shard = -(-numel // num_ranks)
+    norms = sum(sum(x**2 for x in whole[at : at + shard]) ** 0.5 for at in range(0, numel, shard))
 
     def why(off: Off) -> str:
         assert off.found is not None, "return a number"
+        if any(close(off.found.flat, [sum_of_norms]) for sum_of_norms in (norms, norms**0.5)):
+            return "added the norms of the shards; add squares, not norms, and take the root of the sum"
         both = apart(off.found.flat[0], right)
         return (
             f"returned {both.found}{both.why}; the whole gradient {whole[:5]} has {both.expected}. Which numbers does "

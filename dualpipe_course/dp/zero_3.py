@@ -103,7 +103,7 @@ def linear(fn: Callable[..., Any]) -> str:
     "zero_3-3",
     "Away when it is needed",
     "find the bug",
-    minutes=20,
+    minutes=10,
     trail=True,
     points=3,
     hints=(

@@ -119,6 +119,7 @@ def numbers(answer: object) -> str:
     "The bytes of one rank",
     "implement",
     minutes=20,
+    trail=True,
     points=3,
     hints=(
         "First count parameters: what is cut by tp, and what every rank of tp has whole?",
@@ -152,7 +153,6 @@ def rank_bytes(fn: Callable[..., Any]) -> str:
     "The fewest GPUs",
     "puzzle",
     minutes=20,
-    trail=True,
     points=3,
     hints=(
         "The states alone take 1,129 GB. On how many GPUs of 72 GB do they fit, if nothing else is there?",

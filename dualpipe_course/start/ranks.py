@@ -20,6 +20,10 @@ ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model t
 MS = 1_000_000
 SENDS, RECEIVES = ("send", "isend"), ("recv", "irecv")
 RING_BYTES = [40, 40, 32]
+_UNEQUAL = (
+    "the ranks do not send equally much: 7 elements make chunks of 3, 3 and 1, "
+    "and the closed form 2 (N - 1) / N S is exact only where N divides the size"
+)
 
 
 def hint(exercise: int | None = None) -> None:
@@ -42,16 +46,13 @@ def hint(exercise: int | None = None) -> None:
 )
 def bytes_on_a_ring(answer: object) -> str:
     """Predict the bytes that each of 3 ranks sends in the chapter's ring all-reduce of 7 float32 elements."""
-    found = needs_ints(answer, ("rank 0", "rank 1", "rank 2"))
+    found = needs_ints(answer, ("rank 0", "rank 1", "rank 2"), [{112 / 3: _UNEQUAL}] * 3)
     if found == RING_BYTES:
         return "a rank that forwards the short chunk twice sends less: 40, 40, 32 bytes"
     if found == [size // 4 for size in RING_BYTES]:
         raise Wrong("these are elements; a float32 has 4 bytes")
     if len(set(found)) == 1:
-        raise Wrong(
-            "the ranks do not send equally much: 7 elements make chunks of 3, 3 and 1, "
-            "and the closed form 2 (N - 1) / N S is exact only where N divides the size"
-        )
+        raise Wrong(_UNEQUAL)
     if sum(found) == sum(RING_BYTES):
         raise Wrong("the sum over the ranks is right, its distribution is not: which chunk does a rank send last?")
     if sum(found) * 2 in range(sum(RING_BYTES) - 8, sum(RING_BYTES) + 9):

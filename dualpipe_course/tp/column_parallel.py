@@ -61,6 +61,10 @@ _TOO_EARLY = {
     "dscale": ". dx is right, so f stands too early: scale is used before it",
     "dweight": ". Every rank has other rows: their gradients belong to this rank alone",
 }
+_BEHIND = (
+    "f stands behind the product, where every rank has other outputs, and sums their dy; "
+    "it belongs before the product, on what all ranks hold alike"
+)
 
 
 def hint(exercise: int | None = None) -> None:
@@ -151,7 +155,7 @@ def scaled(fn: Callable[..., Any]) -> str:
         )
         why = "One sum is enough: behind it, dx and dscale are the same on all ranks."
         size = layers.num_bytes(shape)
-        layers.check_layer(fn, _scaled, case, summed="dx", backward=size, because=why, hints=_TOO_EARLY)
+        layers.check_layer(fn, _scaled, case, summed="dx", backward=size, because=why, hints=_TOO_EARLY, behind=_BEHIND)
     return f"all gradients equal one process in {len(SIZES)} cases, with a single sum"
 
 

@@ -58,6 +58,7 @@ def check_layer(
     backward: int = 0,
     because: str,
     hints: Mapping[str, str] = {},
+    behind: str = "",
     limits: Sequence[Limit] = (),
 ) -> None:
     """Raise `Wrong` unless the outputs and all gradients are those of one process, for so many bytes.
@@ -71,6 +72,7 @@ def check_layer(
         backward: the same backwards.
         because: why so many.
         hints: what else to say where the numbers of an output or a gradient are wrong, by its name.
+        behind: what to say of the gradients that follow where f stands behind the layer.
         limits: what else it may cost.
     """
     sums = []
@@ -92,6 +94,8 @@ def check_layer(
         case.num_ranks,
         fn,
         case,
+        reference,
+        behind,
         case=str(case),
         beside=lambda: on_one_process(_expected, reference, case),
         why=why,
@@ -121,7 +125,9 @@ def _shard(tensor: "Tensor", dim: int | None, rank: int, num_ranks: int) -> "Ten
     return tensor.narrow(dim, start, min(size, tensor.shape[dim] - start)).clone()
 
 
-def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Found:
+def _step(
+    rank: int, world_size: int, fn: Callable[..., Any], case: Case, reference: Callable[..., Any], behind: str
+) -> Found:
     shards = {
         name: _shard(draw(name, shape), case.cuts[name], rank, world_size).requires_grad_()
         for name, shape in case.shapes.items()
@@ -143,7 +149,19 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Fou
     }
     costs["kept bytes"] = kept
     changed = "an argument or the gradient that came in has changed; send a copy of it" if unchanged.first() else ""
-    return Found(values, costs=costs, changed=changed)
+    slips = {name: {behind: value} for name, value in _f_behind(reference, case, rank).items()} if behind else {}
+    return Found(values, slips=slips, costs=costs, changed=changed)
+
+
+def _f_behind(reference: Callable[..., Any], case: Case, rank: int) -> Values:
+    """A rank's gradients where an f at the output sums dy over ranks with equally many outputs."""
+    size = case.num_ranks
+    dys = [_shard(draw("dy", case.out_shape), case.out_cut, owner, size) for owner in range(size)]
+    if len({dy.shape for dy in dys}) > 1:
+        return {}
+    shards = {n: _shard(draw(n, shape), case.cuts[n], rank, size).requires_grad_() for n, shape in case.shapes.items()}
+    reference(*shards.values()).backward(sum(dys))
+    return {f"d{name}": Numbers.of(shard.grad) for name, shard in shards.items()}
 
 
 def _run(fn: Callable[..., Any], shards: "list[Tensor]", counts_kept: bool) -> tuple[Any, int]:

@@ -40,6 +40,16 @@ def test_what_is_no_whole_number_is_refused(subtests):
             needs_ints(answer, ("a",))
 
 
+def test_a_known_fraction_gets_its_reason_and_no_other_does():
+    slips = ({28 / 3: "as many as ranks", 9: "whole"},)
+    for answer in (28 / 3, 9.33, 9.3, Fraction(28, 3)):
+        with pytest.raises(Wrong, match=r"a, 9\.3+: as many as ranks"):
+            check_ints(answer, ("a",), (7,), slips, ("",))
+    for answer in (9.03, 9.2):
+        with pytest.raises(Wrong, match="must be a whole number"):
+            check_ints(answer, ("a",), (7,), slips, ("",))
+
+
 def test_a_formula_with_fractions_ends_at_its_whole_number():
     assert plain((1 - 1 / 3) * 6000) == 4000
     assert plain(2 * (7 / 8) * 98_304) == 172_032

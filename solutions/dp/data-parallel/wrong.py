@@ -5,7 +5,7 @@ from bad_answer import EQUAL_TO_ALL, Bad
 TYPICAL = {
     "data_parallel-1": {
         "means exchanged": Bad("loss, mean_of_means, bytes_sent = 7, 6, 6000", "that is the mean of means"),
-        "average over three": Bad("loss, mean_of_means, bytes_sent = 6, 9, 6000", "divides by all 4 ranks"),
+        "average over three": Bad("loss, mean_of_means, bytes_sent = 6, 9.33, 6000", "divides by all 4 ranks"),
         "per microbatch": Bad("loss, mean_of_means, bytes_sent = 6, 7, 18000", "once per step"),
         "no factor": Bad("loss, mean_of_means, bytes_sent = 6, 7, 4000", "each byte passes a rank twice"),
     },
@@ -66,7 +66,10 @@ def backward_and_average(model, tokens, targets, average):
     cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100).backward()
     average(model)
 """,
-            "2 rank(s) with 1, 2 valid token(s): rank 0: the gradients differ",
+            "2 rank(s) with 1, 2 valid token(s): rank 0: each rank has divided by its own tokens",
+        ),
+        "the sum over its own tokens": Bad(
+            [("    comm.all_reduce(n)\n", ""), ("comm.get_world_size() * loss", "loss")], "depends on its rank"
         ),
         "forgets the ranks": Bad([("comm.get_world_size() * loss", "loss")], "average() divides too"),
         "zero by zero": Bad(

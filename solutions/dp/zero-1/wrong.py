@@ -8,6 +8,7 @@ NUMBERS = "shard, held, sent"
 TYPICAL = {
     ONE: {
         "rounded down": Bad(f"{NUMBERS} = 333, 8016, 2672", "one parameter belongs to no rank"),
+        "a third": Bad(f"{NUMBERS} = 1000 / 3, 8000, 2667", "padded until 3 divides it"),
         "no padding": Bad(f"{NUMBERS} = 334, 8000, 2672", "two of them padding"),
         "plain data parallelism": Bad(f"{NUMBERS} = 334, 16000, 2672", "this is plain data parallelism"),
         "one half": Bad(f"{NUMBERS} = 334, 8016, 1336", "one of the two"),
@@ -60,8 +61,9 @@ TYPICAL = {
                 ),
                 ("float(square.sqrt())", "float(square)"),
             ],
-            "4 numbers on 2 rank(s)",
+            "4 numbers on 2 rank(s): rank 0 added the norms",
         ),
+        "root of a sum of norms": Bad([(".square().sum()", ".norm()")], "add squares, not norms"),
         "own shard alone": Bad([("comm.all_reduce(square)", "pass")], "4 numbers on 2 rank(s)"),
     },
     FOUR: {

@@ -6,6 +6,7 @@ TYPICAL = {
     "ranks-1": {
         "elements": Bad("bytes_sent = [10, 10, 8]", "a float32 has 4 bytes"),
         "equal": Bad("bytes_sent = [37, 37, 37]", "do not send equally much"),
+        "equal, exactly": Bad("bytes_sent = [37.33, 37.33, 37.33]", "do not send equally much"),
         "half": Bad("bytes_sent = [16, 20, 20]", "one of the two halves"),
         "turned": Bad("bytes_sent = [32, 40, 40]", "its distribution is not"),
         "a fraction": Bad("bytes_sent = [40.5, 40, 32]", "whole number"),

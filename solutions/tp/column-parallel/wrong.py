@@ -84,6 +84,10 @@ def column_linear(*tensors):
         ),
     },
     "column_parallel-3": {
+        "behind the product": Bad(
+            [("linear(copy_to_ranks(x * scale), weight)", "copy_to_ranks(linear(x * scale, weight))")],
+            "rank 0: dx: f stands behind the product",
+        ),
         "too early": Bad([("copy_to_ranks(x * scale)", "copy_to_ranks(x) * scale")], "f stands too early"),
         "twice": Bad([("copy_to_ranks(x * scale)", "copy_to_ranks(copy_to_ranks(x) * scale)")], "dx is 2 times"),
         "each by itself": Bad(
