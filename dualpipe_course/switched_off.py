@@ -1,5 +1,6 @@
 """A learner's function that runs with some of the library's own switched off: the exercise is to write them."""
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from inspect import unwrap
@@ -21,19 +22,23 @@ class Without:
         self.fn, self.names = fn, names
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function, and switch everything on again: on a page the same process judges the next answer."""
-        with ExitStack() as undo:
-            for name in self.names:
-                found = resolve_name(name)
-                for value in _written_in(found) if isinstance(found, ModuleType) else [found]:
-                    if isinstance(value, type):
-                        _put(undo, value, "__init__", _refuse)
-                        if isinstance(vars(value).get("forward"), staticmethod):  # an autograd Function is never made
-                            _put(undo, value, "forward", staticmethod(_refuse))
-                    else:
-                        # its code, because the learner may hold the function; below decorators, which are closures
-                        _put(undo, unwrap(value), "__code__", _refuse.__code__)
+        """Call the function; on a page everything is switched on again, elsewhere the process ends soon."""
+        undo = ExitStack()
+        for name in self.names:
+            found = resolve_name(name)
+            for value in _written_in(found) if isinstance(found, ModuleType) else [found]:
+                if isinstance(value, type):
+                    _put(undo, value, "__init__", _refuse)
+                    if isinstance(vars(value).get("forward"), staticmethod):  # an autograd Function is never made
+                        _put(undo, value, "forward", staticmethod(_refuse))
+                else:
+                    # its code, because the learner may hold the function; below decorators, which are closures
+                    _put(undo, unwrap(value), "__code__", _refuse.__code__)
+        try:
             return self.fn(*args)
+        finally:
+            if sys.platform == "emscripten":  # where the next answer is judged by the same process
+                undo.close()
 
 
 def _put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
