@@ -76,7 +76,7 @@ class ModuleStage(Stage):
 
 
 def run_pair_by_module(forward: ReadyAction, backward: ReadyAction) -> None:
-    """Run an overlapped pair of `ModuleStage`s by the method of their modules' class.
+    """Run an overlapped pair of two `ModuleStage` by the method of their modules' class.
 
     Raises ValueError for other stages, modules of two classes, and a backward that is an input gradient alone; for a
     loss that criterion0 has not returned; and if no input of module1 has a gradient afterwards.
