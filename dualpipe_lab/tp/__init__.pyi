@@ -34,9 +34,6 @@ from .shard import shards_of as shards_of
 from .shard import load_full_state_dict as load_full_state_dict
 from .shard import full_state_dict as full_state_dict
 from .shard import initialize_parameters as initialize_parameters
-from .checkpoint import save_state_dict_file as save_state_dict_file
-from .checkpoint import load_state_dict_file as load_state_dict_file
-from .checkpoint import shard_spec_of as shard_spec_of
 
 # Gradients of replicated weights, and the norm of all
 from .grads import sum_partial_gradients as sum_partial_gradients
