@@ -174,6 +174,16 @@ def test_a_page_with_code_has_the_header_that_makes_it_run_and_a_notebook():
     assert [page.name for page in pages if not page.with_suffix(".ipynb").exists()] == []
 
 
+def test_every_link_to_a_heading_leads_to_one():
+    """As GitHub and MyST name them: lower case, words joined, without other signs."""
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
+            text = ((page.parent / target) if target else page).read_text()
+            headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+            names = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+            assert anchor in names | set(re.findall(r"^\(([\w-]+)\)=", text, re.MULTILINE)), (page.name, target, anchor)
+
+
 def names_in(page):
     """Every dualpipe_lab name that a page mentions in code: in cells, code spans and fences."""
     text = page.read_text()
