@@ -1,6 +1,6 @@
 """Exercises that can be answered in their page: what their cells need, and Python for the browser.
 
-In: the exercise notebooks, the names in dualpipe_course/in_page.txt, npm.  Out: JSON in each exercise page, and
+In: the exercise notebooks, the names in in_page.txt, npm.  Out: JSON in each exercise page, and
 _static/python with Pyodide, the library and the checks, compressed; without npm nothing: pages stay as they are.
 """
 
@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 
 def in_page(root: Path) -> list[str]:
     """Return the names of the exercises whose checks need neither torch nor ranks."""
-    return (root / "dualpipe_course" / "in_page.txt").read_text(encoding="utf-8").split()
+    return (root / "_ext" / "in_page.txt").read_text(encoding="utf-8").split()
 
 
 def cells_of(notebook: dict[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:

@@ -1,12 +1,13 @@
 """A learner's function that runs with some of the library's own switched off: the exercise is to write them."""
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from inspect import unwrap
 from pkgutil import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
+
+from dualpipe_lab.launch import operating_system
 
 AUTOGRAD = ("torch.autograd:grad", "torch.autograd:backward", "torch:Tensor.backward")  # where it is done by hand
 
@@ -37,7 +38,7 @@ class Without:
         try:
             return self.fn(*args)
         finally:
-            if sys.platform == "emscripten":  # where the next answer is judged by the same process
+            if operating_system.in_browser():  # where the next answer is judged by the same process
                 undo.close()
 
 

@@ -4,13 +4,13 @@ Every function runs in processes of its own, also where one would do: an endless
 and nothing that the function breaks outlives it.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
+from dualpipe_lab.launch import operating_system
 
 if TYPE_CHECKING:
     from dualpipe_lab.launch.launcher import Results
@@ -57,7 +57,7 @@ def call_each(fn: Callable[..., Any], cases: Iterable[tuple[Any, ...]]) -> list[
     """Call a pure function with each case in one fresh process: (True, value) or (False, `raised ...`)."""
     needs_function(fn)
     results: list[tuple[bool, Any]]
-    if sys.platform == "emscripten":  # a page's worker is the fresh process, and the page ends it
+    if operating_system.in_browser():  # a page's worker is the fresh process, and the page ends it
         results = _call_each(0, 1, fn, list(cases))
     else:
         results = on_ranks(_call_each, 1, fn, list(cases), case="calling your function")[0]

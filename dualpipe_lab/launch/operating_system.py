@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-NAME = sys.platform  # "linux", "darwin" or "win32"
+NAME = sys.platform  # "linux", "darwin", "win32", or "emscripten" in a browser
 PROCESSES = "/proc"  # one folder per process of this host
 DESCRIPTORS = "/proc/self/fd"  # one link per open descriptor of this process
 STACK_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)  # asks a rank for the stacks of its threads
@@ -26,6 +26,11 @@ _SET_PARENT_DEATH_SIGNAL, _SET_TIMER_SLACK, _SET_CHILD_SUBREAPER = 1, 29, 36  # 
 def can_fork() -> bool:
     """Whether ranks can start at all: there are no such processes on Windows."""
     return NAME != "win32"
+
+
+def in_browser() -> bool:
+    """Whether this is a page's Python, which has no processes: the page ends the whole of it."""
+    return NAME == "emscripten"
 
 
 def loopback() -> str:

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from right_answers import RIGHT
 from wrong_answers import CHEATS, TYPICAL
 
 from dualpipe_course.in_page import judge
+from dualpipe_lab.launch import operating_system
 
-NAMES = (Path(__file__).parents[2] / "dualpipe_course" / "in_page.txt").read_text().split()
+NAMES = (Path(__file__).parents[2] / "_ext" / "in_page.txt").read_text().split()
 ALL = """async ([site, cases]) => {
   const worker = new Worker(`${site}_static/dp/python-worker.mjs`, { type: "module" });
   const told = [];
@@ -51,7 +51,7 @@ def given(book, name):
 
 def said_here(queue, cases):
     """Judge in one process, as a page does."""
-    sys.platform = "emscripten"
+    operating_system.NAME = "emscripten"
     queue.put([judge(**case) for case in cases])
 
 

@@ -91,7 +91,7 @@ def job(folder, chosen, resume):
     options = train.TrainOptions(**OPTIONS, folder=folder, save_every=1, keep=2, log_every=0)
     scratch = folder.parent / "scratch"
     scratch.mkdir(exist_ok=True)
-    return TrainJob(LLAMA, chosen, TEXT, NUM_STEPS, options, resume, None, False, scratch)
+    return TrainJob(LLAMA, chosen, TEXT, None, NUM_STEPS, options, resume, None, False, scratch)
 
 
 def dies(rank, world_size, given, victim, delay):

@@ -113,7 +113,7 @@ def test_dualpipe_with_unequal_stages_takes_the_simulated_time():
         runtime = lab.PipelineRuntime(program, stages, model.loss_fn(), like, mesh.group("pp"), **options)
         comm.barrier()
         mine = mesh.rank("ep")
-        runtime.step(list(ids[mine]), list(targets[mine]))
+        runtime.step(list(ids[mine]), list(targets[mine]), [1.0] * number)
 
     def time(order):
         return simulate(order, TICKS).makespan

@@ -16,7 +16,7 @@ TYPICAL = {
             "def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):\n"
             "    size = (num_heads + 2 * num_kv_heads) * head_size // num_ranks\n"
             "    return [(rank * size, (rank + 1) * size)]",
-            "is missing; the KV heads are rows",
+            "is missing; the key heads are rows",
         ),
         "half a head": Bad(
             "def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):\n"
@@ -26,11 +26,11 @@ TYPICAL = {
             "        found.append((offset + rank * size, offset + (rank + 1) * size))\n"
             "        offset += heads * head_size\n"
             "    return found",
-            "is missing; the KV heads are rows",
+            "is missing; the key heads are rows",
         ),
         "heads in turn": Bad(
             [("first, behind = start // group", "first = rank % num_kv_heads\n    behind = first + 1 #")],
-            "is missing; the KV heads are rows",
+            "is missing; the key heads are rows",
         ),
         "as many KV heads on every rank": Bad(
             [("(stop - 1) // group + 1", "start // group + max(1, num_kv_heads // num_ranks)")],
