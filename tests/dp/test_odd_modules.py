@@ -55,6 +55,18 @@ class Normed(nn.Module):
         return self.linear(x)
 
 
+class Compiled(nn.Module):
+    """torch.compile traces its forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.compile(backend="aot_eager")
+
+    def forward(self, x):
+        return self.linear(x).tanh()
+
+
 def make(kind):
     torch.manual_seed(0)
     previous = torch.get_default_dtype()
@@ -77,7 +89,7 @@ def expected(kind):
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", [Transposed, NoElements, Normed])
+@pytest.mark.parametrize("kind", [Transposed, NoElements, Normed, Compiled])
 def test_odd_modules_train_as_in_one_process_and_are_saved(kind, tmp_path):
     def fn(rank, world_size):
         found = []
