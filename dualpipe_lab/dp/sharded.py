@@ -9,6 +9,7 @@ Elsewhere: `full_weights` and `full_gradients` are FSDP2 `DTensor.full_tensor`, 
 """
 
 import zlib
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -330,9 +331,9 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.reducer.sums_tied = bool(self.spec.tied.stage_of)
         self.reducer.sums_partial = bool(self.spec.partial)
 
+    @abstractmethod
     def _take(self, module: nn.Module) -> Reducer:
         """Shard the module, add the shards to `updater`, and return what sums the gradients."""
-        raise NotImplementedError
 
     def step(
         self,

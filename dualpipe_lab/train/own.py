@@ -1,7 +1,8 @@
 """`OwnTrainer`: a model, a loss and batches of the user's own under a plan, for `train.run`.
 
 In: a function from a plan to the stages of a model, a loss, batches (x, y).  Out: what `Trainer` gives.
-  rows         batch -> data ranks -> microbatches, all equal: the loss of a step is the mean over the batch
+  rows         batch -> data ranks -> microbatches, all equal; a microbatch's share of the loss is that of its targets,
+               so the loss of a step is the mean over the batch, without targets of -100
   equal ranks  every rank builds all stages from one seed and keeps its own, and reads the same batches
 Elsewhere: torchtitan registers a `TrainSpec` with a model, a loss and a data loader.
 """
@@ -15,17 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
-from dualpipe_lab.dp import checkpoint
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
-from dualpipe_lab.dp.ema import ShardedEMA
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.runtime.batch import split_batch
+from dualpipe_lab.pp.runtime.batch import num_elements, split_batch
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
-from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv, exchange
+from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv
 from dualpipe_lab.train.options import TrainOptions, check_folder
-from dualpipe_lab.train.trainer import OPTIMIZERS, Trainer, seed_of, seed_ranks
+from dualpipe_lab.train.trainer import Trainer, seed_of
 
 MakeStages: TypeAlias = Callable[[Plan], Iterable[nn.Module]]
 Batches: TypeAlias = Iterable[tuple[Any, Any]] | Callable[[], Iterable[tuple[Any, Any]]]
@@ -67,58 +66,28 @@ class OwnTrainer(Trainer):
             )
         here = sorted({action.stage for action in program.actions(self.mesh.rank("pp"))})
         self.model = nn.ModuleDict({str(number): every[number] for number in here})
-        narrow = any(parameter.dtype == torch.bfloat16 for parameter in self.model.parameters())
-        self.optimizer = OPTIMIZERS[plan.zero](
-            self.model,
-            self.mesh,
-            **options.adamw,
-            max_norm=options.max_norm,
-            master=narrow,
-            grad_dtype=torch.float32 if narrow else None,
-            hybrid=plan.hybrid,
-            program=plan.program,
-        )
-        self.ema = None if options.ema is None else ShardedEMA(self.optimizer, options.ema)
+        self._make_optimizer(any(parameter.dtype == torch.bfloat16 for parameter in self.model.parameters()))
         self.runtime = PipelineRuntime(program, self.model, loss, group=self.mesh.group("pp"))
         self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
 
     def step(self, batch: Any) -> Metrics:
         """Train on one batch (x, y) of all data ranks."""
-        self._meter.start()
-        microbatches = self.plan.data_size * self.plan.num_microbatches
-        first = self.data_rank * self.plan.num_microbatches
-        mine = slice(first, first + self.plan.num_microbatches)
-        x, y = (split_batch(part, microbatches)[mine] for part in batch)
-        seed_ranks(self.options.seed, self.mesh, self.num_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.options.lr * self.options.schedule.factor(self.num_steps)
-        self.optimizer.zero_grad()
-        result = self.runtime.step(x, y, [1 / microbatches] * len(x))
-        report = self.optimizer.step()
-        if self.ema is not None and report.stepped:
-            self.ema.update()
-        self.num_steps += 1
-        loss = self._summand([*result.losses.values(), *result.stage_losses.values()])
-        readings = exchange(self._meter.stop(loss, self._wants_stop()))
-        self.should_stop = any(reading.wants_stop for reading in readings)
-        return self._metrics(readings, _num_rows(batch[0]), report.norm, group["lr"], report.stepped)
+        self._begin()
+        number, first = self.plan.num_microbatches, self.data_rank * self.plan.num_microbatches
+        x, y = (split_batch(part, self.plan.data_size * number) for part in batch)
+        counts, mine = [*map(num_elements, y)], slice(first, first + number)
+        shares = [count / max(sum(counts), 1) for count in counts]  # equal, but for targets of -100
+        return self._finish(self.runtime.step(x[mine], y[mine], shares[mine]), sum(counts))
 
     def batch(self, sampler: Any, step: int | None = None) -> Any:
         """Return the next batch, the same on every rank."""
         return sampler.next(self.num_steps)
 
-    def save(self, sampler: Any) -> Path:
-        """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
-        assert self.options.folder is not None
-        return checkpoint.save(
-            self.options.folder,
-            self.num_steps,
-            self.optimizer,
-            sampler={"seed": self.options.seed},
-            config={"model": "own", "plan": self.plan.describe(), "ema": self.ema is not None},
-            topology=self.mesh.topology,
-            keep=self.options.keep,
-        )
+    def _about_model(self) -> dict[str, Any]:
+        return {"model": "own"}
+
+    def _update_biases(self, speed: float) -> None:
+        """Leave them to the model: it has no routers of this library."""
 
 
 class OwnBatches:
@@ -150,6 +119,10 @@ class OwnBatches:
                 "one batch; draw the data with a generator of its own seed, not with the rank's"
             )
         return batch[0], batch[1]
+
+    def state(self, step: int) -> dict[str, int]:
+        """Return what a checkpoint saves of the data."""
+        return {"seed": self._seed, "step": step}
 
     def _take(self) -> Any:
         with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from here when it starts
@@ -202,12 +175,6 @@ def check_own(
     if given.get("csv") is not None:
         check_csv(given["csv"])
     check_folder(given.get("folder"), first, resume)
-
-
-def _num_rows(batch: Any) -> int:
-    while not isinstance(batch, Tensor):
-        batch = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
-    return len(batch)
 
 
 def _digest(batch: Any) -> int:

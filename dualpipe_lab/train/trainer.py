@@ -36,6 +36,7 @@ from dualpipe_lab.models.pretrained.load import load_pretrained
 from dualpipe_lab.models.rank_model import RankModel, build_stages
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.runtime.batch import StepResult
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
 from dualpipe_lab.topology import RankCoordinates
@@ -83,20 +84,8 @@ class Trainer:
         )
         if options.start is not None:  # before the optimizer copies the weights
             load_pretrained(self.model, options.start)
-        narrow = plan.precision == "bfloat16"  # bf16 weights have fp32 masters and gradients
-        grad_dtype = torch.float32 if narrow else None
-        self.optimizer = OPTIMIZERS[plan.zero](
-            self.model,
-            self.mesh,
-            **({"units": _units(self.model, plan.overlap)} if plan.zero == 3 else {}),
-            **options.adamw,
-            max_norm=options.max_norm,
-            master=narrow,
-            grad_dtype=grad_dtype,
-            hybrid=plan.hybrid,
-            program=plan.program,
-        )
-        self.ema = None if options.ema is None else ShardedEMA(self.optimizer, options.ema)
+        units = {"units": _units(self.model, plan.overlap)} if plan.zero == 3 else {}
+        self._make_optimizer(plan.precision == "bfloat16", **units)
         self.loss_fn = self.model.loss_fn()
         stages: Mapping[int, Stage] = self.model.stages
         if plan.overlap:  # in pieces, so that the all-to-alls of one half of a pair run beside the other half
@@ -110,19 +99,42 @@ class Trainer:
         )
         self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
 
+    def _make_optimizer(self, narrow: bool, **units: Any) -> None:
+        """Make optimizer and moving average; `narrow` bf16 weights have fp32 masters and gradients."""
+        self.optimizer = OPTIMIZERS[self.plan.zero](
+            self.model,
+            self.mesh,
+            **units,
+            **self.options.adamw,
+            max_norm=self.options.max_norm,
+            master=narrow,
+            grad_dtype=torch.float32 if narrow else None,
+            hybrid=self.plan.hybrid,
+            program=self.plan.program,
+        )
+        self.ema = None if self.options.ema is None else ShardedEMA(self.optimizer, self.options.ema)
+
     def step(self, batch: Batch) -> Metrics:
         """Train on one batch: forwards and backwards, sums, clipping, update."""
-        self._meter.start()
-        seed_ranks(self.options.seed, self.mesh, self.num_steps)  # for modules that draw, such as dropout
-        (group,) = self.optimizer.param_groups
-        group["lr"] = self.options.lr * self.options.schedule.factor(self.num_steps)
-        self.optimizer.zero_grad()
+        self._begin()
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
 
         # every microbatch's loss is its summand of the step's, so all weights are 1
         shifted = batch.next_inputs, batch.next_targets
         extra = self.model.extra_inputs(*shifted) if self.model.mtp else None
         result = self.runtime.step(batch.inputs, batch.targets, [1.0] * len(batch.inputs), extra)
+        return self._finish(result, batch.num_tokens)
+
+    def _begin(self) -> None:
+        """Start a step: its clock, random numbers, learning rate, and gradients of zero."""
+        self._meter.start()
+        seed_ranks(self.options.seed, self.mesh, self.num_steps)  # for modules that draw, such as dropout
+        (group,) = self.optimizer.param_groups
+        group["lr"] = self.options.lr * self.options.schedule.factor(self.num_steps)
+        self.optimizer.zero_grad()
+
+    def _finish(self, result: StepResult, num_tokens: int) -> Metrics:
+        """Update the weights after the last backward, and exchange what the ranks have measured."""
         report = self.optimizer.step()
         self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update none moves
         if self.ema is not None and report.stepped:
@@ -132,7 +144,8 @@ class Trainer:
         loss = self._summand([*result.losses.values(), *result.stage_losses.values()])
         readings = exchange(self._meter.stop(loss, self._wants_stop()))
         self.should_stop = any(reading.wants_stop for reading in readings)
-        return self._metrics(readings, batch.num_tokens, report.norm, group["lr"], report.stepped)
+        lr = self.optimizer.param_groups[0]["lr"]
+        return self._metrics(readings, num_tokens, report.norm, lr, report.stepped)
 
     @property
     def data_rank(self) -> int:
@@ -170,19 +183,21 @@ class Trainer:
             self.model.train()
         return found
 
-    def save(self, sampler: Sampler) -> Path:
+    def save(self, sampler: Any) -> Path:
         """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
         assert self.options.folder is not None
-        model = {"model": type(self.config).__name__, "config": asdict(self.config)}
         return checkpoint.save(
             self.options.folder,
             self.num_steps,
             self.optimizer,
             sampler=sampler.state(self.num_steps),
-            config={**model, "plan": self.plan.describe(), "ema": self.ema is not None},
+            config={**self._about_model(), "plan": self.plan.describe(), "ema": self.ema is not None},
             topology=self.mesh.topology,
             keep=self.options.keep,
         )
+
+    def _about_model(self) -> dict[str, Any]:
+        return {"model": type(self.config).__name__, "config": asdict(self.config)}
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint that any plan saved; every rank calls this."""

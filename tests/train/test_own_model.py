@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 import dualpipe_lab as lab
 
@@ -30,16 +30,17 @@ class Shuffled(torch.utils.data.DataLoader):
         super().__init__(rows, batch_size=ROWS, shuffle=True)
 
 
-def alone(steps):
+def alone(steps, data=None, loss_fn=mse_loss):
     """The same training in plain torch: losses and weights."""
+    data = data or batches()
     torch.manual_seed(7)
     model = nn.Sequential(*make_stages(lab.Plan()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     losses = []
     for step in range(steps):
-        x, y = batches()[step % 3]
+        x, y = data[step % len(data)]
         optimizer.zero_grad()
-        loss = mse_loss(model(x), y)
+        loss = loss_fn(model(x), y)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
@@ -76,6 +77,15 @@ def place(name):
     """Stages, layers and parts in the order of the model."""
     stage, layer, part, kind = name.split(".")
     return int(stage), int(layer), int(part), kind == "bias"
+
+
+def test_targets_of_minus_100_are_left_out_as_in_one_process():
+    """Of the four microbatches one has no target at all, and the others have 1 to 4."""
+    x = batches()[0][0]
+    y = torch.tensor([0, 1, 2, 3, -100, -100, -100, -100, 4, -100, 5, -100, 0, -100, -100, -100])
+    plan = lab.Plan(pp=2, dp=2, num_microbatches=2)
+    result = lab.train.run(make_stages, plan, [(x, y)], steps=2, **options(loss=cross_entropy))
+    assert result.losses == pytest.approx(alone(2, [(x, y)], cross_entropy)[0], abs=1e-12)
 
 
 def test_a_loader_that_shuffles_gives_every_rank_the_same_batches():

@@ -122,13 +122,18 @@ def _microbatches(given: Any, number: int, is_whole: bool) -> Any:
 def _check_equal(targets: Sequence[Any]) -> None:
     found = [tensors for target in targets if (tensors := tensors_in(target))]  # a rank may have some of them only
     shapes = [[tuple(y.shape) for y in tensors] for tensors in found]
-    counts = [sum(y.numel() if has_gradient(y) else int((y != -100).sum()) for y in each) for each in found]
+    counts = [*map(num_elements, found)]
     if any(shape != shapes[0] for shape in shapes) or len(set(counts)) > 1:
         raise ValueError(
             "the mean over microbatches of several sizes is not the mean over the batch, got targets of "
             f"{', '.join(map(str, counts))} elements; give step the share of each microbatch in the loss as weights, "
             "such as its elements over those of all (a class of -100 is none: torch's loss leaves it out)"
         )
+
+
+def num_elements(target: Any) -> int:
+    """Return how many elements of a microbatch's target count in a mean: all but the class -100."""
+    return sum(y.numel() if has_gradient(y) else int((y != -100).sum()) for y in tensors_in(target))
 
 
 def split_batch(batch: Any, num_microbatches: int) -> list[Any]:
