@@ -109,7 +109,15 @@ def make_batch(
         if values is not None and len(values) != number:
             raise ValueError(f"{name} needs {number} {what}, one per microbatch, got {len(values)}")
     if weights is None:
-        _check_equal(targets or ())
+        found = [target for target in targets or () if tensors_in(target)]  # a rank may have some of them only
+        shapes = [[tuple(y.shape) for y in tensors_in(target)] for target in found]
+        counts = [*map(num_elements, found)]
+        if any(shape != shapes[0] for shape in shapes) or len(set(counts)) > 1:
+            raise ValueError(
+                "the mean over microbatches of several sizes is not the mean over the batch, got targets of "
+                f"{', '.join(map(str, counts))} elements; give step the share of each microbatch in the loss as "
+                "weights, such as its elements over those of all (a class of -100 is none: torch's loss leaves it out)"
+            )
     return Microbatches([None] * number if inputs is None else inputs, targets, shares, extra or {})
 
 
@@ -117,18 +125,6 @@ def _microbatches(given: Any, number: int, is_whole: bool) -> Any:
     """Split what is a batch: a tuple is one beside another batch, and unless it has one entry per microbatch."""
     is_batch = isinstance(given, tuple) and (is_whole or len(given) != number)
     return split_batch(given, number) if is_batch or isinstance(given, Tensor | Mapping) else given
-
-
-def _check_equal(targets: Sequence[Any]) -> None:
-    found = [tensors for target in targets if (tensors := tensors_in(target))]  # a rank may have some of them only
-    shapes = [[tuple(y.shape) for y in tensors] for tensors in found]
-    counts = [*map(num_elements, found)]
-    if any(shape != shapes[0] for shape in shapes) or len(set(counts)) > 1:
-        raise ValueError(
-            "the mean over microbatches of several sizes is not the mean over the batch, got targets of "
-            f"{', '.join(map(str, counts))} elements; give step the share of each microbatch in the loss as weights, "
-            "such as its elements over those of all (a class of -100 is none: torch's loss leaves it out)"
-        )
 
 
 def num_elements(target: Any) -> int:
