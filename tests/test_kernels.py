@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from glob import glob
 from pathlib import Path
 
 import psutil
@@ -138,6 +139,14 @@ def test_a_kernel_is_born_as_an_ordinary_one_and_shares_nothing(start, tmp_path,
     assert json.loads(another.run(BIRTH)) == born
     draws = [kernel.run(DRAW).split() for kernel in (one, another)]
     assert not set(draws[0]) & set(draws[1])
+
+
+def test_a_kernel_needs_no_port_that_another_process_could_take(start):
+    kernel = start()
+    sockets = f"{kernel.manager.ip}-*"
+    assert len(glob(sockets)) == len(kernel.manager.ports) == 5  # what remains is one that the system chooses
+    kernel.stop()
+    assert not glob(sockets)
 
 
 def test_a_figure_is_shown_as_by_an_ordinary_kernel(start):

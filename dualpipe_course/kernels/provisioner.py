@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from dualpipe_course.kernels import fork_server
 
 COMMAND = [sys.executable, "-m", "ipykernel_launcher"]
+LONGEST_PLACE = 100  # characters; the system's limit for a socket's path is 107
 STARTUP_SECONDS = 180.0  # the fork server imports torch, maybe on a busy machine
 # Python and torch read these once, when they start: kernels that differ in one of them have different fork servers.
 READ_AT_START = ("HOME", "LANG", "LC_", "LD_", "MKL_", "MPL", "OMP_", "OPENBLAS_", "PYTHON", "TORCH_", "TZ", "XDG_")
@@ -26,6 +28,14 @@ READ_AT_START = ("HOME", "LANG", "LC_", "LD_", "MKL_", "MPL", "OMP_", "OPENBLAS_
 
 class ForkedProvisioner(LocalProvisioner):
     """Starts a kernel by forking, or else as ever."""
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Give the kernel sockets in a folder: a port that is free now may be another process's when the kernel binds."""
+        manager = self.parent
+        place = os.path.join(tempfile.gettempdir(), f"kernel-{self.kernel_id}")
+        if manager and manager.transport == "tcp" and len(place) < LONGEST_PLACE:
+            manager.transport, manager.ip, manager.cache_ports = "ipc", place, False
+        return await super().pre_launch(**kwargs)
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
         """Start a kernel; return how to connect to it."""
