@@ -30,7 +30,7 @@ class ForkedProvisioner(LocalProvisioner):
     """Starts a kernel by forking, or else as ever."""
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Give the kernel sockets in a folder: a port that is free now may be another process's when the kernel binds."""
+        """Give the kernel sockets in a folder: a port that is free now may be taken when the kernel binds it."""
         manager = self.parent
         place = os.path.join(tempfile.gettempdir(), f"kernel-{self.kernel_id}")
         if manager and manager.transport == "tcp" and len(place) < LONGEST_PLACE:
