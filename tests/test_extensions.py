@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from scripts import load
+from sphinx_book_theme.header_buttons.launch import add_launch_buttons
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,6 +24,29 @@ def test_buttons_wait_for_the_repository_s_address(address, left):
     app = SimpleNamespace(config=SimpleNamespace(html_theme_options={"repository_url": address}))
     load(ROOT / "_ext" / "dp_book.py").hide_dead_buttons(app, "page", "page.html", context, None)
     assert len(context["header_buttons"]) == left
+
+
+def test_with_an_address_the_buttons_of_every_page_lead_to_its_notebook():
+    """Binder and Colab open what lies in the repository; the cell that installs the course has the same address."""
+    install_cell = load(ROOT / "tools" / "install_cell.py")
+    options = {"launch_buttons": yaml.safe_load((ROOT / "_config.yml").read_text())["launch_buttons"]}
+    names = [page.relative_to(ROOT).with_suffix("").as_posix() for page in install_cell.pages(ROOT)]
+    exercises = [name.replace("book/", "exercises/", 1) for name in names]
+    names += [name for name in exercises if (ROOT / f"{name}.md").is_file()]
+    env = SimpleNamespace(doc2path=lambda name: str(ROOT / f"{name}.md"), metadata=dict.fromkeys(names, "kernelspec"))
+    app = SimpleNamespace(config={"html_theme_options": options | {"repository_branch": "dev"}}, env=env)
+    repository = {"github_url": "https://github.com", "github_user": "someone", "github_repo": "course"}
+    assert len(names) > 100
+    for name in names:
+        context = repository | {"header_buttons": [], "pagename": name, "sourcename": ""}
+        add_launch_buttons(app, name, "page.html", context, None)
+        binder, colab = (button["url"] for button in context["header_buttons"][0]["buttons"])
+        assert binder == f"https://mybinder.org/v2/gh/someone/course/dev?urlpath=lab/tree/{name}.ipynb"
+        assert colab == f"https://colab.research.google.com/github/someone/course/blob/dev/{name}.ipynb"
+        assert (ROOT / f"{name}.ipynb").is_file()
+        cell = install_cell.code("https://github.com/someone/course", "dev", Path(name).parent.as_posix())
+        assert '"--branch=dev", "https://github.com/someone/course"' in cell
+        assert f'{{home}}/{Path(name).parent.as_posix()}"' in cell
 
 
 def test_a_module_s_tables_are_shown_as_they_are():

@@ -5,6 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import chapter_cells
 import yaml
 
 import dualpipe_lab
@@ -112,6 +113,36 @@ def test_the_trail_is_short_comes_first_and_needs_no_page_outside_itself():
         assert set(needs(ROOT / page)) <= set(files[: files.index(page)]), page
         marks = [about.trail for about in exercises_of(page)]
         assert sum(marks) == 2 * bool(marks), page
+
+
+HIDDEN = {"remove-cell", "remove-input", "hide-input", "hide-cell"}
+
+
+def visible_lines(cells):
+    """The lines of code that a reader sees without a click."""
+    shown = [cell.code for cell in cells if not HIDDEN & set(cell.tags)]
+    return sum(bool(line.strip()) for code in shown for line in code.splitlines())
+
+
+def test_a_page_of_the_trail_shows_few_lines_of_code_and_few_bars():
+    for file in trail():
+        cells = chapter_cells.cells(ROOT / file)
+        assert visible_lines(cells) <= 60, file
+        assert sum(bool({"hide-input", "hide-cell"} & set(cell.tags)) for cell in cells) <= 3, file
+
+
+def test_the_trail_states_its_minutes_by_one_rule():
+    """A minute for 100 words of the core, for 10 of its visible lines and for a formula, in steps of five."""
+    for file in trail():
+        text = (ROOT / file).read_text()
+        core = re.split(r"^## (?:Going deeper|The same on GPUs)", text, maxsplit=1, flags=re.MULTILINE)[0]
+        prose = chapter_cells.CELL.sub("", core.split("\n---\n", 1)[1])
+        prose = re.sub(r"^:::\{admonition\}.*\n:class: dropdown\n[\s\S]*?^:::$", "", prose, flags=re.MULTILINE)
+        num_words = len(re.sub(r"\]\([^)]*\)", "]", prose).split())
+        cells = [cell for cell in chapter_cells.cells(ROOT / file) if cell.line <= core.count("\n")]
+        minutes = num_words / 100 + visible_lines(cells) / 10 + prose.count("$$") / 2
+        stated = int(re.search(r"Core (\d+) minutes", text)[1])
+        assert abs(stated - minutes) <= 4, f"{file}: {minutes:.0f} minutes by the rule"
 
 
 def exercises_of(page):
