@@ -7,10 +7,14 @@ failing case, what was expected and why, and a picture where one helps.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dualpipe_course import record
 from dualpipe_lab.timeline import Timeline
+
+if TYPE_CHECKING:
+    from dualpipe_course.variants import Variants
 
 Kind = Literal["predict", "implement", "puzzle", "find the bug"]
 
@@ -60,30 +64,33 @@ class About(NamedTuple):
 
 
 class Check:
-    """The check of one exercise: call it with the answer."""
+    """The check of one exercise: call it with the answer, and the seed of a learner with numbers of their own."""
 
-    def __init__(self, judge: Callable[..., str], about: About) -> None:
-        self._judge, self.about, self.name = judge, about, about.name
+    def __init__(self, judge: Callable[..., str], about: About, variants: "Variants | None" = None) -> None:
+        self._judge, self.about, self.name, self.variants = judge, about, about.name, variants
         self.__doc__ = judge.__doc__
 
-    def verdict(self, *answers: Any) -> Verdict:
+    def verdict(self, *answers: Any, seed: int | None = None) -> Verdict:
         """Judge an answer without printing or recording anything."""
+        judge = self._judge
+        if seed is not None and self.variants is not None:
+            judge = partial(self.variants.judge, seed=seed)
         try:
-            return Verdict(self.name, True, 1.0, self._judge(*answers))
+            return Verdict(self.name, True, 1.0, judge(*answers))
         except Wrong as wrong:
             return Verdict(self.name, False, wrong.score, wrong.message, wrong.picture)
         except Exception as error:
             why = f"the check cannot read this answer ({type(error).__name__}: {error})"
             return Verdict(self.name, False, 0.0, f"{why}; does it have the type and the shape that are asked for?")
 
-    def __call__(self, *answers: Any) -> None:
+    def __call__(self, *answers: Any, seed: int | None = None) -> None:
         """Judge an answer; print one line if it is right.
 
         Raises:
             CheckFailed: it is wrong; the message says what to look at.
         """
         __tracebackhide__ = True
-        verdict = self.verdict(*answers)
+        verdict = self.verdict(*answers, seed=seed)
         record.note(self.name, verdict.passed)
         if verdict.passed:
             print(f"{self.name} solved: {verdict.message}")
@@ -96,10 +103,17 @@ class Check:
 
 
 def exercise(
-    name: str, title: str, kind: Kind, minutes: int, points: int, hints: tuple[str, ...], trail: bool = False
+    name: str,
+    title: str,
+    kind: Kind,
+    minutes: int,
+    points: int,
+    hints: tuple[str, ...],
+    trail: bool = False,
+    variants: "Variants | None" = None,
 ) -> Callable[[Callable[..., str]], Check]:
     """Make a check of a function that returns the line for a right answer and raises `Wrong` for a wrong one."""
-    return lambda judge: Check(judge, About(name, title, kind, minutes, points, hints, trail))
+    return lambda judge: Check(judge, About(name, title, kind, minutes, points, hints, trail), variants)
 
 
 def hint_of(checks: list[Check], number: int | None) -> None:
@@ -117,7 +131,10 @@ def hint_of(checks: list[Check], number: int | None) -> None:
     check = open_checks[0]
     shown = min(known.get(check.name, record.NOTHING).hints, len(check.about.hints) - 1)
     record.note_hint(check.name, shown + 1)
-    print(f"{check.name}, hint {shown + 1} of {len(check.about.hints)}: {check.about.hints[shown]}")
+    hint = check.about.hints[shown]
+    if check.variants is not None and record.seed() is not None:
+        hint = check.variants.hint(hint)
+    print(f"{check.name}, hint {shown + 1} of {len(check.about.hints)}: {hint}")
 
 
 def _in_notebook() -> bool:

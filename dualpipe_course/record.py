@@ -13,6 +13,7 @@ from pathlib import Path
 
 FOLDER = ".dualpipe-lab"
 FILE = "progress.json"
+SEED = "seed"  # draws the learner's own numbers of predict exercises
 COPIES = "copies.json"  # stands beside it in a course folder, which has one record for all of its notebooks
 MAX_EXERCISES = 1_000
 MAX_COUNT = 1_000_000
@@ -53,6 +54,13 @@ def load(folder: Path | None = None) -> dict[str, Entry]:
         return {}
     entries = {name: _entry(value) for name, value in list(data.items())[:MAX_EXERCISES]}
     return {name: entry for name, entry in entries.items() if entry}
+
+
+def seed(folder: Path | None = None) -> int | None:
+    """The seed of a course folder, if it has one."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path(folder).with_name(SEED).read_text(encoding="utf-8"))
+    return None
 
 
 def note(name: str, passed: bool) -> None:

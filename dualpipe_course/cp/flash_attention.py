@@ -3,7 +3,7 @@
 Chapter: book/cp/flash-attention.  Numbers are judged against the formula, memory by what is alive from tile to tile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpipe_course import check as checks
@@ -11,6 +11,7 @@ from dualpipe_course.cp.tiles import Blocks, Row, check_blocks, check_rows
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 LIBRARY = tuple(
     f"dualpipe_lab.cp.{name}"
@@ -63,6 +64,13 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("flash_attention"), exercise)
 
 
+def _bytes_and_tiles(q: int, kv: int, d: int, tile: int) -> Sequence[int]:
+    rows, half = 1024 // tile, 512 // tile
+    inputs = (q + 2 * kv) * d
+    tiled, naive = 1024 * 4 * (inputs + q * d + q), 4 * (1024 * inputs + q * 1024**2)
+    return tiled, naive, rows * (rows + 1) // 2, rows * (rows + 1) // 2 - half * (half + 1) // 2
+
+
 @exercise(
     "flash_attention-1",
     "A thousand positions",
@@ -74,6 +82,16 @@ def hint(exercise: int | None = None) -> None:
         "Naively: Q, K and V as before, and 1,024 x 1,024 weights for each of 4 heads.",
         "8 tiles in a row: the first row of tiles computes 1, the last 8. The later half of the queries begins with "
         "its fifth row.",
+    ),
+    variants=Variants(
+        NAMES,
+        _bytes_and_tiles,
+        "{q} query heads and {kv} key and value heads of {d} numbers each",
+        "a tile has {tile} by {tile} scores",
+        q=(4, 6, 8, 10, 12),
+        kv=(2,),
+        d=(16, 8, 24, 32),
+        tile=(128, 64, 256),
     ),
 )
 def numbers(answer: object) -> str:

@@ -5,6 +5,7 @@ be that of the whole row, in float64.  Functions that know all scores at once ar
 """
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
@@ -13,6 +14,7 @@ from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +54,15 @@ def hint(exercise: int | None = None) -> None:
         "The larger maximum is ln 8. By which factor do numbers shrink that were measured from ln 2?",
         "The factor is 2/8, for l and for A alike. The other block keeps its numbers.",
         "Weights need the finished pair before they can be written: the scores are read again. An average does not.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda s, a, n: (2 + s, 1 + a, Fraction(1 + a, 2 + s), 2 * n, n),
+        ", {s} and {a}.",
+        "a row of {n:,} scores",
+        s=(5, 3, 4, 6, 7, 8),
+        a=(20, 9, 11, 14, 17, 23, 26, 29, 35),
+        n=(1000, 2000, 3000, 500),
     ),
 )
 def numbers(answer: object) -> str:

@@ -7,7 +7,7 @@ The puzzle shards a packed sequence over the ranks of a ring:
   bound            all visible pairs over the ranks, rounded up
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpipe_course import check as checks
@@ -18,6 +18,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
 NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "hops of a gradient")
@@ -79,6 +80,13 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("ring_attention"), exercise)
 
 
+def _ring_of(n: int, d: int) -> Sequence[int]:
+    size = 32 // n
+    hop = size * 2 * 2 * d * 2
+    path = size * (size + 1) // 2 + (n - 1) * size**2
+    return 32 * 33 // 2 // n, path, (n - 1) * hop, (n - 1) * hop + n * 2 * hop, n
+
+
 @exercise(
     "ring_attention-1",
     "Thirty-two positions",
@@ -91,6 +99,14 @@ def hint(exercise: int | None = None) -> None:
         "in all four steps.",
         "A block is 8 positions, keys and values, 2 heads of 8 numbers, 2 bytes: 512 bytes. Forward: three hops.",
         "Backward: the same three hops again, and four hops of gradients, with 4 bytes for each number.",
+    ),
+    variants=Variants(
+        NAMES,
+        _ring_of,
+        "A causal ring of {n} ranks",
+        "2 key and value heads of {d} numbers",
+        n=(4, 8, 2),
+        d=(8, 4, 12, 16, 20, 24, 32, 40, 48, 64),
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,6 +13,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 NAMES = ("visible pairs", "contiguous", "striped", "zigzag", "hops")
 EXPECTED = (58, 16, 16, 21, 1)
@@ -65,6 +66,18 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("ring_layouts"), exercise)
 
 
+def _window_on(length: int, window: int) -> Sequence[int]:
+    size, half = length // 4, length // 8
+    owners = (
+        [position // size for position in range(length)],
+        [position % 4 for position in range(length)],
+        [min(position // half, 7 - position // half) for position in range(length)],
+    )
+    paths = [critical_path(work_of(owner, 4, window)) for owner in owners]
+    visible = sum(min(window, position + 1) for position in range(length))
+    return visible, *paths, -(-(window - 1) // size)
+
+
 @exercise(
     "ring_layouts-1",
     "A window on three layouts",
@@ -75,6 +88,13 @@ def hint(exercise: int | None = None) -> None:
         "Query i sees min(4, i + 1) keys. Draw the band of 16 by 16, and colour the rows by rank.",
         "Of four keys in a row, the stripes give one to each rank. Of a contiguous block, who sees keys outside of it?",
         "Zigzag: rank 0 holds 0, 1, 14, 15 and rank 3 holds 6, 7, 8, 9. Which pairs lie between neighbours in chunks?",
+    ),
+    variants=Variants(
+        NAMES,
+        _window_on,
+        "attends to {length} positions with a window of {window}.",
+        length=(16, 24, 32, 40),
+        window=(4, 3, 5, 6, 7, 8),
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,6 +14,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +56,13 @@ def hint(exercise: int | None = None) -> None:
         "A pair of 1,000 rows is 2,000 numbers of 4 bytes, and it passes 7 links.",
         "An all-reduce of 1,000 numbers sends 2 * 7/8 * 4,000 bytes from each rank, in 14 messages.",
         "The backward sums one number per row; its result is needed everywhere.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda t, n: ((n - 1) * 8 * t, 16 * (n - 1) * t / n, n - 1, 4 * (n - 1), 8 * (n - 1) * t / n),
+        "{t:,} rows of scores are cut over {n} ranks",
+        t=(1000, 2000, 3000, 4000, 5000, 6000, 8000),
+        n=(8, 4, 5, 10),
     ),
 )
 def numbers(answer: object) -> str:

@@ -12,6 +12,7 @@ from dualpipe_course.differences import apart, multiple
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 from dualpipe_lab._private import dispatch_mode
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ def hint(exercise: int | None = None) -> None:
         "The average of 32, 16 and 0, weighted with 1/2, 1/4 and 1/4, is 20. What lies above it, what below?",
         "dx is y times (dy - 20). The three gradients must add up to 0.",
         "Two all-reduces forward and one backward, each of 1,000 numbers of 4 bytes: 2 (N - 1) / N of its bytes.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda a, b, rows: (*((y / 4 * (g - a / 2 - b / 4)) for y, g in ((2, a), (1, b), (1, 0))), 12 * rows, 6 * rows),
+        "their gradients are {a}, {b} and 0.",
+        "{rows:,} longer rows",
+        a=(32, 16, 48, 64),
+        b=(16, 32, 48, 80),
+        rows=(1000, 2000, 3000, 4000),
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
+from dualpipe_course.variants import Variants
 
 LENGTHS = (115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48)  # tokens of each sequence of the puzzle
 RANKS, LIMIT, IN_ORDER = 4, 200, 238
@@ -39,6 +40,16 @@ def hint(exercise: int | None = None) -> None:
         "The loss of the batch is the sum of all losses over the number of all tokens.",
         "The other one: 20/1, 12/3 and 16/4, and their mean over all four ranks. What does rank 3 contribute?",
         "An all-reduce sends 2 (N - 1) / N of its tensor from each rank, however many microbatches went before.",
+    ),
+    variants=Variants(
+        ("loss", "mean of means", "bytes sent"),
+        lambda a, b, c, n: ((a + b + c) / 8, (a + b / 3 + c / 4) / 4, 6 * n),
+        "add up to {a}, {b}, {c} and 0.",
+        "{n:,} float32 parameters",
+        a=(20, 12, 28, 36),
+        b=(12, 9, 24, 36),
+        c=(16, 8, 20, 32),
+        n=(1000, 2000, 3000, 4000, 5000),
     ),
 )
 def numbers(answer: object) -> str:

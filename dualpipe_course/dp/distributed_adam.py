@@ -3,6 +3,7 @@
 Chapter: book/dp/distributed-adam.  Weights are judged against plain Python, state by the bytes of live tensors.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +15,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +49,18 @@ def hint(exercise: int | None = None) -> None:
         "1,000 weights do not divide by 3: each shard is padded to the same length. Two float32 per weight.",
         "Square the three norms before you add them.",
         "Every shard is multiplied by the same factor, the largest norm over the norm of the whole.",
+    ),
+    variants=Variants(
+        ("state bytes", "norm", "clipped norm of the third shard"),
+        lambda n, a, b, c, to: (8 * -(-n // 3), math.hypot(a, b, c), to / math.hypot(a, b, c) * c),
+        "the model has {n:,} weights",
+        "the norms {a}, {b} and {c}.",
+        "clipped to {to}.",
+        n=(1000, 1300, 1600, 1900, 2200, 2500, 2800, 3100),
+        a=(2, 1, 3),
+        b=(3, 4, 5),
+        c=(6, 8, 12, 14),
+        to=(3.5, 4.5, 6.5, 7.5),
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ def hint(exercise: int | None = None) -> None:
         "The four gradients are ready at 50, 60, 70 and 80 ms. When does the first sum end?",
         "The second sum cannot start at 60: the link is busy until 65.",
         "A single bucket is full at 80 ms. How long does a message of four layers take?",
+    ),
+    variants=Variants(
+        ("end with four buckets", "end with one bucket", "number of all-reduces"),
+        lambda f, b, s: (f + b + 4 * s, f + 4 * b + 4 * s, 4),
+        "The forward takes {f} ms in all, the backward {b} ms per layer",
+        "gradient {s} ms; a message",
+        f=(40, 30, 50, 60),
+        b=(10, 8, 12),
+        s=(15, 20, 18, 25),
     ),
 )
 def numbers(answer: object) -> str:

@@ -12,6 +12,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, co
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.topology import Topology
@@ -66,6 +67,13 @@ def hint(exercise: int | None = None) -> None:
         "Per microbatch ZeRO-3 gathers twice and scatters once, now among the 4 ranks of a node.",
         "The sum across nodes is an all-reduce over 4 ranks of one shard, once per step.",
         "One ring over 16 ranks: each rank sends 15/16 of S three times per microbatch.",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda s, m: (2.25 * s * m, 0.375 * s, 2.8125 * s * m, 4),
+        "{s:,} MB of bf16 weights, {m} microbatches per step.",
+        s=(960, 320, 480, 640, 800, 1280, 1600),
+        m=(5, 3, 4, 6, 8),
     ),
 )
 def numbers(answer: object) -> str:

@@ -4,6 +4,7 @@ Chapter: book/dp/mixed-precision-adam.  Scales are judged step by step beside `t
 ledger, gradients against float64, and rounding over every one of the equally likely noises.
 """
 
+import math
 from collections.abc import Callable
 from math import inf, nan, sqrt
 from random import Random
@@ -14,6 +15,7 @@ from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 NAMES = ("steps until the copy moves", "last scale", "steps made", "bytes per parameter")
 EXPECTED = (40, 512, 7, 7)
@@ -37,6 +39,14 @@ def hint(exercise: int | None = None) -> None:
         "next one?",
         "An overflow halves the scale and starts the count of good steps anew; so does a doubling.",
         "Working weights and gradients are whole on every rank; the master and both moments are divided by N.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda step, scale: (math.ceil(2**-8 / step), scale // 2, 7, 7),
+        "goes down by {step} per step",
+        "A loss scale starts at {scale} and",
+        step=(0.0001, 0.0002, 0.0003, 0.0005, 0.0006, 0.0007),
+        scale=(1024, 256, 512, 2048, 4096),
     ),
 )
 def numbers(answer: object) -> str:

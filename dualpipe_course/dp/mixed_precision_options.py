@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +77,16 @@ def hint(exercise: int | None = None) -> None:
         "bf16 has 8 significant bits: between 2^k and 2^(k + 1) neighbours are 2^(k - 7) apart.",
         "A half is lost when it is at most half of the spacing and the sum is even in its last bit.",
         "The page's variance of a step is step times spacing. Write both in spacings.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda x, n, w: (256 * x, n * x, round((3 - w) * 64_000), 64, 7),
+        "2,000 numbers of {x} are",
+        "{n:,} numbers of {x} are added in pairs",
+        "A weight of 3 should become {w},",
+        x=(0.5, 0.25, 1, 2),
+        n=(1024, 2048, 512),
+        w=(2.999, 2.998, 2.997, 2.996),
     ),
 )
 def numbers(answer: object) -> str:

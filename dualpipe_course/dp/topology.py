@@ -26,6 +26,7 @@ from dualpipe_course.trial import (
     partial_score,
     smallest_failing,
 )
+from dualpipe_course.variants import Variants
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.topology.grid import Groups
 
@@ -67,6 +68,14 @@ def hint(exercise: int | None = None) -> None:
         "Strides from the right: tp 1, dp 4, pp 12.",
         "Divide 18 by 12, the rest by 4: the quotients are the coordinates along pp and dp, the last rest is tp's.",
         "One more along dp adds 4 to the rank. One more along pp adds 12, and past the end it starts at 0 again.",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda rank: (rank // 4 % 3, rank // 12 * 12 + (rank + 4) % 12, (rank + 12) % 24, 3),
+        "has rank {rank}?",
+        "after rank {rank} along dp?",
+        "after rank {rank} along pp?",
+        rank=(18, *range(24)),
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,6 +14,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 EXPECTED = (334, 8016, 2672)
@@ -62,6 +63,14 @@ def hint(exercise: int | None = None) -> None:
         "All shards are equally long. What is the smallest multiple of 3 that holds 1,000 numbers?",
         "Weights and gradients are whole: 2 + 2 bytes for each number of the buffer. State: 12 for each of the shard.",
         "A reduce-scatter and an all-gather each send two of the three shards, 2 bytes a number.",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda n, ranks: (shard := -(-n // ranks), (4 * ranks + 12) * shard, 4 * (ranks - 1) * shard),
+        "A model of {n:,} parameters",
+        "ZeRO-1 on {ranks} ranks",
+        n=(1000, 1300, 1600, 1900, 2200, 2500, 2900, 3400),
+        ranks=(3, 6, 7),
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import MemoryMeter, Meter
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter, sent_bytes
 
 if TYPE_CHECKING:
@@ -73,6 +74,15 @@ def hint(exercise: int | None = None) -> None:
         "2 + 14 / N bytes per parameter.",
         "Six times the gradients, once the weights: each (N - 1) / N of 4,800 bytes.",
         "The shards of all gradients are 2 bytes for each of 600 numbers; a bucket is 2 bytes for each of 400.",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda n, ranks, bucket: ((2 + 14 / ranks) * n, 14 * (ranks - 1) * n / ranks, 2 * n / ranks + 4 * bucket),
+        "{n:,} parameters on {ranks} ranks",
+        "more than {bucket} parameters",
+        n=(2400, 1600, 3200, 4000, 4800),
+        ranks=(4, 2, 8),
+        bucket=(400, 200, 300),
     ),
 )
 def numbers(answer: object) -> str:

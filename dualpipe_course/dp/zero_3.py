@@ -14,6 +14,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ra
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -66,6 +67,15 @@ def hint(exercise: int | None = None) -> None:
         "16 bytes for each of 4,200 parameters, sharded over 4 ranks.",
         "Per microbatch a unit travels three times and the root twice, each time 3/4 of its bytes in bf16.",
         "Four units are gathered twice in each of 3 microbatches, the root once.",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda unit, root, m: (4 * (4 * unit + root), 3 / 4 * m * (24 * unit + 4 * root), 9 * m),
+        "Four units of {unit:,} parameters each, and a root of {root} that",
+        "{m} microbatches per step; units",
+        unit=(1000, 500, 1500, 2000),
+        root=(200, 100, 300, 400),
+        m=(3, 2, 4, 5),
     ),
 )
 def numbers(answer: object) -> str:

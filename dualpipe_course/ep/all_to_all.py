@@ -11,6 +11,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +76,7 @@ def hint(exercise: int | None = None) -> None:
         "What stays at home is not sent: in the forward that leaves one block, in the backward as well.",
         "A row is 4 float32, so 16 bytes. A count is an int64, and each other rank gets one.",
     ),
+    variants=Variants(NAMES, lambda h: (7, 20 * h, 16 * h, 16), "rows of {h} float32 numbers", h=(4, *range(5, 26))),
 )
 def numbers(answer: object) -> str:
     """Predict what rank 1 receives and sends for a table of counts."""

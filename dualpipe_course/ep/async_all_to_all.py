@@ -13,6 +13,7 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -62,6 +63,22 @@ def hint(exercise: int | None = None) -> None:
         "In turn everything adds up: two exchanges, the experts, the shared expert.",
         "Beside each other, an exchange and a job take as long as the longer of the two.",
         "What a direction saves is the shorter of the two; the step saves both.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda x, e, e_back, s, s_back: (
+            2 * x + e + s,
+            2 * x + e,
+            x + e_back + max(x, s_back),
+            min(x, s) + min(x, s_back),
+        ),
+        "An exchange takes {x} ms. The experts take {e} ms forward and {e_back} backward",
+        "the shared expert {s} forward and {s_back} backward.",
+        x=(12, 10, 11, 14),
+        e=(5, 4, 6, 7),
+        e_back=(10, 9, 12),
+        s=(8, 6, 7, 9),
+        s_back=(16, 15, 18),
     ),
 )
 def numbers(answer: object) -> str:

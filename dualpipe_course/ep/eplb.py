@@ -13,6 +13,7 @@ from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, needs_ints, on_ranks, partial_score
+from dualpipe_course.variants import Variants
 
 NAMES = ("replicas of the first", "load of the heaviest rank", "MiB of weights moved", "MiB of gradients sent")
 EXPECTED = (2, 14, 9, 6)
@@ -89,6 +90,18 @@ def hint(exercise: int | None = None) -> None:
         "Two slots are spare. Write down load / count of every expert before each of them is given away.",
         "Packing starts with 6, 6, 5, 5, 3, 2. Each rank takes three of them.",
         "An expert has 3 * 1024 * 512 numbers, which is 3 MiB in 16 bits.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda a, b, c, k, n: (2, (a + b) / 2 + c, k * 3 * n / 1024, 6 * n / 1024),
+        "have the loads {a}, {b}, {c} and 2.",
+        "changes the expert of {k} slots",
+        "three matrices of {n} by 512 in",
+        a=(12, 14, 16),
+        b=(10, 12),
+        c=(3, 4),
+        k=(3, 2, 4),
+        n=(1024, 2048),
     ),
 )
 def numbers(answer: object) -> str:

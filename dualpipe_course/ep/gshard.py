@@ -15,6 +15,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 NAMES = ("slots", "bytes sent", "choices dropped", "first choices dropped")
 EXPECTED = (5, 7680, 6, 4)
@@ -62,6 +63,15 @@ def hint(exercise: int | None = None) -> None:
         "16 tokens with 2 choices are 4 for each of 8 experts.",
         "A rank has E * C slots to send, those of its own experts stay. Count dispatch, combine, and both backwards.",
         "An expert keeps five. First choices are all before second ones.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, a, b: (5, 480 * h, a - 3 + max(b - 4, 0), a - 5),
+        "Hidden size {h}, float32",
+        ": {a}, 1, 0, {b}, 1, 3, 0, 0 as first",
+        h=(16, 8, 24, 32, 48, 64),
+        a=(9, 7, 8, 10),
+        b=lambda a, **_: 11 - a,
     ),
 )
 def numbers(answer: object) -> str:

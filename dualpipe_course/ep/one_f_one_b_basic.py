@@ -13,6 +13,7 @@ from dualpipe_course.differences import difference
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +63,15 @@ def hint(exercise: int | None = None) -> None:
         "Forward: 2 pieces of work and 2 all-to-alls per layer. Backward: 4 and 2.",
         "If M_W runs while D_B travels and A_W while the next C_B does, one all-to-all is left: which?",
         "One all-to-all of a rank: 3 of 4 parts of 16 * 2 rows of 8 numbers of 4 bytes. How many per layer?",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda work, travel, tokens: (24 * work + 16 * travel, 16 * travel, 16 * work + travel, 768 * tokens),
+        "a piece of work takes {work} ticks, an all-to-all {travel}.",
+        "A rank has {tokens} tokens",
+        work=(5, 6, 7, 8),
+        travel=(3, 2, 4),
+        tokens=(16, 8, 24, 32),
     ),
 )
 def numbers(answer: object) -> str:

@@ -10,6 +10,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.ep.overlap import (
     InvalidOrder,
     Order,
@@ -23,6 +24,7 @@ from dualpipe_lab.ep.overlap import (
     simulate,
     ticks_of,
 )
+from dualpipe_lab.ep.overlap.closed_forms import overlap_makespan
 from dualpipe_lab.ep.overlap.order import Op, Ticks, parse_ops
 from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.timeline import Time
@@ -58,6 +60,13 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("one_f_one_b_overlap"), exercise)
 
 
+def _four_settings(work: int, travel: int, slow: int) -> Sequence[Time] | None:
+    if not work < travel < 1.5 * work < slow:
+        return None
+    unsplit = overlap_makespan(5, work, travel, split=False)
+    return 30 * work + 20 * travel, overlap_makespan(5, work, travel), unsplit, overlap_makespan(5, work, slow)
+
+
 @exercise(
     "one_f_one_b_overlap-1",
     "Five layers",
@@ -69,6 +78,15 @@ def hint(exercise: int | None = None) -> None:
         "Per layer there are 6 pieces of work of 4 ticks and 4 all-to-alls of 5.",
         "Overlapped, look at the longer sum, then at what happens before the first M_B can start.",
         "Unsplit, two all-to-alls of every layer have one piece of work to hide behind: 4 ticks of 5.",
+    ),
+    variants=Variants(
+        NAMES,
+        _four_settings,
+        "every piece of work takes {work} ticks, every all-to-all {travel}.",
+        "takes {slow} ticks?",
+        work=(4, 6, 8, 10),
+        travel=(5, 7, 9, 11, 13),
+        slow=(8, 10, 12, 14, 16, 18, 20),
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 NAMES = ("logits, as they are", "logits, normalised", "logits, one expert", "bytes for dW", "bytes for the loss")
 EXPECTED = (48, 12, 0, 768, 108)
@@ -77,6 +78,13 @@ def hint(exercise: int | None = None) -> None:
         "Write a weight as a function of logits. Which of them appear in it?",
         "With one expert the weight is p / p.",
         "dW is 8 by 16. The balance loss sums the load of 8 experts and a number of tokens.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, n: (48, 12, 0, 64 * h * (n - 1) / n, 144 * (n - 1) / n),
+        "hidden size {h} runs on {n} ranks",
+        h=(16, 8, 24, 32, 40, 48, 64, 96),
+        n=(4, 2, 3, 8),
     ),
 )
 def numbers(answer: object) -> str:

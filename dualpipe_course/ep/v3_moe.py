@@ -12,6 +12,7 @@ from dualpipe_course.ep import routed_runs as runs
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,16 @@ def hint(exercise: int | None = None) -> None:
         "A row of 2048 numbers has 16 scales.",
         "With the bias, the groups are worth 1.0, 1.45 and 0.9. Which two stay, and what is the largest value in them?",
         "The bias helps to choose. The weight is a score divided by the sum of the two chosen scores.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, f, k: (3 * h * f, k + 2, h + h // 32, 3, 40),
+        "three matrices of {h} by {f}.",
+        "A token uses {k} routed experts.",
+        "has a row of {h} numbers",
+        h=(2048, 1024, 3072, 4096),
+        f=(1024, 512, 1536, 2048),
+        k=(6, 4, 8),
     ),
 )
 def numbers(answer: object) -> str:

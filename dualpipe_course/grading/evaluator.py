@@ -109,17 +109,27 @@ def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     Path(task["folders"]["work"]).mkdir(exist_ok=True)  # the answer cell may have removed it
     os.chdir(task["folders"]["work"])
     values = [eval(compile(ast.Expression(part), "check", "eval"), {}, answers) for part in arguments]  # noqa: S307
-    found = check.verdict(*values)
+    found = check.verdict(*values, seed=seed_in(task["check"]))
     message = found.message if found.passed or not problem else f"{found.message}\n(the answer cell raised: {problem})"
     return _verdict("right" if found.passed else "wrong", found.score, message) | {"refused": refused}
 
 
 def arguments_of(source: str) -> list[ast.expr]:
-    """Return the arguments of a check cell, which consists of one call."""
+    """Return the arguments of a check cell."""
+    return _call(source).args
+
+
+def seed_in(source: str) -> int | None:
+    """Return the seed of a learner's own numbers in a check cell, if there is one."""
+    return next((ast.literal_eval(one.value) for one in _call(source).keywords if one.arg == "seed"), None)
+
+
+def _call(source: str) -> ast.Call:
+    """Return the one call of which a check cell consists."""
     (statement,) = ast.parse(source).body
     assert isinstance(statement, ast.Expr)
     assert isinstance(statement.value, ast.Call)
-    return statement.value.args
+    return statement.value
 
 
 def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], str, list[str]]:

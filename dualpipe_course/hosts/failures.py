@@ -3,6 +3,7 @@
 Chapter: book/hosts/failures.  Saves run in every order that matters on a storage of their own (`lost_hosts`).
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -12,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.hosts.lost_hosts import flaw_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import TODO, call_each, check_ints, ended, needs_function
+from dualpipe_course.variants import Variants
 
 NAMES = ("seconds between two saves", "% of the time lost", "seconds with four times the hosts", "first step", "steps")
 EXPECTED = (720, 10, 360, 241, 12)
@@ -70,6 +72,23 @@ def hint(exercise: int | None = None) -> None:
         "The page has the formula of the best interval, and the two terms of the share that is lost.",
         "With four times as many hosts a failure comes four times as often. What does the root make of that?",
         "Which multiple of 40 was the last one that was reached, and which steps were finished after it?",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda save, every, at: (
+            120 * math.sqrt(save),
+            5 / 3 * math.sqrt(save),
+            60 * math.sqrt(save),
+            (at - 1) // every * every + 1,
+            (at - 1) % every,
+        ),
+        "A save takes {save} seconds",
+        "a save still takes {save} seconds",
+        "behind every {every}th step",
+        "in the middle of step {at}.",
+        save=(36, 9, 81),
+        every=(40, 30, 50, 60),
+        at=(253, 218, 274, 287),
     ),
 )
 def numbers(answer: object) -> str:

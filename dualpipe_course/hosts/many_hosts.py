@@ -14,6 +14,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function
+from dualpipe_course.variants import Variants
 from dualpipe_lab import data
 from dualpipe_lab.timeline import Message, Timeline
 
@@ -76,6 +77,25 @@ def hint(exercise: int | None = None) -> None:
         "Host 3 is the fourth one. How many ranks do the hosts before it have?",
         "The page has the formula of the offset and of its bound.",
         "Two times with an error each: how far apart can they seem if both events were at the same moment?",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda n, back, says, other, drift: (
+            3 * n + 2,
+            says - (5000 + back) / 2,
+            (back - 5000) / 2,
+            (back - 5000) / 2 + other,
+            1000 / drift,
+        ),
+        "starts {n} ranks",
+        "arrives at {back:,} us; the answer says {says:,} us",
+        "within {other} us",
+        "by {drift} millionths",
+        n=(4, 8, 6),
+        back=(5300, 5200, 5400),
+        says=(9200, 8900, 9600),
+        other=(90, 60, 110),
+        drift=(20, 10, 25, 40),
     ),
 )
 def numbers(answer: object) -> str:

@@ -12,6 +12,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended
+from dualpipe_course.variants import Variants
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.topology import AXES, Topology
@@ -65,6 +66,14 @@ def hint(exercise: int | None = None) -> None:
         "With two stages each stage is idle for as long as one microbatch takes. How many of them make 120 ms?",
         "dp waits for 500 MB, pp for 20 MB and its bubble. Both waits are equal at the speed that is asked for.",
         "Microbatches of half the size: the bubble shrinks, the bytes of m messages do not.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda work, grads: (work / 4, 4 * (grads - 20) / work, 8 * (grads - 20) / work),
+        "A step has {work} ms of arithmetic",
+        "waits for {grads} MB of gradients",
+        work=(120, 80, 96, 160, 200),
+        grads=(500, 260, 380, 420, 620, 740, 820, 980),
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,10 +13,18 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import clipping, programs
 from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, on_ranks
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W
-from dualpipe_lab.pp.schedules.dualpipe import dualpipe, dualpipev, eight_steps
+from dualpipe_lab.pp.schedules.dualpipe import (
+    dualpipe,
+    dualpipe_bubble,
+    dualpipe_peak_activations,
+    dualpipev,
+    eight_steps,
+)
 from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.timeline import Time
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +54,14 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("dualpipe"), exercise)
 
 
+def _in_the_middle(f: int, i: int, w: int, pair: int) -> Sequence[Time] | None:
+    if not f + w < pair < f + i + w:
+        return None
+    cost = Cost(F=f, I=i, W=w, overlap=pair)
+    middle, outer = (dualpipe_bubble(6, 14, rank, cost) for rank in (2, 0))
+    return middle, outer, 2 * (pair + i - 2 * w), dualpipe_peak_activations(6)
+
+
 @exercise(
     "dualpipe-1",
     "Where the published form is wrong",
@@ -59,6 +75,15 @@ def hint(exercise: int | None = None) -> None:
         "longer and waits less.",
         "Count the pairs of steps 4 and 5. For q = 0 they are 2 (m/2 - p + 1) + (p/2 - 1); the rank in the middle runs "
         "one of its 2 (m/2 - p + p/2) as two halves.",
+    ),
+    variants=Variants(
+        NUMBERS,
+        _in_the_middle,
+        "F takes {f} ticks, I {i}, W {w}, and a pair {pair}.",
+        f=(4, 3, 5),
+        i=(7, 6, 8),
+        w=(5, 4),
+        pair=(14, 13, 15),
     ),
 )
 def numbers(answer: object) -> str:

@@ -12,6 +12,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ra
 from dualpipe_course.differences import apart
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,6 +80,23 @@ def hint(exercise: int | None = None) -> None:
         "Rank r holds stages r and 5 - r. Which ranks hold stage 0?",
         "In the sum each rank sends the gradients of both of its stages to its mirror, 4 bytes for each weight.",
         "Two moments take 8 bytes per weight. How many ranks hold a copy of a stage and can share its moments?",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda m, first, others, norm: (
+            m // 2,
+            4 * (first + others),
+            8 * others,
+            4 * (first + others),
+            2 * (first + others),
+            2 * norm**2,
+        ),
+        "6 ranks with {m} microbatches. Stage 0 has {first:,} weights, every other stage {others:,}.",
+        "The norm of the whole gradient is {norm}.",
+        m=(24, 16, 20, 28),
+        first=(25_000, 30_000, 35_000, 45_000),
+        others=(10_000, 8_000, 12_000),
+        norm=(5, 3, 4, 6, 7),
     ),
 )
 def numbers(answer: object) -> str:

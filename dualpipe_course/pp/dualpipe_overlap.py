@@ -3,13 +3,14 @@
 Chapter: book/pp/dualpipe-overlap.  Gradients are judged against one process, the pair by model time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +56,19 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("dualpipe_overlap"), exercise)
 
 
+def _three_layers(f: int, b: int, travel: int, i: int) -> Sequence[int] | None:
+    def in_turn(*pieces: int) -> int:
+        free = link = 0
+        there = [0, 0]  # when the travel of each half is over
+        for _ in range(3):
+            for half, ms in enumerate(pieces):
+                free = max(free, there[half]) + ms
+                there[half] = link = max(link, free) + travel
+        return max(there)
+
+    return 3 * (f + b + 2 * travel), in_turn(f, b), in_turn(b, f), 3 * (i + max(travel, b - i))
+
+
 @exercise(
     "dualpipe_overlap-1",
     "Slow all-reduces",
@@ -66,6 +80,16 @@ def hint(exercise: int | None = None) -> None:
         "own half is over.",
         "Forward first: F from 0 to 6, B from 6 to 18, F from 18 to 24, and the second B needs what travels until 26.",
         "Backward first: the forward's travel is launched at 18 and begins at 20, when the backward's is over.",
+    ),
+    variants=Variants(
+        NAMES,
+        _three_layers,
+        "computes {f} ms in the forward and {b} ms in the backward, and an all-reduce takes {travel} ms",
+        "I takes {i} of its {b} ms",
+        f=(6, 5, 7),
+        b=(12, 10, 14),
+        travel=(8, 9, 10),
+        i=lambda b, **_: b // 2,
     ),
 )
 def numbers(answer: object) -> str:

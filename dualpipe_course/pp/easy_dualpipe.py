@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import mirrors
 from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, Program
 from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe
@@ -46,6 +47,15 @@ def hint(exercise: int | None = None) -> None:
         "At m = p a rank waits (p - 2) max(t_F, t_B). What is added where m is smaller?",
         "Every rank works on all m microbatches, half of them on each of its two stages.",
         "Each direction alone is 1F1B with m/2 microbatches: on p - s ranks to its end, stage s holds min(p - s, m/2).",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda p, m, f, b: (wait := (p - 2) * b + (p - m) * f, m * (f + b) + wait, m // 2 + 1, m),
+        "on {p} ranks with {m} microbatches; F takes {f} ticks, B takes {b},",
+        p=(6, 8, 10),
+        m=(4,),
+        f=(2, 3),
+        b=(3, 4, 5, 6, 7),
     ),
 )
 def numbers(answer: object) -> str:

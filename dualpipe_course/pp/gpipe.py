@@ -18,6 +18,7 @@ from dualpipe_course.pp.programs import check_rows, parse
 from dualpipe_course.start.ranks import MS, SENDS, all_waited_for, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score, smallest_failing
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp.simulator import simulate
 
 if TYPE_CHECKING:
@@ -64,6 +65,15 @@ def hint(exercise: int | None = None) -> None:
         "With free messages the makespan is (m + p - 1)(t_F + t_B). What does a latency of 1 tick add, and how often?",
         "The bubble of a rank is the makespan minus its work, m (t_F + t_B).",
         "No B runs before the last F. How many activations does a rank hold then?",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda p, m, f, b: (end := (m + p - 1) * (f + b) + 2 * (p - 1), end - m * (f + b), m),
+        "on {p} ranks with {m} microbatches; F takes {f} ticks, B takes {b},",
+        p=(4, 3, 5),
+        m=(6, 5, 7, 8),
+        f=(2, 3),
+        b=(4, 5, 6),
     ),
 )
 def numbers(answer: object) -> str:

@@ -4,7 +4,7 @@ Chapter: book/pp/gradient-checkpointing.  What is kept is counted by autograd's 
 a run that keeps everything, bitwise.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks, partial_score
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,11 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("gradient_checkpointing"), exercise)
 
 
+def _segments(best: int, units: int, size: int, blocks: int) -> Sequence[float] | None:
+    kept = blocks / size
+    return None if size == best else (kept, kept + units * size, best)
+
+
 @exercise(
     "gradient_checkpointing-1",
     "Where to cut 36 blocks",
@@ -61,6 +67,16 @@ def hint(exercise: int | None = None) -> None:
         "After the forward only the inputs of the segments are there: one unit each.",
         "In the backward one segment at a time is there in full: 9 units for each of its blocks.",
         "The best length is the square root of L / kappa, if that is a whole number.",
+    ),
+    variants=Variants(
+        ("kept", "peak", "best length"),
+        _segments,
+        "has {blocks} blocks, each of which keeps {units} units",
+        "In segments of {size} blocks",
+        best=(2, 3, 4),
+        units=(9, 4, 5, 6, 8, 10),
+        size=(3, 2, 4, 6),
+        blocks=lambda best, units, **_: units * best**2,
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import gradients
 from dualpipe_course.pp.loops import check_flush, check_loop
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.ranking import Score, score
 from dualpipe_lab.pp.schedules.looped import interleaved
@@ -48,6 +49,15 @@ def hint(exercise: int | None = None) -> None:
         "Rank 0 holds (v - 1) p + 2 (p - 1) + 1 small stages. Three of them make one share.",
         "Each microbatch crosses v p - 1 boundaries down and as many up. For m < p, a lap takes p small stages, "
         "however few there are: max(m, p) stands in the formula where m stood.",
+    ),
+    variants=Variants(
+        NUMBERS,
+        lambda m, f, b: ((3 * m + 3) * (f + b), 5, 22 * m, 13 * (f + b)),
+        "with {m} microbatches and three",
+        "takes {f} ticks for F and {b} for B",
+        m=(12, 8, 16, 20),
+        f=(2, 3, 1),
+        b=(4, 3, 5, 6),
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,6 +14,7 @@ from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.pp.loops import only_whole_backwards
 from dualpipe_course.pp.several_pipelines import check_step
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.simulator import simulate
 
@@ -100,6 +101,15 @@ def hint(exercise: int | None = None) -> None:
         "Write the beginning of rank 1's row. Its warm-up fills the three ranks below it.",
         "Rank 0's first B needs the gradient of microbatch 0, which goes down through five F and up through four B.",
         "Rank 4 begins when four forwards are over. From then on a microbatch takes it 5 ticks.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda f, b, m: (4, 8, 5 * f + 4 * b, (f + 4 * b) // (f + b), 15, sum(min(stage, m) for stage in range(1, 6))),
+        "F takes {f} ticks, B takes {b},",
+        "a batch of {m} microbatches",
+        f=(2, 3, 4),
+        b=(3, 4, 5, 6, 7),
+        m=(3, 2, 4),
     ),
 )
 def numbers(answer: object) -> str:

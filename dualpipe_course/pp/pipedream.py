@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import programs
 from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp.closed_forms import num_messages
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Program
 from dualpipe_lab.pp.repeat import repeat
@@ -65,6 +66,17 @@ def hint(exercise: int | None = None) -> None:
         "Write the row of rank 1 from 1F8 to 1B9. Each B is followed by an update.",
         "Rank 1 runs two forwards first, then F and B in turn: 1F9 1B7 1F10 1B8 1F11 1B9. How many B come before 1F9?",
         "Vertical sync: what was stage 0's version when it ran 0F9? It is three updates behind.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda p, k: (k - p + 2, k, p - 1, k - p + 1, p, 2),
+        "PipeDream on {p} ranks",
+        "the F of minibatch {k}?",
+        "the B of minibatch {k} starts",
+        "use for minibatch {k}?",
+        "on the same {p} ranks",
+        p=(4, 5, 6),
+        k=(9, 8, 10, 11, 12, 13, 14, 15),
     ),
 )
 def versions(answer: object) -> str:

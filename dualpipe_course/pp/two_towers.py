@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 NAMES = ("negatives", "bytes gathered", "bytes of two matrices", "negatives of 8 microbatches", "bytes sent back")
 EXPECTED = (1023, 1_835_008, 1_048_576, 511, 1_392_640)
@@ -76,6 +77,15 @@ def hint(exercise: int | None = None) -> None:
         "A rank's 512 pairs of a step come in 4 microbatches. The loss sees the pairs of one microbatch on all ranks.",
         "An all-gather sends (N - 1) / N of the whole result from each rank. A pair has 2 d numbers.",
         "The gradient of every tensor that can have one comes back, also of those that the stage passes on.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda d, width: (1023, 7168 * d, 2**20, 511, 128 * (77 * 2 * width + 4 * d)),
+        "Features have {d} numbers",
+        "bf16 of shape (128, 77, {width})",
+        "float32 of shape (128, {d})",
+        d=(256, 64, 128, 384, 512),
+        width=(64, 32, 48, 96, 128),
     ),
 )
 def numbers(answer: object) -> str:

@@ -24,8 +24,18 @@ from dualpipe_course.pp.gradients import (
 )
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 from dualpipe_lab._private import backward_id
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.schedules.v_shapes import (
+    v_min_makespan,
+    v_min_peak_activations,
+    v_min_ticks_per_microbatch,
+    zbv_makespan,
+    zbv_peak_activations,
+)
 from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.timeline import Time
 
 NAMES = ("held by ZBV", "idle with ZBV", "held by V-Min", "idle with V-Min", "one more microbatch")
 EXPECTED = (20, 9, 8, 35, 18)  # 10 ranks, 30 microbatches; the last with F, I, W = 2, 3, 1
@@ -60,6 +70,12 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("v_shapes"), exercise)
 
 
+def _two_vs(p: int, f: int, i: int) -> Sequence[Time]:
+    held, idle = zbv_peak_activations(p, 30), zbv_makespan(p, 30) - 180
+    held_min, idle_min = v_min_peak_activations(p, 30), v_min_makespan(p, 30) - 180
+    return held, idle, held_min, idle_min, v_min_ticks_per_microbatch(p, Cost(F=f, I=i, W=1))
+
+
 @exercise(
     "v_shapes-1",
     "Ten ranks",
@@ -71,6 +87,15 @@ def hint(exercise: int | None = None) -> None:
         "A life on stage i is 2 (2 p - i) + 1 ticks; add the two of a rank and divide by the 6 ticks between "
         "microbatches. Then look up how V-Min rounds.",
         "V-Min's block has six ticks, and with omega = 6 each of them takes as long as the longer of F and I.",
+    ),
+    variants=Variants(
+        NAMES,
+        _two_vs,
+        "V-Min on {p} ranks",
+        "Then F takes {f} ticks, I takes {i} and",
+        p=(10, 7, 8, 9, 11, 12, 13, 14),
+        f=(2, 3, 4),
+        i=(3, 4, 5),
     ),
 )
 def numbers(answer: object) -> str:

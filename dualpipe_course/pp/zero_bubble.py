@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import split_rows
 from dualpipe_course.pp.programs import parse
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp.program import F, I, W
 from dualpipe_lab.pp.simulator import simulate
 
@@ -59,6 +60,13 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("zero_bubble"), exercise)
 
 
+def _idle(f: int, i: int, w: int, h1: int, h2: int) -> Sequence[int] | None:
+    if not max(f, i) < w or not min(h1, h2) > 0:
+        return None
+    step = 8 * (f + i + w) + 3 * max(0, i - f, f + i - 2 * w)
+    return 3 * (f + i) - 3 * min(i, f, w), 3 * (f + i) - min(3 * i, 6 * f, 6 * w), step
+
+
 @exercise(
     "zero_bubble-1",
     "W is the longest",
@@ -72,6 +80,17 @@ def hint(exercise: int | None = None) -> None:
         "Without barriers the local bubble counts, the idle time inside a row: "
         "(p-1) max{0, t_I - t_F, t_F + t_I - 2 t_W}. Or simulate 3 steps with "
         "dualpipe_lab.pp.repeat.simulate_steps, and 4; what does the fourth add?",
+    ),
+    variants=Variants(
+        NUMBERS,
+        _idle,
+        "F takes {f} ticks, I takes {i} and W takes {w}.",
+        "of {h1} ticks for ZB-H1 and of \N{MINUS SIGN}{h2} for ZB-H2",
+        f=(2, 3, 4, 5),
+        i=(3, 4, 5, 6),
+        w=(4, 5, 6, 7, 8, 9),
+        h1=lambda f, i, w: 3 * (f + i - w),
+        h2=lambda f, i, w, **_: 3 * (2 * w - f - i),
     ),
 )
 def numbers(answer: object) -> str:

@@ -15,6 +15,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 NAMES = ("bytes per parameter", "bytes before the first update", "GB", "GPUs", "numbers kept", "GB of activations")
 EXPECTED = (14, 10, 448, 6, 144_896, 36)
@@ -106,6 +107,22 @@ def hint(exercise: int | None = None) -> None:
         "Write the page's table of five rows with the sizes of this recipe.",
         "Which rows of that table exist before the optimizer has made a step?",
         "Without grouped keys, keys and values have as many features as the hidden size: h_kv = h.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda billions, layers, f: (
+            14,
+            10,
+            14 * billions,
+            -(-14 * billions // 80),
+            73_216 + 4 * f,
+            round((73_216 + 4 * f) * layers * 4096 / 1e9),
+        ),
+        "has {billions} billion parameters in {layers} layers",
+        "a feed-forward network of {f:,}.",
+        billions=(32, 30, 31, 33, 34),
+        layers=(60, 56, 58, 62),
+        f=(17_920, 17_408, 18_432),
     ),
 )
 def numbers(answer: object) -> str:

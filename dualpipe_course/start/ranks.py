@@ -4,13 +4,14 @@ Chapter: book/start/ranks-and-messages.  The mechanism counts: messages and byte
 with a link of 1 ms latency counts the steps that wait for one another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
+from dualpipe_course.variants import Variants
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("ranks"), exercise)
 
 
+def _three_ranks(n: int) -> Sequence[int] | None:
+    chunk = -(-n // 3)
+    sizes = (chunk, chunk, n - 2 * chunk)
+    return [4 * sum(sizes[(rank - step) % 3] for step in range(4)) for rank in range(3)] if n % 3 else None
+
+
 @exercise(
     "ranks-1",
     "Bytes on a ring",
@@ -43,6 +50,7 @@ def hint(exercise: int | None = None) -> None:
         "In step s, rank r sends chunk (r - s) mod 3, for s = 0, 1, 2, 3. List the four chunks of each rank.",
         "Rank 0 sends chunks 0, 2, 1, 0: that is 3 + 1 + 3 + 3 elements of 4 bytes.",
     ),
+    variants=Variants(("rank 0", "rank 1", "rank 2"), _three_ranks, "a tensor of {n} elements", n=(7, *range(8, 41))),
 )
 def bytes_on_a_ring(answer: object) -> str:
     """Predict the bytes that each of 3 ranks sends in the chapter's ring all-reduce of 7 float32 elements."""

@@ -12,6 +12,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 NAMES = ("GFLOP per token", "ms at best", "ms at 40%", "MFU in percent", "tokens per GPU", "microbatches")
 EXPECTED = (18, 500, 1_250, 75, 200_000, 28)
@@ -113,6 +114,25 @@ def hint(exercise: int | None = None) -> None:
         "Recomputed, a parameter costs 2 + 2 + 4 FLOPs. How many of them does the MFU count?",
         "The page's inequality had the same parameters on both sides. Write both times again: bytes over the cable, "
         "FLOPs of the backward over the arithmetic.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda total, active, gpus, p: (
+            6 * active,
+            12e6 * active / gpus / 1000,
+            30e6 * active / gpus / 1000,
+            75,
+            20_000 * total / active,
+            4 * (p - 1),
+        ),
+        "has {total} billion parameters, but each token multiplies with {active} billion",
+        "on {gpus} GPUs that",
+        "of all {total} billion parameters",
+        "A pipeline of {p} GPUs",
+        total=(30, 45, 60, 90),
+        active=(3, 6),
+        gpus=(72, 24, 36, 48),
+        p=(8, 4, 6, 10, 12),
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,6 +14,7 @@ from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +64,14 @@ def hint(exercise: int | None = None) -> None:
         "T h numbers of 2 bytes are 33,554,432 bytes; half a sum of them sends 7/8 of that per rank.",
         "Two pairs, a sum forward and a sum backward each: how many halves? Whose input is gathered twice?",
         "Four inputs of T h numbers, of which each rank keeps its tokens.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda tokens, t: (65_536 * tokens * (t - 1) // t, 81_920 * tokens * (t - 1) // t, 10, 32_768 * tokens // t),
+        "a microbatch {tokens:,} tokens",
+        "and {t} ranks share",
+        tokens=(4096, 1024, 2048, 3072, 5120, 6144, 8192, 16_384),
+        t=(8, 2, 4),
     ),
 )
 def numbers(answer: object) -> str:

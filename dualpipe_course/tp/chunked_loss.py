@@ -12,6 +12,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, co
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,16 @@ def hint(exercise: int | None = None) -> None:
         "A rank has an eighth of the words. Only one chunk's logits exist at a time, 2 bytes each.",
         "Count the collectives of the chunks first. Then those behind the last chunk, forward and backward.",
         "The forward has one product of 2 T h V / t operations. Which three does the backward have?",
+    ),
+    variants=Variants(
+        ("bytes of a chunk's logits", "collectives", "operations of a rank"),
+        lambda tokens, words, chunk: (chunk * words // 4, 3, 4096 * tokens * words),
+        "One document of {tokens:,} tokens",
+        "{words:,} words on 8 ranks",
+        "chunks of {chunk:,} tokens",
+        tokens=(32_768, 16_384, 65_536),
+        words=(128_000, 64_000, 96_000, 160_000),
+        chunk=(1024, 512, 2048),
     ),
 )
 def numbers(answer: object) -> str:

@@ -12,6 +12,7 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +84,15 @@ def hint(exercise: int | None = None) -> None:
         "Each rank has 3 of the 12 outputs: 3 rows of the weight, 3 elements of the bias.",
         "The only message of the layer sums dx: 6 tokens of 8 numbers. An all-reduce sends 2 (t - 1) / t of its bytes.",
         "Gathering y moves 6 tokens of 12 numbers; each rank sends (t - 1) / t of those bytes.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, f, tokens: (f / 4 * (h + 1), 0, 6 * tokens * h, 3 * tokens * f),
+        "with {h} inputs, {f} outputs",
+        "It gets {tokens} tokens",
+        h=(8, 6, 10, 16),
+        f=(12, 8, 16, 20, 24),
+        tokens=(6, 5, 8, 10),
     ),
 )
 def numbers(answer: object) -> str:

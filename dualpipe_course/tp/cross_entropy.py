@@ -21,6 +21,7 @@ from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,18 @@ def hint(exercise: int | None = None) -> None:
         "Three numbers per token: the maximum, the sum of exponentials, the target's logit. Four bytes each.",
         "An all-reduce sends 2 (t - 1) / t of its tensor from each rank, a gather (t - 1) / t of the whole result.",
         "Label smoothing spreads a part of the target over all entries: it needs the sum of all shifted logits too.",
+    ),
+    variants=Variants(
+        ("bytes of the loss", "bytes of a gather", "bytes with smoothing"),
+        lambda tokens, words, t: (
+            24 * tokens * (t - 1) // t,
+            2 * tokens * words * (t - 1) // t,
+            32 * tokens * (t - 1) // t,
+        ),
+        "{tokens:,} tokens, a vocabulary of {words:,} entries cut over {t} ranks",
+        tokens=(4096, 1024, 2048, 8192),
+        words=(120_000, 64_000, 96_000, 128_000),
+        t=(8, 4, 16),
     ),
 )
 def numbers(answer: object) -> str:

@@ -11,6 +11,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, co
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,15 @@ def hint(exercise: int | None = None) -> None:
         "The sum over the ranks is that of T h numbers, of 2 bytes each.",
         "An all-reduce sends 2 (t - 1) / t of its tensor. And which rank has everything that the backward needs?",
         "Seven ranks have 50,257 / 8, rounded up. The last rank has what is left.",
+    ),
+    variants=Variants(
+        ("bytes forward", "bytes backward", "rows of the last rank"),
+        lambda rows, h, tokens: (3.5 * tokens * h, 0, rows - 7 * -(-rows // 8)),
+        "A table of {rows:,} rows with {h:,} numbers each",
+        "A microbatch has {tokens:,} tokens",
+        rows=(50_257, 30_522, 32_003, 64_001),
+        h=(4096, 2048, 8192),
+        tokens=(2048, 512, 1024, 4096),
     ),
 )
 def numbers(answer: object) -> str:

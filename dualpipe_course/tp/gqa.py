@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,9 @@ def hint(exercise: int | None = None) -> None:
         "Four neighbours read one KV head. Rank 2 has query heads 4 and 5.",
         "One KV head of 16 features: 16 rows of 40 in W_k, and as many in W_v. Per token, 16 keys and 16 values.",
         "Two ranks hold it, so the sum sends 2 (2 - 1) / 2 of the bytes of dW_k and dW_v.",
+    ),
+    variants=Variants(
+        NAMES, lambda d: (1, 80 * d, 8 * d, 320 * d), "2 KV heads of {d} features", d=(16, *range(4, 97, 4))
     ),
 )
 def numbers(answer: object) -> str:

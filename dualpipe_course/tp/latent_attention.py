@@ -12,6 +12,7 @@ from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.tp.layers import draw
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +94,22 @@ def hint(exercise: int | None = None) -> None:
         "key position.",
         "An all-reduce over 4 ranks sends 3/2 of its bytes. On a ring of tokens a key has 16 features, and so has a "
         "value, filled up.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda tokens, v, queries, keys: (
+            keys + 4,
+            2 * (12 + v) * keys,
+            6 * tokens * (queries + keys + 4),
+            256 / (keys + 4),
+        ),
+        "values have {v}; the queries",
+        "latent has {queries} numbers, that of keys and values {keys}.",
+        "and {tokens} tokens pass through",
+        tokens=(6, 5, 8, 10),
+        v=(10, 8, 12),
+        queries=(24, 20, 32, 40),
+        keys=(28, 12, 60),
     ),
 )
 def numbers(answer: object) -> str:

@@ -11,6 +11,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ra
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     pass
@@ -33,6 +34,15 @@ def hint(exercise: int | None = None) -> None:
         "A rank has the logits of 15,000 entries for every token, 2 bytes each.",
         "The gradient of x is summed: T h numbers of 2 bytes, and 2 (t - 1) / t of them leave each rank.",
         "The loss sums three numbers per token, of 4 bytes each.",
+    ),
+    variants=Variants(
+        ("bytes of logits held", "bytes sent for dx", "bytes sent for the loss"),
+        lambda tokens, words, t: (2 * tokens * words // t, 16_384 * tokens * (t - 1) // t, 24 * tokens * (t - 1) // t),
+        "{tokens:,} tokens, ",
+        "a vocabulary of {words:,} entries on {t} ranks",
+        tokens=(8192, 2048, 4096, 16_384),
+        words=(120_000, 64_000, 96_000, 128_000),
+        t=(8, 4, 16),
     ),
 )
 def numbers(answer: object) -> str:

@@ -12,6 +12,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +65,16 @@ def hint(exercise: int | None = None) -> None:
         "A rank adds up its own tokens first. What is left to sum has as many numbers as the weight.",
         "A partial gradient can wait until the last microbatch: it is linear.",
         "With cut features a rank has one sum of squares for each of the 64 tokens.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, tokens, t, norms: (8 * h * (t - 1) / t, 8 * h * (t - 1) / t * norms, 8 * tokens * (t - 1) / t, t),
+        "A norm has {h:,} features, a microbatch {tokens} tokens, and {t} ranks",
+        "A model has {norms} such norms",
+        h=(512, 256, 1024),
+        tokens=(64, 32, 128),
+        t=(4, 2, 8),
+        norms=(65, 33, 49),
     ),
 )
 def numbers(answer: object) -> str:

@@ -11,6 +11,7 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +68,16 @@ def hint(exercise: int | None = None) -> None:
         "A quarter of 24 is 6. The first weight has 6 rows of 8 here, the second 8 rows of 6.",
         "The middle never travels. Each direction sums 6 tokens of 8 numbers, 2 (t - 1) / t of their bytes per rank.",
         "If each of the 4 partial sums contains b, what does their sum contain?",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, f, tokens: (f / 4 * (2 * h + 1) + h, 6 * tokens * h, 6 * tokens * h, 4),
+        "from {h} to {f} features",
+        "from {f} to {h}, both",
+        "They get {tokens} tokens",
+        h=(8, 6, 10, 12),
+        f=(24, 16, 20, 32),
+        tokens=(6, 5, 8, 10),
     ),
 )
 def numbers(answer: object) -> str:

@@ -11,6 +11,7 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +66,21 @@ def hint(exercise: int | None = None) -> None:
         "1,024 tokens of 512 features have 1,048,576 bytes; a half sends 3/4 of them per rank.",
         "Two halves in the forward. In the backward: dy, dx, and once more the input of the first matrix.",
         "The norm keeps the tokens of its rank. What does the first matrix keep in either way?",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, t, tokens: (
+            4 * tokens * h * (t - 1) // t,
+            6 * tokens * h * (t - 1) // t,
+            4 * tokens * h // t,
+            2 * tokens * h // t + 2 * tokens * h,
+        ),
+        "have {h} features at both ends",
+        "{t} ranks share them",
+        "A microbatch has {tokens:,} tokens",
+        h=(512, 256, 768),
+        t=(4, 2, 8),
+        tokens=(1024, 512, 2048),
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,6 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,13 @@ def hint(exercise: int | None = None) -> None:
         "A quarter of 40 is 10. Each of the three weights has 10 times 16 numbers on a rank.",
         "x has 6 times 16 numbers, whole; each branch has 6 times 10 here.",
         "dx has 6 times 16 numbers of 4 bytes, and an all-reduce sends 2 (t - 1) / t of them from each rank.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda t, tokens: (1920 / t, tokens * (16 + 80 / t), 128 * tokens * (t - 1) / t, 256 * tokens * (t - 1) / t),
+        "over {t} ranks. It gets {tokens} tokens",
+        t=(4, 2, 8, 5),
+        tokens=(6, 4, 5, 8, 10, 12, 15),
     ),
 )
 def numbers(answer: object) -> str:

@@ -12,6 +12,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended
+from dualpipe_course.variants import Variants
 from dualpipe_course.whole.planned import plan_of
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import Plan
@@ -68,6 +69,15 @@ def hint(exercise: int | None = None) -> None:
         "Only dp shares out sequences; every data rank cuts its own into microbatches.",
         "Along cp each sequence is cut, along tp and pp nothing of the data is.",
         "Under DualPipe rank i of 4 holds stages i and 3 - i.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda layers, sequences, length: (32, sequences / 16, sequences / 16 * length / 2, layers / 2),
+        "A model of {layers} layers",
+        "with {sequences} sequences of {length} tokens",
+        layers=(8, 16, 24),
+        sequences=(32, 48, 64, 80),
+        length=(128, 256, 512),
     ),
 )
 def shares(answer: object) -> str:

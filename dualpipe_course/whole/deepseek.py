@@ -12,8 +12,10 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.ep.overlap import InvalidOrder, Order, check_pair, host_calls, one_f_one_b_overlap, simulate, ticks_of
 from dualpipe_lab.ep.overlap import closed_forms as pairs
+from dualpipe_lab.ep.overlap.closed_forms import overlap_makespan
 from dualpipe_lab.pp import simulate as simulate_program
 from dualpipe_lab.pp import variant
 from dualpipe_lab.pp.cost import Cost
@@ -94,6 +96,15 @@ def hint(exercise: int | None = None) -> None:
         "pipeline hold a stage?",
         "Rank 0 holds both stages: stage 0 for the microbatches that enter here, stage 1 for the others.",
         "The pair has 12 pieces of work and 8 all-to-alls; look at the longer sum, then at the beginning.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda m, work, travel: (4, m // 2, 6 * m, overlap_makespan(2, work, travel)),
+        "a step has {m} microbatches",
+        "takes {work} ms for each of its 12 pieces of work and {travel} ms for",
+        m=(20, 12, 16, 24, 28),
+        work=(4, 5, 6, 7, 8),
+        travel=lambda work, **_: work + 1,
     ),
 )
 def numbers(answer: object) -> str:

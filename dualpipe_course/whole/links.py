@@ -13,6 +13,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_course.variants import Variants
 
 NAMES = (
     "S along tp",
@@ -94,6 +95,14 @@ def hint(exercise: int | None = None) -> None:
         "The table of the page has a row for each axis; put L / p = 4, m = 8, t = 4 and N = 2 into them.",
         "An all-reduce is a reduce-scatter and an all-gather. How many of these halves has a layer with cut tokens?",
         "A node holds the axes to the right, as far as their product is 8. Which hops of the next axis stay inside?",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda layers, m: (1.5 * layers * m, 3 / 8 * layers, 2 * m, 15 / 8 * layers * m, 48 * m, 16 * m + 12 * layers),
+        "{layers} layers train on",
+        "with {m} microbatches per step",
+        layers=(16, 8, 24, 32),
+        m=(8, 4, 6, 10, 12, 16),
     ),
 )
 def numbers(answer: object) -> str:

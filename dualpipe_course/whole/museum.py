@@ -10,6 +10,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks, norm_in_words
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import call_each, check_ints, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +68,16 @@ def unnamed() -> None:
         "A scale that is still in the gradient is in its norm too.",
         "The summand of every microbatch is to be divided by all targets of the step.",
         "Sums are alike in both runs. One divides them by 2, the other by 16.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda scale, m, targets, **_: (scale, targets, 8, m),
+        "a loss scale of {scale:,}.",
+        "read {m} microbatches each; the step has {targets} targets, {each} on each rank",
+        scale=(1024, 512, 2048, 4096),
+        m=(3, 2, 4, 5),
+        targets=(480, 240, 360, 600),
+        each=lambda targets, **_: targets // 4,
     ),
 )
 def quotients(answer: object) -> str:

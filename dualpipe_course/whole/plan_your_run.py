@@ -11,6 +11,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, partial_score
+from dualpipe_course.variants import Variants
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import H100, Plan, estimate, memory
 
@@ -50,6 +51,13 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("plan_your_run"), exercise)
 
 
+def _fullest(each: int, logits: int) -> Sequence[float]:
+    held = [1.5 * each, each, each, 1.5 * each]
+    plain = [weights + 4 * (4 - rank) + logits * (rank == 3) for rank, weights in enumerate(held)]
+    again = [weights + (4 - rank) + (logits if rank == 3 else 1) for rank, weights in enumerate(held)]
+    return plain.index(max(plain)), max(plain), again.index(max(again)), max(again)
+
+
 @exercise(
     "plan_your_run-1",
     "Which rank is full",
@@ -60,6 +68,14 @@ def hint(exercise: int | None = None) -> None:
         "Rank 0 has 4 x 0.25 + 0.5 billion weights. How many microbatches does rank r of 1F1B keep?",
         "Rank r keeps min(4 - r, 8) microbatches of 4 layers; only the last rank has logits.",
         "With recomputation everybody keeps a quarter of that. The logits stay as they are.",
+    ),
+    variants=Variants(
+        NAMES,
+        _fullest,
+        "holds {each} bytes per weight",
+        "Logits and loss of a microbatch take {logits} GB",
+        each=(18, 16, 20),
+        logits=(10, 5, 6, 7, 8, 9, 11),
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,6 +14,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words, norm_in_words
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.variants import Variants
 from dualpipe_course.whole.planned import plan_of
 from dualpipe_lab.models import V3MoEConfig
 from dualpipe_lab.plan import Plan
@@ -73,6 +74,16 @@ def hint(exercise: int | None = None) -> None:
         "For each parameter: along which axes is it the same, and along which of those do ranks see other tokens?",
         "DualPipe on two ranks of pp: each of the two holds both stages.",
         "Groups that are alike: all ranks over the ranks of one group.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda dp, ep, tp, ranks: (dp * ep, dp, ranks, ranks / dp),
+        "x dp {dp} x ep {ep} x tp {tp}",
+        ", on {ranks} ranks.",
+        dp=(3, 2, 4, 5, 6),
+        ep=(4, 2, 8),
+        tp=(2, 4),
+        ranks=lambda dp, ep, tp: 2 * dp * ep * tp,
     ),
 )
 def groups(answer: object) -> str:

@@ -14,6 +14,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, needs_ints, partial_score
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,19 @@ def hint(exercise: int | None = None) -> None:
         "A microbatch has 96 / (4 · 2) sequences, and rank 3 comes after three ranks with two microbatches each.",
         "The working weights can be made again from the float32 ones, and a step begins without gradients.",
         "A kill comes anywhere between two checkpoints. In the warm-up, step 1 has the factor 1/8.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda batch, billions, step, every, peak: (7 * batch / 8, 12 * billions, step * every / 2, 3 * peak / 8),
+        "a global batch of {batch} sequences",
+        "has {billions} billion parameters",
+        "A step takes {step} seconds, and every {every} steps",
+        "over 8 steps to {peak} millionths",
+        batch=(96, 48, 64, 80),
+        billions=(8, 3, 7, 13),
+        step=(6, 4, 5, 8),
+        every=(200, 100, 500),
+        peak=(800, 400, 1600),
     ),
 )
 def numbers(answer: object) -> str:

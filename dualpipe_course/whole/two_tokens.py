@@ -11,6 +11,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended
+from dualpipe_course.variants import Variants
 
 NAMES = (
     "second targets",
@@ -64,6 +65,18 @@ def hint(exercise: int | None = None) -> None:
         "Write the targets of one sequence in a row and move the row by one place to the left.",
         "The table is sharded along tp and copied along dp, on every stage that uses it.",
         "Under DualPipe the first and the last stage meet on one rank.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda sequences, length, **_: (sequences * (length - 1), sequences * (length - 3), 8, 0),
+        "with {sequences} sequences of {length} tokens",
+        "documents of {half} tokens",
+        "the positions {end} and {last} are",
+        sequences=(6, 4, 5, 7, 8, 9),
+        length=(100, 60, 80, 120),
+        half=lambda length, **_: length // 2,
+        end=lambda half, **_: half - 1,
+        last=lambda length, **_: length - 1,
     ),
 )
 def numbers(answer: object) -> str:

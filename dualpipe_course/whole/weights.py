@@ -12,6 +12,7 @@ from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, compare_o
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function
+from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +74,15 @@ def hint(exercise: int | None = None) -> None:
         "Four KV heads for eight ranks: ranks 0 and 1 read head 0, ranks 2 and 3 read head 1.",
         "A matrix in a file has a row per output and a column per input. down_proj has 2,048 outputs.",
         "Every rank reads one whole KV head, also where another rank reads the same one.",
+    ),
+    variants=Variants(
+        NAMES,
+        lambda h, d, f: (2 * d, 2 * d * h, h, h * f / 4, 16 * d * h),
+        "A model has {h:,} features",
+        "4 KV heads of {d} features, and {f:,} features inside",
+        h=(2048, 1024, 4096),
+        d=(128, 64),
+        f=(6144, 4096, 5120, 8192, 10_240),
     ),
 )
 def numbers(answer: object) -> str:

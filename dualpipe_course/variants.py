@@ -1,0 +1,150 @@
+"""Personal numbers: a seed draws the numbers of a predict exercise, so that a neighbour's answer is no use.
+
+In: what is asked for, its closed form, the sentences of the exercise's text that have numbers in them, and what each
+number may be, the book's first.  Out: by seed, the numbers, their answers and the text; without a seed all is as in
+the book.
+The seed is a learner's (`my-course` has one, a browser makes one) and travels with the notebook: its metadata have it
+for the grader, its checks of such exercises for the kernel, as `check.gpipe.numbers((...), seed=4711)`.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import product
+from typing import Any, TypeAlias
+
+from dualpipe_course.exercise import Wrong
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import needs_ints
+
+Number: TypeAlias = int | float
+Numbers: TypeAlias = dict[str, Number]
+Choice: TypeAlias = Sequence[Number] | Callable[..., Number]  # a function makes a number of those before it
+
+MOST_SEED = 999_999
+MOST = 40  # variants of an exercise: a page has them all
+STRIDE = 7919  # a prime: neighbours among the variants differ in more than one number
+_END = re.compile(r",?\s*\)\s*\Z")  # of a call
+
+
+class Variants:
+    """The variants of one exercise: all combinations with whole answers that no other combination has.
+
+    >>> sum_of = Variants(("sum",), lambda a, b: (a + b,), "{a} and {b} apples", a=(1, 2), b=(1, 2, 5))
+    >>> sum_of.text("Add 1 and 1 apples.", 1), sum_of.answers(1)
+    ('Add 1 and 5 apples.', [6])
+    >>> sum_of.judge([6], seed=1)
+    'sum 6'
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], closed_form: Callable[..., Sequence[Any] | None], /, *sentences: str, **of: Choice
+    ) -> None:
+        self._names, self._closed_form, self._sentences, self._of = names, closed_form, sentences, of
+
+    @cached_property
+    def all(self) -> list[Numbers]:
+        """The numbers of every variant; the book's are none of them."""
+        free = {name: choice for name, choice in self._of.items() if not callable(choice)}
+        found: dict[tuple[int, ...], Numbers] = {tuple(self._answers(self.book) or ()): self.book}
+        for values in product(*free.values()):
+            numbers = self._with_derived(dict(zip(free, values, strict=True)))
+            if answers := self._answers(numbers):
+                found.setdefault(tuple(answers), numbers)
+        drawn = list(found.values())[1:]
+        return [drawn[number * STRIDE % len(drawn)] for number in range(min(MOST, len(drawn)))]
+
+    @cached_property
+    def book(self) -> Numbers:
+        """The numbers of the book."""
+        return self._with_derived({name: choice[0] for name, choice in self._of.items() if not callable(choice)})
+
+    def numbers(self, seed: int | None) -> Numbers:
+        """The numbers of a seed."""
+        return self.book if seed is None else self.all[seed % len(self.all)]
+
+    def answers(self, seed: int | None) -> list[int]:
+        """The answers that the closed form gives for the numbers of a seed."""
+        answers = self._answers(self.numbers(seed))
+        assert answers, f"{self._names}: the closed form gives no whole numbers for {self.numbers(seed)}"
+        return answers
+
+    def sentences(self, seed: int | None) -> list[str]:
+        """The sentences of the text that have numbers in them."""
+        return [sentence.format(**self.numbers(seed)) for sentence in self._sentences]
+
+    def text(self, text: str, seed: int) -> str:
+        """Return a text of the book with the numbers of a seed."""
+        for old, new in zip(self.sentences(None), self.sentences(seed), strict=True):
+            text = text.replace(old, new)
+        return text
+
+    def hint(self, hint: str) -> str:
+        """Return a hint with the numbers that it is about."""
+        return f"with the book's numbers ({'; '.join(self.sentences(None))}): {hint}"
+
+    def judge(self, answer: object, seed: int) -> str:
+        """Return the line for a right answer.
+
+        Raises:
+            Wrong: a number is another one; the book's own is told, on which a learner can try the same way.
+        """
+        rows = zip(self._names, needs_ints(answer, self._names), self.answers(seed), self.answers(None), strict=True)
+        for name, value, right, of_book in rows:
+            if value != right:
+                raise Wrong(
+                    f"{name}, {value}: with the book's numbers ({'; '.join(self.sentences(None))}) it is {of_book:,}; "
+                    "does your way lead there? The hints are about these numbers too"
+                )
+        return ", ".join(f"{name} {value:,}" for name, value in zip(self._names, self.answers(seed), strict=True))
+
+    def _with_derived(self, numbers: Numbers) -> Numbers:
+        for name, choice in self._of.items():
+            if callable(choice):
+                numbers[name] = choice(**numbers)
+        return numbers
+
+    def _answers(self, numbers: Numbers) -> list[int] | None:
+        """The answers; None where the closed form has none, or where they are no whole numbers."""
+        found = self._closed_form(**numbers)
+        answers = None if found is None else plain(found)
+        return answers if answers and all(type(one) is int for one in answers) else None
+
+
+def with_seed(call: str, seed: int) -> str:
+    """Return a check's call with a seed; exercise.js writes the same.
+
+    >>> with_seed("check.gpipe.numbers((makespan, bubble, peak))", 4711)
+    'check.gpipe.numbers((makespan, bubble, peak), seed=4711)'
+    """
+    return _END.sub(f", seed={seed})", call)
+
+
+def seed_of(notebook: Any) -> int | None:
+    """The seed in a notebook's metadata, if there is one that makes sense."""
+    try:
+        seed = notebook["metadata"]["dualpipe_lab"]["seed"]
+    except (KeyError, TypeError):
+        return None
+    return seed if type(seed) is int and 0 < seed <= MOST_SEED else None
+
+
+def variants_of(tags: Sequence[str]) -> "Variants | None":
+    """The variants of the exercise whose check has these tags."""
+    from dualpipe_course import check, registry
+
+    name = next((tag.removeprefix("check-") for tag in tags if tag.startswith("check-")), "")
+    topic = name.rpartition("-")[0]
+    found = registry.topic(topic) if topic in check.TOPICS else []
+    return next((one.variants for one in found if one.name == name), None)
+
+
+def personal(notebook: Any, seed: int) -> None:
+    """Give a notebook of exercises the numbers of a seed: its text, its checks and its metadata."""
+    texts = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    for cell in notebook["cells"]:
+        if variants := variants_of(cell["metadata"].get("tags", ())):
+            cell["source"] = with_seed("".join(cell["source"]), seed)
+            for text in texts:
+                text["source"] = variants.text("".join(text["source"]), seed)
+            notebook["metadata"].setdefault("dualpipe_lab", {})["seed"] = seed

@@ -1,0 +1,144 @@
+"""Numbers of a learner's own: every variant has whole answers, its own are right and a neighbour's are wrong."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from dualpipe_course import record
+from dualpipe_course.exercise import hint_of
+from dualpipe_course.grading.evaluator import arguments_of, seed_in
+from dualpipe_course.registry import all_checks, find
+from dualpipe_course.variants import MOST_SEED, personal, seed_of, with_seed
+from dualpipe_lab.pp import Cost, simulate
+from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, one_f_one_b, v_min, zbv
+from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
+
+ROOT = Path(__file__).parents[2]
+SEEDS = range(1, 21)
+NAMES = [check.name for check in all_checks() if check.variants]
+PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
+FIXED = {  # numbers that are words or formulas of the text, a table, or a program
+    "io-1", "pp_basic-1", "ring_all_reduce-1", "smoe-1", "time-1",
+}  # fmt: skip
+NUMBER = re.compile(r"\d[\d.,]*\d|\d")
+
+
+def notebook_of(name):
+    for path in (ROOT / "exercises").glob("*/*.ipynb"):
+        text = path.read_text(encoding="utf-8")
+        if f'"check-{name}"' in text:
+            return json.loads(text)
+    raise LookupError(name)
+
+
+def text_of(notebook):
+    return "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+
+
+def test_the_exercises_that_ask_for_numbers_have_variants_or_a_reason():
+    assert set(PREDICT) - set(NAMES) == FIXED
+    assert set(NAMES) <= set(PREDICT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_seed_has_numbers_and_answers_of_its_own(name):
+    check = find(name)
+    assert len(check.variants.all) >= len(SEEDS)
+    assert check.verdict(check.variants.answers(None)).passed  # the closed form is the book's
+    of_seed = {seed: check.variants.answers(seed) for seed in SEEDS}
+    for seed, answers in of_seed.items():
+        assert check.verdict(tuple(answers), seed=seed).passed
+        assert check.verdict(answers, seed=seed).message
+    for one, other in combinations([None, *SEEDS], 2):
+        assert check.variants.numbers(one) != check.variants.numbers(other)
+        if other is not None:
+            assert not check.verdict(of_seed.get(one, check.variants.answers(None)), seed=other).passed
+    wrong = check.verdict([answers[0] + 1, *answers[1:]], seed=seed).message
+    assert f"{check.variants.answers(None)[0]:,}; does your way lead there?" in wrong
+    assert check.verdict([..., *answers[1:]], seed=seed).message.startswith("not answered yet")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_s_text_gets_the_numbers_and_nothing_else_changes(name):
+    variants, pristine = find(name).variants, text_of(notebook_of(name))
+    assert [pristine.count(sentence) for sentence in variants.sentences(None)] == [1] * len(variants.sentences(None))
+    for seed in SEEDS:
+        text = variants.text(pristine, seed)
+        assert [text.count(sentence) for sentence in variants.sentences(seed)] == [1] * len(variants.sentences(seed))
+        assert NUMBER.sub("#", text) == NUMBER.sub("#", pristine)  # as exercise.js puts them in, number by number
+
+
+def simulated(name, p=4, m=6, f=1, b=1, **of):
+    """What the simulator says to a variant of the exercises about schedules, None where it is not asked."""
+    unit = Cost(F=1, I=1, W=1)
+    if name == "gpipe-1":
+        timeline = simulate(gpipe(p, m), Cost(F=f, B=b, latency=1))
+        return [timeline.makespan, timeline.bubble_time(0), timeline.peak_activations(0)]
+    if name == "interleaved-1":
+        long, short = (simulate(interleaved(4, num, 3), Cost(F=f, B=b)) for num in (m, 2))
+        return [long.makespan, None, None, short.makespan]
+    if name == "easy_dualpipe-1":
+        timeline = simulate(easy_dualpipe(p, m), Cost(F=f, B=b))
+        peaks = [timeline.peak_activations(rank) for rank in (0, 2)]
+        return [timeline.bubble_time(0), timeline.makespan, *peaks]
+    if name == "one_f_one_b-1":
+        rows, few = simulate(one_f_one_b(5, 12), Cost(F=f, B=b)).spans_by_rank, simulate(one_f_one_b(5, m))
+        tick = next(span.start for span in rows[0] if span.kind == "B")
+        done = sum(span.kind == "B" and span.end <= tick for span in rows[4])
+        return [None, None, tick, done, None, sum(few.peak_activations(rank) for rank in range(5))]
+    if name == "zero_bubble-1":
+        cost = Cost(F=f, I=of["i"], W=of["w"])
+        ends = [simulate(program, cost).makespan for program in (zero_bubble_h1(4, 8), zero_bubble_h2(4, 8))]
+        return [end - 8 * (f + of["i"] + of["w"]) for end in ends] + [None]
+    if name == "dualpipe-1":
+        timeline = simulate(dualpipe(6, 14), Cost(F=f, I=of["i"], W=of["w"], overlap=of["pair"]))
+        return [timeline.bubble_time(2), timeline.bubble_time(0), None, timeline.peak_activations(0)]
+    if name == "v_shapes-1":
+        one, other = (simulate(build(p, 30), unit) for build in (zbv, v_min))
+        ends = [simulate(v_min(p, num), Cost(F=f, I=of["i"], W=1)).makespan for num in (60, 61)]
+        found = [(max(map(line.peak_activations, range(p))), line.bubble_time(0)) for line in (one, other)]
+        return [*found[0], *found[1], ends[1] - ends[0]]
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_closed_forms_of_schedules_are_what_the_simulator_finds(name):
+    variants = find(name).variants
+    for seed in SEEDS:
+        found = simulated(name, **variants.numbers(seed))
+        for value, right in zip(found or (), variants.answers(seed), strict=False):
+            assert value in (None, right), (variants.numbers(seed), found, variants.answers(seed))
+
+
+def test_a_notebook_carries_its_seed():
+    notebook = notebook_of("gpipe-1")
+    assert seed_of(notebook) is None
+    personal(notebook, 4711)
+    assert seed_of(json.loads(json.dumps(notebook))) == 4711
+    checks = ["".join(cell["source"]) for cell in notebook["cells"] if "check-gpipe-1" in str(cell["metadata"])]
+    assert checks == ["check.gpipe.numbers((makespan, bubble, peak), seed=4711)"]
+    assert (len(arguments_of(checks[0])), seed_in(checks[0])) == (1, 4711)
+    assert seed_in("check.gpipe.numbers((makespan, bubble, peak))") is None
+    for nonsense in (0, -1, MOST_SEED + 1, "4", True, 1.5, None, [1]):
+        assert seed_of({"metadata": {"dualpipe_lab": {"seed": nonsense}}}) is None
+    untouched = notebook_of("studio-1")
+    personal(untouched, 4711)
+    assert untouched == notebook_of("studio-1")
+
+
+def test_a_call_on_several_lines_gets_its_seed():
+    assert eval(with_seed("dict(\n    zip(\n        'ab', (1, 2)\n    ),\n)\n", 7)) == {"a": 1, "b": 2, "seed": 7}
+
+
+def test_a_hint_says_which_numbers_it_is_about(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    hint_of([find("gpipe-1")], 1)
+    (tmp_path / record.FOLDER / record.COPIES).write_text("{}")
+    (tmp_path / record.FOLDER / record.SEED).write_text("4711\n")
+    hint_of([find("gpipe-1")], 1)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "book's numbers" not in first
+    assert "with the book's numbers (on 4 ranks with 6 microbatches; F takes 2 ticks, B takes 4,):" in second
