@@ -48,7 +48,7 @@ def hint(exercise: int | None = None) -> None:
 
 @exercise(
     "ring_softmax-1",
-    "A thousand rows on eight ranks",
+    "Rows on a ring of ranks",
     "predict",
     minutes=5,
     points=1,

@@ -54,7 +54,7 @@ def hint(exercise: int | None = None) -> None:
 
 @exercise(
     "zero_1-1",
-    "A thousand parameters on three ranks",
+    "Shards with padding",
     "predict",
     minutes=6,
     trail=True,

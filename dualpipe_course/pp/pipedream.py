@@ -58,7 +58,7 @@ def hint(exercise: int | None = None) -> None:
 
 @exercise(
     "pipedream-1",
-    "Minibatch 9 meets stage 1",
+    "One minibatch meets stage 1",
     "predict",
     minutes=10,
     points=2,

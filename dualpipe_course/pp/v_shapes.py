@@ -78,7 +78,7 @@ def _two_vs(p: int, f: int, i: int) -> Sequence[Time]:
 
 @exercise(
     "v_shapes-1",
-    "Ten ranks",
+    "Two V shapes, counted",
     "predict",
     minutes=10,
     points=2,

@@ -75,7 +75,7 @@ def hint(exercise: int | None = None) -> None:
 
 @exercise(
     "column_parallel-1",
-    "Eight in, twelve out, four ranks",
+    "What a column holds and sends",
     "predict",
     minutes=5,
     trail=True,

@@ -59,7 +59,7 @@ def hint(exercise: int | None = None) -> None:
 
 @exercise(
     "row_parallel-1",
-    "Eight, twenty-four, eight",
+    "What a pair holds and sends",
     "predict",
     minutes=8,
     trail=True,
