@@ -13,7 +13,7 @@ from pathlib import Path
 
 FOLDER = ".dualpipe-lab"
 FILE = "progress.json"
-SEED = "seed"  # draws the learner's own numbers of predict exercises
+SEED, MAX_SEED = "seed", 999_999  # draws the learner's own numbers of predict exercises
 COPIES = "copies.json"  # stands beside it in a course folder, which has one record for all of its notebooks
 MAX_EXERCISES = 1_000
 MAX_COUNT = 1_000_000
@@ -59,7 +59,8 @@ def load(folder: Path | None = None) -> dict[str, Entry]:
 def seed(folder: Path | None = None) -> int | None:
     """The seed of a course folder, if it has one."""
     with contextlib.suppress(OSError, ValueError):
-        return int(path(folder).with_name(SEED).read_text(encoding="utf-8"))
+        found = int(path(folder).with_name(SEED).read_text(encoding="utf-8"))
+        return found if 0 < found <= MAX_SEED else None
     return None
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeAlias
 
+from dualpipe_course import record
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import needs_ints
@@ -21,7 +22,6 @@ Number: TypeAlias = int | float
 Numbers: TypeAlias = dict[str, Number]
 Choice: TypeAlias = Sequence[Number] | Callable[..., Number]  # a function makes a number of those before it
 
-MOST_SEED = 999_999
 MOST = 40  # variants of an exercise: a page has them all
 STRIDE = 7919  # a prime: neighbours among the variants differ in more than one number
 _END = re.compile(r",?\s*\)\s*\Z")  # of a call
@@ -126,7 +126,7 @@ def seed_of(notebook: Any) -> int | None:
         seed = notebook["metadata"]["dualpipe_lab"]["seed"]
     except (KeyError, TypeError):
         return None
-    return seed if type(seed) is int and 0 < seed <= MOST_SEED else None
+    return seed if type(seed) is int and 0 < seed <= record.MAX_SEED else None
 
 
 def variants_of(tags: Sequence[str]) -> "Variants | None":

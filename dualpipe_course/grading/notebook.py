@@ -1,6 +1,7 @@
 """Overlay of a submission on its pristine exercise: answer cells are found by their tags.
 
 In: two notebooks.  Out: per exercise the given cells, the learner's answer and the pristine check; notes on edits.
+A check asks for the numbers of the seed that the submission carries.
 A notebook is read as JSON; no cell is executed here.
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from dualpipe_course.variants import seed_of, variants_of, with_seed
 
 MAX_BYTES = 20_000_000
 _KEYS = re.compile(r"\bdualpipe_course\.(?!check\b)[\w.]+|\bdualpipe_course\b(?! +import +check\b)|['\"/]solutions\b")
@@ -101,8 +104,20 @@ def is_chapter(data: bytes) -> bool:
         return False
 
 
-def overlay(pristine: list[Cell], submitted: list[Cell]) -> Overlay:
+def seed_in(data: bytes) -> int | None:
+    """Return the seed of a notebook with numbers of the learner's own."""
+    try:
+        return seed_of(json.loads(data.decode("utf-8-sig")))
+    except (ValueError, RecursionError):
+        return None
+
+
+def overlay(pristine: list[Cell], submitted: list[Cell], seed: int | None = None) -> Overlay:
     """Combine the learner's answers with the pristine cells; the pieces of a split answer cell are joined in order."""
+    if seed is not None:
+        pristine = [
+            Cell(tag, with_seed(text, seed)) if variants_of([tag]) else Cell(tag, text) for tag, text in pristine
+        ]
     answers: dict[str, list[str]] = {}
     for tag, source in submitted:
         if tag.startswith("answer-"):

@@ -21,6 +21,7 @@ from dualpipe_course.grading.notebook import (
     parse,
     read,
     read_bytes,
+    seed_in,
     topic_tags,
 )
 from dualpipe_course.grading.pristine import digest as library_digest
@@ -39,6 +40,7 @@ class Submission:
         problem: why it cannot be evaluated, or an empty string.
         source: the notebook as it was handed in.
         path: where it lies.
+        seed: of the learner's own numbers, if it has some.
     """
 
     learner: str
@@ -49,6 +51,7 @@ class Submission:
     problem: str = ""
     source: bytes = field(default=b"", repr=False)
     path: Path = Path()
+    seed: int | None = None
 
 
 def exercises(folder: Path) -> dict[str, list[Cell]]:
@@ -74,7 +77,7 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
     if not paths:
         raise ValueError(f"no notebook (*.ipynb) in {folder}; one folder per learner, or one file per learner")
     library = library_digest()
-    return [_submission(path, folder, pristine, library) for path in paths if not _is_chapter(path)]
+    return _with_twins([_submission(path, folder, pristine, library) for path in paths if not _is_chapter(path)])
 
 
 def _notebooks(folder: Path) -> list[Path]:
@@ -105,13 +108,29 @@ def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], libra
     name = names[0] if names else ""
     if not name:
         problem = problem or _why_unknown(path, cells, pristine)
-    found = overlay(pristine[name], cells) if name else Overlay([])
+    seed = seed_in(data) if cells else None
+    found = overlay(pristine[name], cells, seed) if name else Overlay([])
     if len(names) > 1:
         others = f"it answers {', '.join(names[1:])} too, which is not graded: hand in a notebook for each"
         found = replace(found, notes=[others, *found.notes])
     digest = sha256(f"{library} {name} {pristine.get(name)} {problem}".encode())
     digest.update(data)
-    return Submission(learner, name, _key(relative), digest.hexdigest(), found, problem, data, path)
+    return Submission(learner, name, _key(relative), digest.hexdigest(), found, problem, data, path, seed)
+
+
+def _with_twins(found: list[Submission]) -> list[Submission]:
+    """Note which learners share a seed: it is drawn once for each, so one notebook was passed on."""
+    learners: dict[int | None, set[str]] = {}
+    for one in found:
+        learners.setdefault(one.seed, set()).add(one.learner)
+    noted: list[Submission] = []
+    for one in found:
+        if one.seed is not None and (others := sorted(learners[one.seed] - {one.learner})):
+            note = f"the same seed of personal numbers, {one.seed}, as {', '.join(others)}"
+            digest = sha256(f"{one.digest} {note}".encode()).hexdigest()
+            one = replace(one, overlay=replace(one.overlay, notes=[note, *one.overlay.notes]), digest=digest)
+        noted.append(one)
+    return noted
 
 
 def _read_inside(path: Path, folder: Path) -> bytes:

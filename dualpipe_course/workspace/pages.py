@@ -2,7 +2,7 @@
 
 In: a page of a checkout.  Out: the bytes of the learner's file, and a digest of what is written in its cells.
 Links lead to the other copies, cells that the book folds are folded, and the outputs are those of the last build
-(_build/jupyter_execute) if that build ran the same code.
+(_build/jupyter_execute) if that build ran the same code.  Exercises that ask for numbers get the learner's own.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from dualpipe_course import variants
 from dualpipe_course.workspace.contents import Contents, Page
 
 BUILT = Path("_build", "jupyter_execute")
@@ -46,10 +47,11 @@ class Copy(NamedTuple):
 
 
 class Copier:
-    """Makes the copies of one checkout."""
+    """Makes the copies of one checkout, with the numbers of a seed if there is one."""
 
-    def __init__(self, course: Path, contents: Contents) -> None:
+    def __init__(self, course: Path, contents: Contents, seed: int | None = None) -> None:
         self.course, self.places = course, {page.source: page.place for page in contents.pages()}
+        self.seed = seed
 
     def copy(self, page: Page) -> Copy:
         """Return the copy of a page."""
@@ -62,13 +64,16 @@ class Copier:
         is_work = _has_outputs(notebook)
         if not is_work:
             _take_outputs(notebook, self.course / BUILT / f"{page.source}.ipynb")
+            if self.seed is not None:
+                variants.personal(notebook, self.seed)
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = self._text(page, "".join(cell["source"]))
             else:
                 _fold(cell)
         kernel = {name: notebook["metadata"][name] for name in ("kernelspec",) if name in notebook["metadata"]}
-        notebook["metadata"] = {**kernel, "dualpipe_lab": {"page": page.source}}  # without jupytext's pairing
+        own = {"page": page.source, **notebook["metadata"].get("dualpipe_lab", {})}
+        notebook["metadata"] = {**kernel, "dualpipe_lab": own}  # without jupytext's pairing
         data = json.dumps(notebook, indent=1, ensure_ascii=False).encode() + b"\n"
         return Copy(page, data, text_of(data, page.place), _has_outputs(notebook), is_work)
 

@@ -11,6 +11,7 @@ In: a checkout and a workspace.  Out: the copies, and one sentence for each thin
 
 import difflib
 import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from dualpipe_course.workspace.contents import Contents, Page
 from dualpipe_course.workspace.given import Folder, Given, digest
 from dualpipe_course.workspace.pages import Copier, Copy, text_of
 
+TUTOR = Page("AGENTS.md", "AGENTS.md", "You are a tutor here")  # for coding assistants: from tutor.md, beside this file
 NEW = "@new"  # ends the name of an entry whose file stands beside an edited one
 REFRESH = "if it is open in JupyterLab: File, Reload Notebook from Disk"
 Sign = Callable[[Path, bytes], None]
@@ -47,15 +49,18 @@ def renew(course: Path, path: Path, sign: Sign = lambda path, data: None) -> Rep
         OSError: the folder cannot be written.
     """
     table, folder, report = contents.read(course), Folder(path), Report()
-    copier = Copier(course, table)
     with folder.locked():
         report.is_first = not folder.given
+        if report.is_first and record.seed(path) is None:  # who has copies keeps the numbers that are in them
+            folder.write(f"{record.FOLDER}/{record.SEED}", f"{1 + secrets.randbelow(record.MAX_SEED)}\n".encode())
+        copier = Copier(course, table, record.seed(path))
         try:
             for page in table.pages():
                 copy = copier.copy(page)
                 report.num_copies += 1
                 report.num_shown += copy.shows
                 _Renewal(folder, report, sign).one(copy)
+            _Renewal(folder, report, sign).one(_tutor())
             _take_back(folder, table, report)
             if report.is_first:
                 _adopt_progress(course, path)
@@ -79,7 +84,7 @@ def fresh(course: Path, path: Path, chapter: str, sign: Sign = lambda path, data
         place = folder.given[page.source].place if page.source in folder.given else page.place
         if folder.read(place) is not None:
             report.lines.append(f"{place} is kept as {folder.keep(place)}")
-        copy = Copier(course, table).copy(page)
+        copy = Copier(course, table, record.seed(path)).copy(page)
         folder.give(page.source, place, copy.data, "" if copy.is_work else copy.text)
         sign(path, copy.data)
         if page.source + NEW in folder.given:
@@ -159,6 +164,11 @@ class _Renewal:
             self.folder.take_back(name + NEW)
 
 
+def _tutor() -> Copy:
+    data = Path(__file__).with_name("tutor.md").read_bytes()
+    return Copy(TUTOR, data, text_of(data, TUTOR.place))
+
+
 def _beside(place: str) -> str:
     """Return the place of a new version beside an edited one.
 
@@ -171,8 +181,8 @@ def _beside(place: str) -> str:
 
 def _take_back(folder: Folder, table: Contents, report: Report) -> None:
     """Remove the untouched copies of pages that the course no longer has."""
-    known = {page.source for page in table.pages()}
-    for name in [name for name in folder.given if name.removesuffix(NEW) not in known and name != start_page.NAME]:
+    known = {TUTOR.source, start_page.NAME, *(page.source for page in table.pages())}
+    for name in [name for name in folder.given if name.removesuffix(NEW) not in known]:
         place = folder.given[name].place
         if folder.take_back(name):
             report.lines.append(f"{place} is no longer in the course; your file stays")

@@ -11,7 +11,7 @@ from dualpipe_course import record
 from dualpipe_course.exercise import hint_of
 from dualpipe_course.grading.evaluator import arguments_of, seed_in
 from dualpipe_course.registry import all_checks, find
-from dualpipe_course.variants import MOST_SEED, personal, seed_of, with_seed
+from dualpipe_course.variants import personal, seed_of, with_seed
 from dualpipe_lab.pp import Cost, simulate
 from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, one_f_one_b, v_min, zbv
 from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
@@ -122,7 +122,7 @@ def test_a_notebook_carries_its_seed():
     assert checks == ["check.gpipe.numbers((makespan, bubble, peak), seed=4711)"]
     assert (len(arguments_of(checks[0])), seed_in(checks[0])) == (1, 4711)
     assert seed_in("check.gpipe.numbers((makespan, bubble, peak))") is None
-    for nonsense in (0, -1, MOST_SEED + 1, "4", True, 1.5, None, [1]):
+    for nonsense in (0, -1, record.MAX_SEED + 1, "4", True, 1.5, None, [1]):
         assert seed_of({"metadata": {"dualpipe_lab": {"seed": nonsense}}}) is None
     untouched = notebook_of("studio-1")
     personal(untouched, 4711)

@@ -16,7 +16,9 @@ RESULT = nbformat.v4.new_output("execute_result", {"text/plain": "2"}, execution
 
 def test_files_stand_in_reading_order_without_pages_beside_them(learner):
     assert learner.start() == []
-    assert learner.files() == sorted([ONE, EXERCISES, TWO, THREE, "about/learners.md", "intro.ipynb", "start.md"])
+    assert learner.files() == sorted(
+        [ONE, EXERCISES, TWO, THREE, "AGENTS.md", "about/learners.md", "intro.ipynb", "start.md"]
+    )
 
 
 def test_links_lead_to_copies_and_no_page_of_the_builder_is_linked(learner):
