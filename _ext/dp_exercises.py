@@ -1,7 +1,8 @@
 """Exercises that can be answered in their page: what their cells need, and Python for the browser.
 
-In: the exercise notebooks, the names in in_page.txt, npm.  Out: JSON in each exercise page, and
-_static/python with Pyodide, the library and the checks, compressed; without npm nothing: pages stay as they are.
+In: the exercise notebooks, the names in in_page.txt, npm.  Out: a first line that says how a page is worked on, JSON in
+each exercise page, and _static/python with Pyodide, the library and the checks, compressed; without npm the first line
+alone.
 """
 
 import gzip
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
+from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +59,23 @@ def cells_of(notebook: dict[str, Any], names: list[str]) -> dict[str, dict[str, 
     return found
 
 
+@cache
+def copies(root: Path) -> dict[str, str]:
+    """Return the place of each exercise page in a learner's folder."""
+    from dualpipe_course.workspace.contents import read
+
+    return {page.source: page.place for page in read(root).pages()}
+
+
 def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Write the JSON of an exercise page, and load what reads it."""
+    """Write the first line of an exercise page and the JSON of its exercises, and load what reads it."""
     source = Path(app.srcdir, f"{page}.ipynb")
-    if not app.config.has_python or not page.startswith("exercises/") or not source.is_file():
+    if not page.startswith("exercises/") or not source.is_file():
+        return
+    copy = escape(copies(Path(app.srcdir))[page])
+    how = f"To work on it in JupyterLab: <code>make lab</code>, then <code>{copy}</code>."
+    context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="dp-in-page">{how}</p>', 1)
+    if not app.config.has_python:
         return
     from dualpipe_course.registry import find
 
@@ -67,6 +83,9 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
     for name, cells in exercises.items():
         check = find(name)
         cells["hints"] = list(check.about.hints) if check else []
+        if check and check.variants:  # the book's sentences, and those of each variant
+            drawn = [check.variants.sentences(number) for number in range(len(check.variants.all))]
+            cells["variants"] = {"book": check.variants.sentences(None), "drawn": drawn}
     if exercises:
         up = "../" * page.count("/")
         notebook = f"{up}_sources/{page}.ipynb"

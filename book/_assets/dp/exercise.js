@@ -1,6 +1,7 @@
 // Exercises that are answered in their page: an editor in place of the answer cell, hints, and a check in place of its
-// call.  In: the page's cells, and the JSON that dp_exercises wrote: {NAME: {before, starter, check, hints}}.
-// Answers stay in this browser.  Python is fetched at the first check, and ended when an answer takes too long.
+// call.  In: the page's cells, and the JSON that dp_exercises wrote: {NAME: {before, starter, check, hints, variants}}.
+// Answers stay in this browser, and so does the seed that draws the numbers of exercises with variants; 0 is the book.
+// Python is fetched at the first check, and ended when an answer takes too long.
 
 (() => {
   const SECONDS = 20;
@@ -55,13 +56,48 @@
 
   const key = (name) => `dualpipe-lab:answer:${name}`;
 
+  const SEED = "dualpipe-lab:seed";
+  if (localStorage.getItem(SEED) === null) localStorage.setItem(SEED, 1 + Math.floor(Math.random() * 999_999));
+  const seed = Number(localStorage.getItem(SEED));
+
+  const withSeed = (call) => call.replace(/,?\s*\)\s*$/, `, seed=${seed})`);
+
+  // Puts the seed's numbers into a sentence, number by number: there may be markup between them.
+  function renumber(section, book, own) {
+    const nodes = [];
+    let text = "";
+    const walker = document.createTreeWalker(section, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      nodes.push({ node: walker.currentNode, start: text.length });
+      text += walker.currentNode.data;
+    }
+    const at = text.indexOf(book);
+    if (at < 0) return;
+    const [old, fresh] = [book, own].map((sentence) => [...sentence.matchAll(/\d[\d.,]*\d|\d/g)]);
+    old.toReversed().forEach((found, place) => {
+      const start = at + found.index;
+      const holder = nodes.findLast((one) => one.start <= start);
+      holder.node.replaceData(start - holder.start, found[0].length, fresh[fresh.length - 1 - place][0]);
+    });
+  }
+
   function make(tag, properties, ...children) {
     const element = Object.assign(document.createElement(tag), properties);
     element.append(...children);
     return element;
   }
 
+  // Gives an exercise the numbers of the seed: its text, its check and what its hints are about.
+  function personal(cells, section) {
+    const { book, drawn } = cells.variants;
+    cells.sentences = drawn[seed % drawn.length].map((own, place) => [book[place], own]);
+    for (const [old, own] of cells.sentences) renumber(section, old, own);
+    cells.check = withSeed(cells.check);
+    cells.hints = cells.hints.map((hint) => `with the book's numbers (${book.join("; ")}): ${hint}`);
+  }
+
   function exercise(name, cells, answerCell, checkCell) {
+    if (cells.variants && seed) personal(cells, answerCell.closest("section"));
     const editor = make("textarea", { value: localStorage.getItem(key(name)) ?? cells.starter, spellcheck: false });
     editor.setAttribute("aria-label", `Your answer to ${name}; Escape, then Tab leaves the field`);
     editor.autocapitalize = "off";
@@ -115,12 +151,21 @@
   }
 
   // The page's notebook with these answers in it, for JupyterLab and for graders.
-  async function download(address, names) {
+  async function download(address, exercises) {
     const notebook = await (await fetch(address)).json();
+    const own = Object.values(exercises).filter((cells) => cells.sentences);
+    if (own.length) (notebook.metadata.dualpipe_lab ??= {}).seed = seed;
     for (const cell of notebook.cells) {
-      const name = (cell.metadata.tags ?? []).map((tag) => tag.replace(/^answer-/, "")).find((tag) => names.includes(tag));
-      const answer = name && localStorage.getItem(key(name));
-      if (answer) cell.source = answer;
+      for (const tag of cell.metadata.tags ?? []) {
+        const [kind, name] = [tag.split("-", 1)[0], tag.slice(tag.indexOf("-") + 1)];
+        const answer = kind === "answer" && name in exercises && localStorage.getItem(key(name));
+        if (answer) cell.source = answer;
+        if (kind === "check" && exercises[name]?.sentences) cell.source = exercises[name].check;
+      }
+      if (cell.cell_type === "markdown") {
+        cell.source = [cell.source].flat().join("");
+        for (const { sentences } of own) for (const [old, fresh] of sentences) cell.source = cell.source.replace(old, () => fresh);
+      }
     }
     const blob = new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" });
     const link = make("a", { href: URL.createObjectURL(blob), download: address.split("/").pop() });
@@ -137,12 +182,13 @@
       if (answer && check) exercise(name, exercises[name], answer, check);
     }
     const save = make("button", { type: "button", textContent: "Download as notebook" });
-    save.addEventListener("click", () => download(notebook, names));
+    save.addEventListener("click", () => download(notebook, exercises));
     const all = document.querySelectorAll('.cell[class*="tag_answer-"]').length;
     const which = names.length === all ? "The exercises" : `${names.length} of ${all} exercises`;
-    const text = `${which} can be answered here. `;
+    const drawn = seed && Object.values(exercises).some((cells) => cells.sentences);
+    const whose = drawn ? "The numbers of predict exercises are drawn for you. " : "";
+    const text = `${which} can be answered here. ${whose}`;
     const where = location.protocol === "file:" ? " Opened as a file, this page cannot start Python: use make serve." : "";
-    const note = make("p", { className: "dp-in-page" }, text, save, where);
-    document.querySelector("article h1, .bd-article h1")?.after(note);
+    document.querySelector(".dp-in-page")?.prepend(text, save, `${where} `);
   }
 })();
