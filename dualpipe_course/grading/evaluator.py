@@ -101,10 +101,10 @@ def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     try:
         answers, problem, refused = _answers(task, names)
     except (EOFError, OSError, ValueError) as error:
-        verdict = _verdict("wrong", 0, f"the process that ran the answer cell ended without an answer: {error}")
+        verdict = _verdict("error", 0, f"the process that ran the answer cell ended without an answer: {error}")
         return verdict | {"retire": isinstance(error, ForkServerLostError)}
     if missing := [name for name in names if name not in answers]:
-        verdict = _verdict("wrong", 0, problem or f"the answer cell does not define {missing[0]}")
+        verdict = _verdict("error", 0, problem or f"the answer cell does not define {missing[0]}")
         return verdict | {"refused": refused}
     Path(task["folders"]["work"]).mkdir(exist_ok=True)  # the answer cell may have removed it
     os.chdir(task["folders"]["work"])

@@ -49,7 +49,7 @@ _VICTIM = re.compile(
 
 @dataclass(frozen=True)
 class Mark:
-    """One exercise of one submission: status is right, wrong, stopped, not started, missing or unreadable."""
+    """One exercise of one submission: status is right, wrong, error, stopped, not started, missing or unreadable."""
 
     name: str
     points: float
@@ -363,7 +363,7 @@ def _lost(graded: Graded | None) -> frozenset[str]:
     """The exercises that may have lost their points to somebody else."""
     marks = graded.marks if graded else []
     return frozenset(
-        mark.name for mark in marks if mark.status in ("stopped", "wrong") and _VICTIM.search(mark.message)
+        mark.name for mark in marks if mark.status in ("stopped", "error", "wrong") and _VICTIM.search(mark.message)
     )
 
 

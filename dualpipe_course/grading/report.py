@@ -1,5 +1,6 @@
 """The results as a table in the terminal, as CSV (one row per exercise) and as one HTML page.
 
+The page begins with a grid for each notebook, learners by exercises, and ends with every message.
 Text of learners is written as text, never as markup or as a spreadsheet formula.  Control characters, and characters
 without a UTF-8 encoding (half of a surrogate pair, a file name in another encoding), are escaped.
 """
@@ -16,18 +17,24 @@ from dualpipe_course.grading.grader import Graded, Mark
 
 COLUMNS = ("learner", "notebook", "exercise", "points", "out of", "status", "seconds", "message", "notes")
 NBVAL_COLUMNS = ("nbval", "nbval message")
-_SIGNS = {"right": "✓", "wrong": "✗", "stopped": "⊘", "not started": "·", "missing": "?", "unreadable": "?"}
+_SIGNS = {
+    "right": "✓", "wrong": "✗", "error": "!", "stopped": "⊘", "not started": "·", "missing": "?", "unreadable": "?"
+}  # fmt: skip
+_LEGEND = "✓ right  ✗ wrong  ! error: no answer to judge  ⊘ stopped  · not started  ? missing or unreadable"
 _STYLE = """body{font:15px system-ui,sans-serif;margin:2rem;color:#222;background:#fff}table{border-collapse:collapse}
 th,td{border:1px solid #bbb;padding:.3rem .6rem;text-align:left;vertical-align:top}td.n{text-align:right}
-pre{margin:0;white-space:pre-wrap;max-width:60rem}details{margin:.2rem 0}.right{background:#e2f2e2}
-.wrong,.stopped{background:#fbe4de}.missing,.unreadable{background:#fdf3d0}
+td,summary,pre,p{overflow-wrap:anywhere}.grid{overflow-x:auto;margin-bottom:1.5rem}.grid td{text-align:center}
+.grid th{font-weight:400}pre{margin:0;white-space:pre-wrap;max-width:60rem}details{margin:.2rem 0}
+.right{background:#e2f2e2}.wrong,.error,.stopped{background:#fbe4de}.missing,.unreadable{background:#fdf3d0}
+@media(max-width:40rem){body{margin:.8rem}.all thead{display:none}.all tr,.all td{display:block;border:0}
+.all tr{border-top:1px solid #bbb}.all td.n{text-align:left}}
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}.right{background:#1d3a1d}
-.wrong,.stopped{background:#4a241b}.missing,.unreadable{background:#443a14}}"""
+.wrong,.error,.stopped{background:#4a241b}.missing,.unreadable{background:#443a14}}"""
 
 
 def screen(results: list[Graded]) -> Table:
     """Return a rich table with one row per submission."""
-    table = Table(title="Grades: ✓ right  ✗ wrong  ⊘ stopped  · not started  ? missing or unreadable")
+    table = Table(title=f"Grades: {_LEGEND}")
     names = ["learner", "notebook", "exercises", "points", "seconds", "notes"]
     for name in names + ["nbval"] * has_replays(results):
         table.add_column(name, justify="right" if name in ("points", "seconds") else "left")
@@ -54,14 +61,16 @@ def write_csv(results: list[Graded], path: Path) -> None:
 
 
 def write_html(results: list[Graded], path: Path) -> None:
-    """Write one self-contained page: a table, and each message in a foldable element."""
+    """Write one self-contained page: the grids, a table, and each message in a foldable element."""
+    grids = "".join(_grid(name, results) for name in sorted({graded.notebook for graded in results if graded.marks}))
     rows = "\n".join(_row(graded) for graded in results)
     earned, possible = sum(graded.points for graded in results), sum(graded.out_of for graded in results)
     names = ["learner", "notebook", "points", "seconds", "exercises"] + ["nbval"] * has_replays(results)
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     path.write_text(
         f"{head}<title>Grades</title><style>{_STYLE}</style><h1>Grades</h1>"
-        f"<p>{len(results)} submissions, {earned:g} of {possible} points.</p><table><thead><tr>"
+        f"<p>{len(results)} submissions, {earned:g} of {possible} points.</p><p>{_LEGEND}</p>{grids}"
+        '<h2>Every message</h2><table class="all"><thead><tr>'
         + "".join(f'<th scope="col">{name}</th>' for name in names)
         + f"</tr></thead><tbody>{rows}</tbody></table></html>\n",
         encoding="utf-8",
@@ -83,17 +92,53 @@ def plain(text: str) -> str:
     return "".join(c if category(c) not in ("Cc", "Cf", "Cs") else repr(c)[1:-1] for c in text)
 
 
+def _grid(notebook: str, results: list[Graded]) -> str:
+    """Return the table of one notebook: a row for each learner, a column for each exercise, counts at its foot."""
+    rows = [graded for graded in results if graded.notebook == notebook and graded.marks]
+    names = list(dict.fromkeys(mark.name for graded in rows for mark in graded.marks))
+    head = "".join(f'<th scope="col">{escape(name.rpartition("-")[2])}</th>' for name in names)
+    body, right, points = "", dict.fromkeys(names, 0), 0.0
+    for graded in rows:
+        marks = {mark.name: mark for mark in graded.marks}
+        cells = "".join(_sign(marks.get(name)) for name in names)
+        body += f'<tr><th scope="row">{escape(graded.learner)}</th>{cells}<td>{graded.points:g}</td></tr>'
+        points += graded.points
+        for mark in graded.marks:
+            right[mark.name] += mark.status == "right"
+    counts = "".join(f"<td>{number} of {len(rows)}</td>" for number in right.values())
+    foot = f'<tr><th scope="row">right</th>{counts}<td>{points:g}</td></tr>'
+    return (
+        f'<h2>{escape(notebook)}</h2><div class="grid" tabindex="0"><table><thead><tr><th scope="col">learner</th>'
+        f'{head}<th scope="col">points</th></tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table></div>'
+    )
+
+
+def _sign(mark: Mark | None) -> str:
+    if mark is None:
+        return "<td></td>"
+    words = escape(f"{mark.name}: {mark.status}, {mark.points:g} of {mark.out_of}", quote=True)
+    return f'<td class="{mark.status.replace(" ", "-")}" title="{words}">{_SIGNS[mark.status]}</td>'
+
+
 def _row(graded: Graded) -> str:
     notes = "".join(f"<p>{escape(note)}</p>" for note in graded.notes)
     marks = "".join(
         f'<details class="{mark.status.replace(" ", "-")}"><summary>{_SIGNS[mark.status]} {escape(mark.name)}: '
-        f"{mark.status}, {mark.points:g} of {mark.out_of}, {mark.seconds:g} s</summary>"
+        f"{mark.status}, {mark.points:g} of {mark.out_of}, {mark.seconds:g} s{_begins(mark)}</summary>"
         f"<pre>{escape(mark.message)}</pre></details>"
         for mark in graded.marks
     )
     texts = f"<td>{escape(graded.learner)}</td><td>{escape(graded.notebook or '-')}</td>"
     numbers = f'<td class="n">{graded.points:g} / {graded.out_of}</td><td class="n">{graded.seconds:g}</td>'
     return f"<tr>{texts}{numbers}<td>{notes}{marks}</td>{_replayed(graded)}</tr>"
+
+
+def _begins(mark: Mark) -> str:
+    """The beginning of a message that says what is wrong."""
+    first = mark.message.partition("\n")[0]
+    if mark.status not in ("wrong", "error") or not first:
+        return ""
+    return f"; {escape(first[:100])}{' ...' * (len(first) > 100)}"
 
 
 def _replayed(graded: Graded) -> str:

@@ -145,7 +145,7 @@ def test_odd_messages_and_names_are_reported(graded):
     _, out, run = graded
     assert run.returncode == 0
     found, message = status(out, "g-surrogate", "ranks-1")
-    assert (found, r"\ud800" in message) == ("wrong", True)
+    assert (found, r"\ud800" in message) == ("error", True)
     assert status(out, r"mar\udceda", "ranks-1")[0] == "right"
     html = (out / "grades.html").read_text(encoding="utf-8")
     assert r"mar\udceda" in html

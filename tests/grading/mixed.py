@@ -6,9 +6,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"ranks-and-messages": "start", "time": "start", "gpipe": "pp"}
-RIGHT, WRONG, STARTED, STOPPED, MISSING, UNREADABLE = (
+RIGHT, WRONG, ERROR, STARTED, STOPPED, MISSING, UNREADABLE = (
     "right",
     "wrong",
+    "error",
     "not started",
     "stopped",
     "missing",
@@ -25,9 +26,9 @@ MISBEHAVIOURS = {
         STOPPED,
         "processes",
     ),
-    "kills": ("import os\nos.kill(os.getppid(), 9)\nos._exit(1)\n", WRONG, "ended without an answer"),
-    "exits": ("import os\nos._exit(0)\n", WRONG, "ended without an answer"),
-    "syntax": ("bytes_sent = = 3\n", WRONG, "SyntaxError"),
+    "kills": ("import os\nos.kill(os.getppid(), 9)\nos._exit(1)\n", ERROR, "ended without an answer"),
+    "exits": ("import os\nos._exit(0)\n", ERROR, "ended without an answer"),
+    "syntax": ("bytes_sent = = 3\n", ERROR, "SyntaxError"),
 }
 CHEATS = {
     "patches the check": (

@@ -190,7 +190,7 @@ def test_the_table_has_a_note_on_who_looks_and_a_copy_of_the_course_that_an_answ
     assert hinted.notes == []
     assert (changed.marks[0].status, changed.points) == ("stopped", 0)
     assert "files of the course changed while it ran" in changed.marks[0].message
-    assert looking.marks[0].status == "wrong"
+    assert looking.marks[0].status == "error"
     assert [note.partition(",")[0] for note in looking.notes] == [
         "answer-ranks-1 names dualpipe_course.start.ranks",
         "answer-ranks-1: import dualpipe_course.start.ranks was refused",
