@@ -5,9 +5,11 @@ A right answer gives one line that is the same every time.  A wrong one raises `
 failing case, what was expected and why, and a picture where one helps.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dualpipe_course import record
@@ -51,6 +53,15 @@ class CheckFailed(AssertionError):  # noqa: N818 - a name to read aloud
         return str(self).splitlines()
 
 
+class NotRead(CheckFailed):
+    """The cell that ran last has a SyntaxError: what it should define is still the answer of an earlier run."""
+
+    def __init__(self, name: str, error: SyntaxError) -> None:
+        self.error = error
+        why = f"not judged, because the last cell that you ran has an error ({error.msg}, line {error.lineno})"
+        super().__init__(Verdict(name, False, 0.0, f"{why}: repair the answer, run its cell, then this check"))
+
+
 class About(NamedTuple):
     """What is known of an exercise before anybody answers it."""
 
@@ -90,8 +101,11 @@ class Check:
             CheckFailed: it is wrong; the message says what to look at.
         """
         __tracebackhide__ = True
+        if error := _unread():
+            raise NotRead(self.name, error)
         verdict = self.verdict(*answers, seed=seed)
-        record.note(self.name, verdict.passed)
+        if record.note(self.name, verdict.passed) and (folder := record.course_folder()):
+            _update_start_page(folder)
         if verdict.passed:
             print(f"{self.name} solved: {verdict.message}")
             return
@@ -135,6 +149,25 @@ def hint_of(checks: list[Check], number: int | None) -> None:
     if check.variants is not None and record.seed() is not None:
         hint = check.variants.hint(hint)
     print(f"{check.name}, hint {shown + 1} of {len(check.about.hints)}: {hint}")
+
+
+def _unread() -> SyntaxError | None:
+    """The error of the cell that ran last in this notebook, if Python could not read it, or if a check has said so."""
+    if not _in_notebook():
+        return None
+    from IPython import get_ipython
+
+    last = get_ipython().last_execution_result
+    if last is not None and isinstance(last.error_in_exec, NotRead):
+        return last.error_in_exec.error
+    return last.error_before_exec if last is not None and isinstance(last.error_before_exec, SyntaxError) else None
+
+
+def _update_start_page(folder: Path) -> None:
+    with contextlib.suppress(Exception):  # whatever became of the folder or the checkout, the answer is right
+        from dualpipe_course.workspace import start_page
+
+        start_page.update(Path(__file__).parents[1], folder)
 
 
 def _in_notebook() -> bool:

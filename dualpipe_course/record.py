@@ -33,15 +33,15 @@ NOTHING = Entry()
 
 def path(folder: Path | None = None) -> Path:
     """Where the progress of notebooks in a folder, or in the current one, is kept."""
-    return (folder or _course_folder()) / FOLDER / FILE
+    return (folder or course_folder() or Path()) / FOLDER / FILE
 
 
-def _course_folder() -> Path:
-    """The folder that `make lab` made around the current one; the current one where there is none."""
+def course_folder() -> Path | None:
+    """The folder that `make lab` made around the current one, if there is one."""
     with contextlib.suppress(OSError):  # the current folder may be gone
         here = Path.cwd()
-        return next((one for one in (here, *here.parents) if (one / FOLDER / COPIES).is_file()), Path())
-    return Path()
+        return next((one for one in (here, *here.parents) if (one / FOLDER / COPIES).is_file()), None)
+    return None
 
 
 def load(folder: Path | None = None) -> dict[str, Entry]:
@@ -64,12 +64,13 @@ def seed(folder: Path | None = None) -> int | None:
     return None
 
 
-def note(name: str, passed: bool) -> None:
-    """Count an attempt; an exercise that was solved once stays solved."""
+def note(name: str, passed: bool) -> bool:
+    """Count an attempt; an exercise that was solved once stays solved.  Return whether it was not before."""
     known = load()
     entry = known.get(name, NOTHING)
     attempts = min(entry.attempts + 1, MAX_COUNT)
     _save(known | {name: replace(entry, solved=entry.solved or passed, attempts=attempts)})
+    return passed and not entry.solved
 
 
 def note_hint(name: str, number: int) -> None:

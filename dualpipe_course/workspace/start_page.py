@@ -1,13 +1,15 @@
 """The page that JupyterLab opens first: where to go on, what is solved, the parts of the course.
 
-In: a workspace after its renewal.  Out: `start.md`, written anew at each start; what a learner wrote into it is kept.
+In: a workspace after its renewal.  Out: `start.md`, written anew at each start and when an exercise is solved; what a
+learner wrote into it is kept.
 """
 
+import re
 from datetime import datetime
 from pathlib import Path
 
 from dualpipe_course import record
-from dualpipe_course.workspace.contents import Chapter, Contents, Page, Part, tags_of
+from dualpipe_course.workspace.contents import Chapter, Contents, Page, Part, read, tags_of
 from dualpipe_course.workspace.given import Folder, digest
 
 NAME = PLACE = "start.md"
@@ -19,9 +21,10 @@ FOOT = """\
   Where you changed one, yours stays, and a new version of the course stands beside it as `NAME.new.ipynb`.
 - To start a chapter afresh: `make fresh chapter=gpipe`, or `dualpipe-lab fresh gpipe` in a terminal (File, New,
   Terminal). What you had goes to the folder `old` with its date. `gpipe-exercises` means the exercises.
-- {about}this page is written anew at each start; `check.progress()` in a notebook shows what is solved now.
+- {about}this page is written anew at each start and whenever an exercise is solved.
 """
 ABOUT = "[For learners](about/learners.md) says how exercises, hints and live cells work; "
+NEWS = "## New since the last start"
 NO_OUTPUTS = """\
 The notebooks show no results yet, because the book was not built in this folder's course: run their cells, or run
 `make book` and then `make lab`, which puts the results into every notebook that you left as it was.
@@ -39,7 +42,7 @@ def write(folder: Folder, table: Contents, news: list[str], shows: bool) -> None
         _go_on(folder, table, entries),
         _summary(folder, table, entries),
         "" if shows else NO_OUTPUTS,
-        f"## New since the last start\n\n{told}" if told else "",
+        f"{NEWS}\n\n{told}" if told else "",
         *parts,
         FOOT.format(about=about),
     ]
@@ -48,6 +51,17 @@ def write(folder: Folder, table: Contents, news: list[str], shows: bool) -> None
     if data is not None and not (given and digest(data) == given.data):
         folder.keep(PLACE)
     folder.give(NAME, PLACE, text.encode(), "")
+
+
+def update(course: Path, path: Path) -> None:
+    """Write the page of a workspace anew, with the news of the last start."""
+    folder = Folder(path)
+    with folder.locked():
+        before = (folder.read(PLACE) or b"").decode(errors="replace")
+        news = re.search(rf"^{NEWS}\n\n((?:- .*\n)*)", before, re.MULTILINE)
+        lines = [line.removeprefix("- ") for line in news[1].splitlines()] if news else []
+        write(folder, read(course), lines, NO_OUTPUTS not in before)
+        folder.save()
 
 
 def _go_on(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from dualpipe_course import check as checks
+from dualpipe_course import exercise as exercises
 from dualpipe_course import record
 from dualpipe_course.exercise import CheckFailed, Wrong, exercise
+from dualpipe_course.progress_page import PARTS
 from dualpipe_course.trial import needs_ints, smallest_failing
 
 
@@ -98,8 +100,30 @@ def test_the_progress_page_counts_points_and_minutes():
     points = sum(check.about.points for check in everything)
     assert f"1 of {len(everything)} solved, 1 of {points} points" in str(checks.progress())
     html = checks.progress()._repr_html_()
-    assert html.count("<tr>") == 1 + len(everything)
+    assert html.count("<tr>") == len(PARTS) + len(everything)
     assert "solved</td>" in html
+    assert html.count("<details open>") == 1  # the part that is begun
+    assert "\nstart: 1 of " in str(checks.progress())
+
+
+def test_a_cell_that_cannot_be_read_leaves_no_earlier_answer_to_be_judged(monkeypatch):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.setattr(exercises, "_in_notebook", lambda: True)
+    shell = InteractiveShell.instance()
+    try:
+        check = "from dualpipe_course import check; check.time.two_messages(makespan)"
+        shell.run_cell("makespan = 29")
+        assert shell.run_cell(check).success
+        shell.run_cell("makespan = = 30")
+        for _ in range(2):  # also when the check alone is run again
+            error = shell.run_cell(check).error_in_exec
+            assert "not judged, because the last cell that you ran has an error (invalid syntax, line 1)" in str(error)
+        assert record.load()["time-1"].attempts == 1
+        shell.run_cell("makespan = 30")
+        assert "not judged" not in str(shell.run_cell(check).error_in_exec)
+    finally:
+        InteractiveShell.clear_instance()
 
 
 def test_a_wrong_answer_shows_its_message_and_picture_without_a_traceback():

@@ -8,7 +8,7 @@ from cli.shell import output, run
 
 from dualpipe_course import record
 from dualpipe_course.grading import submissions
-from dualpipe_course.workspace import lab
+from dualpipe_course.workspace import contents, given, lab, start_page
 
 TWO = "1-pipeline-parallelism/02-two.ipynb"
 EXERCISES = "1-pipeline-parallelism/01b-one-exercises.ipynb"
@@ -32,7 +32,7 @@ def test_a_new_learner_is_led_to_the_first_chapter(started):
     assert "0 of 1 exercises are solved." in page(started)
 
 
-def test_the_page_touched_last_comes_first_and_what_is_solved_leads_on(started, monkeypatch):
+def test_the_page_touched_last_comes_first_and_what_is_solved_leads_on(course, started, monkeypatch):
     started.write(TWO, "", ran="now")
     started.start()
     assert f"**Go on with [Two]({TWO}).** You were there last, on " in page(started)
@@ -43,6 +43,13 @@ def test_the_page_touched_last_comes_first_and_what_is_solved_leads_on(started, 
     assert [path.relative_to(started.path).as_posix() for path in started.path.rglob(record.FILE)] == [
         f"{record.FOLDER}/{record.FILE}"
     ]
+    folder = given.Folder(started.path)
+    start_page.write(folder, contents.read(course.path), ["something"], False)
+    folder.save()
+    start_page.update(course.path, started.path)  # as the check that passed does
+    assert f"**Go on with [Two]({TWO}).** Exercises: One is solved" in page(started)
+    assert "## New since the last start\n\n- something\n" in page(started)
+    assert not (started.path / "old").exists()
     started.start()
     assert f"**Go on with [Two]({TWO}).** Exercises: One is solved" in page(started)
     assert "| ■ 1 of 1 |" in page(started)

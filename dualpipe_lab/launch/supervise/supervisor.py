@@ -92,7 +92,25 @@ class Supervisor:
         Raises:
             RankError, RankTimeout: see `errors.py`.
             StartupError: if the processes cannot be started at all.
+            KeyboardInterrupt: it was interrupted; the message says where each rank was.
         """
+        __tracebackhide__ = True
+        try:
+            self._watch()
+        except KeyboardInterrupt:
+            if self._went is None:
+                raise
+            self._collect_statuses()
+            report = self._report.timeout(self.ranks, "interrupted. Where each rank was:")
+            raise KeyboardInterrupt(str(report)) from None
+        if self._failed_at is not None:
+            raise self._report.error(self.ranks)
+        for watched in self.ranks:
+            self._finish_output(watched)
+        return [watched.result for watched in self.ranks if watched.result is not None]
+
+    def _watch(self) -> None:
+        """Handle events until all ranks have returned, or one has failed and the others have had time to say so."""
         __tracebackhide__ = True
         while any(watched.running for watched in self.ranks):
             self._handle_events()
@@ -101,11 +119,6 @@ class Supervisor:
                 self._keep_time(now)
             elif now - self._failed_at > GRACE_SECONDS:
                 break
-        if self._failed_at is not None:
-            raise self._report.error(self.ranks)
-        for watched in self.ranks:
-            self._finish_output(watched)
-        return [watched.result for watched in self.ranks if watched.result is not None]
 
     def close(self) -> None:
         """Print the rest of the ranks' output and close the event loop."""
