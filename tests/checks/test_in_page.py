@@ -12,9 +12,12 @@ from right_answers import RIGHT
 from wrong_answers import CHEATS, TYPICAL
 
 from dualpipe_course.in_page import judge
+from dualpipe_course.registry import find
+from dualpipe_course.variants import personal
 from dualpipe_lab.launch import operating_system
 
-NAMES = (Path(__file__).parents[2] / "_ext" / "in_page.txt").read_text().split()
+ROOT = Path(__file__).parents[2]
+NAMES = (ROOT / "_ext" / "in_page.txt").read_text().split()
 ALL = """async ([site, cases]) => {
   const worker = new Worker(`${site}_static/dp/python-worker.mjs`, { type: "module" });
   const told = [];
@@ -77,3 +80,30 @@ def test_a_page_says_what_the_notebook_says(book, browser, site):
     assert len(stored) > 5 * len(NAMES)
     solved = [text for (name, answer), text in zip(stored, here, strict=True) if answer == book.answer(name)]
     assert [text.split()[1] for text in solved] == ["solved:"] * len(NAMES)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["pp/gpipe", "pp/zero-bubble", "whole/sums"])  # plain text, a minus sign, code
+def test_a_reader_has_numbers_of_their_own_and_hands_them_in(browser, site, name):
+    if not (HTML / "_static" / "python").exists():
+        pytest.skip("the book was built without npm")
+    page = browser.new_page()
+    page.goto(f"{site}genindex.html")
+    page.evaluate("localStorage.setItem('dualpipe-lab:seed', '4711')")
+    page.goto(f"{site}exercises/{name}.html")
+    notebook = json.loads((ROOT / "exercises" / f"{name}.ipynb").read_bytes())
+    tags = [tag for cell in notebook["cells"] for tag in cell["metadata"].get("tags", ())]
+    checks = [find(tag.removeprefix("check-")) for tag in tags if tag.startswith("check-")]
+    text = page.locator("article").first.text_content()
+    for variants in [check.variants for check in checks if check.variants]:
+        assert [text.count(sentence) for sentence in variants.sentences(4711)] == [1] * len(variants.sentences(4711))
+    assert "The numbers of predict exercises are drawn for you." in text
+    assert re.search(r"To work on it in JupyterLab: make lab, then [\w/-]+-exercises\.ipynb", text)
+    with page.expect_download() as handed:
+        page.get_by_text("Download as notebook").click()
+    downloaded = json.loads(Path(handed.value.path()).read_bytes())
+    page.close()
+    personal(notebook, 4711)
+    cells = [["".join(cell["source"]) for cell in one["cells"]] for one in (downloaded, notebook)]
+    assert cells[0] == cells[1]
+    assert downloaded["metadata"]["dualpipe_lab"]["seed"] == 4711

@@ -1,5 +1,7 @@
 """The page of grades: a grid for each notebook with counts, messages that begin in the open, and a phone's width."""
 
+import pytest
+
 from dualpipe_course.grading.grader import Graded, Mark
 from dualpipe_course.grading.report import screen, write_html
 
@@ -31,6 +33,7 @@ def test_the_grid_counts_who_is_right(tmp_path):
     assert "error" in str(screen(RESULTS).title)
 
 
+@pytest.mark.browser
 def test_the_page_fits_a_phone(tmp_path, browser):
     write_html(RESULTS, tmp_path / "grades.html")
     page = browser.new_page(viewport={"width": 390, "height": 800})
