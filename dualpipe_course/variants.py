@@ -81,7 +81,7 @@ class Variants:
 
     def hint(self, hint: str) -> str:
         """Return a hint with the numbers that it is about."""
-        return f"with the book's numbers ({'; '.join(self.sentences(None))}): {hint}"
+        return f"with the book's numbers ({self._of_book()}): {hint}"
 
     def judge(self, answer: object, seed: int) -> str:
         """Return the line for a right answer.
@@ -93,10 +93,13 @@ class Variants:
         for name, value, right, of_book in rows:
             if value != right:
                 raise Wrong(
-                    f"{name}, {value}: with the book's numbers ({'; '.join(self.sentences(None))}) it is {of_book:,}; "
+                    f"{name}, {value}: with the book's numbers ({self._of_book()}) it is {of_book:,}; "
                     "does your way lead there? The hints are about these numbers too"
                 )
         return ", ".join(f"{name} {value:,}" for name, value in zip(self._names, self.answers(seed), strict=True))
+
+    def _of_book(self) -> str:
+        return "; ".join(sentence.strip(" ,.;:") for sentence in self.sentences(None))
 
     def _with_derived(self, numbers: Numbers) -> Numbers:
         for name, choice in self._of.items():

@@ -11,6 +11,7 @@ from dualpipe_course import progress_page, record
 from dualpipe_course.check import TOPICS
 from dualpipe_course.exercise import hint_of
 from dualpipe_course.grading.evaluator import arguments_of, seed_in
+from dualpipe_course.in_page import judge
 from dualpipe_course.registry import all_checks, find
 from dualpipe_course.variants import personal, seed_of, with_seed
 from dualpipe_lab.pp import Cost, simulate
@@ -140,6 +141,14 @@ def test_a_notebook_carries_its_seed():
     assert untouched == notebook_of("studio-1")
 
 
+def test_a_page_judges_by_the_seed_of_its_reader():
+    makespan, bubble, peak = find("gpipe-1").variants.answers(4711)
+    cell = "from dualpipe_course import check"
+    call = "check.gpipe.numbers((makespan, bubble, peak), seed=4711)"
+    assert "solved" in judge([cell], f"makespan, bubble, peak = {makespan}, {bubble}, {peak}", call)
+    assert "it is 60; does your way lead there?" in judge([cell], "makespan, bubble, peak = 60, 24, 6", call)
+
+
 def test_a_call_on_several_lines_gets_its_seed():
     assert eval(with_seed("dict(\n    zip(\n        'ab', (1, 2)\n    ),\n)\n", 7)) == {"a": 1, "b": 2, "seed": 7}
 
@@ -152,4 +161,4 @@ def test_a_hint_says_which_numbers_it_is_about(tmp_path, monkeypatch, capsys):
     hint_of([find("gpipe-1")], 1)
     first, second = capsys.readouterr().out.splitlines()
     assert "book's numbers" not in first
-    assert "with the book's numbers (on 4 ranks with 6 microbatches; F takes 2 ticks, B takes 4,):" in second
+    assert "with the book's numbers (on 4 ranks with 6 microbatches; F takes 2 ticks, B takes 4):" in second

@@ -93,7 +93,8 @@
     cells.sentences = drawn[seed % drawn.length].map((own, place) => [book[place], own]);
     for (const [old, own] of cells.sentences) renumber(section, old, own);
     cells.check = withSeed(cells.check);
-    cells.hints = cells.hints.map((hint) => `with the book's numbers (${book.join("; ")}): ${hint}`);
+    const numbers = book.map((sentence) => sentence.replace(/^[ ,.;:]+|[ ,.;:]+$/g, "")).join("; ");
+    cells.hints = cells.hints.map((hint) => `with the book's numbers (${numbers}): ${hint}`);
   }
 
   function exercise(name, cells, answerCell, checkCell) {
