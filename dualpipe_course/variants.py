@@ -30,7 +30,7 @@ _END = re.compile(r",?\s*\)\s*\Z")  # of a call
 class Variants:
     """The variants of one exercise: all combinations with whole answers that no other combination has.
 
-    >>> sum_of = Variants(("sum",), lambda a, b: (a + b,), "{a} and {b} apples", a=(1, 2), b=(1, 2, 5))
+    >>> sum_of = Variants(("sum",), lambda a, b: (a + b,), "{a} and {b} apples", a=(1,), b=(1, 5))
     >>> sum_of.text("Add 1 and 1 apples.", 1), sum_of.answers(1)
     ('Add 1 and 5 apples.', [6])
     >>> sum_of.judge([6], seed=1)
