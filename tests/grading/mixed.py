@@ -48,6 +48,7 @@ CHEATS = {
         "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\nbytes_sent = [A()] * 3\n"
     ),
 }
+COMES_TO = dict.fromkeys(CHEATS, WRONG) | {"prints a verdict": ERROR}  # which breaks the pipe of its own answer
 
 
 class Shop:
@@ -95,7 +96,10 @@ def make(folder, pages=tuple(PAGES)):
         shop.write(label, page, shop.solved(page, _1=text), shop.all_of(page, RIGHT) | {"ranks-1": status})
     for label, text in CHEATS.items():
         shop.write(
-            label.replace(" ", "-"), page, shop.solved(page, _1=text), shop.all_of(page, RIGHT) | {"ranks-1": WRONG}
+            label.replace(" ", "-"),
+            page,
+            shop.solved(page, _1=text),
+            shop.all_of(page, RIGHT) | {"ranks-1": COMES_TO[label]},
         )
     _add_edited(shop, page)
     return shop

@@ -62,7 +62,7 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path, amount, 
     """Cases of `benchmarks/grading.py`, reduced to one exercise each; with --every all of them."""
     shop = mixed.Shop(tmp_path / "in")
     texts = {label: (text, status) for label, (text, status, _) in mixed.MISBEHAVIOURS.items() if label != "memory"}
-    texts |= {label: (text, mixed.WRONG) for label, text in mixed.CHEATS.items()}
+    texts |= {label: (text, mixed.COMES_TO[label]) for label, text in mixed.CHEATS.items()}
     stopped = [(label, text) for label, text in sorted(texts.items()) if text[1] == mixed.STOPPED]  # dear ones
     others = [each for each in sorted(texts.items()) if each not in stopped]
     draw = random.Random(3).sample
