@@ -91,11 +91,16 @@ class Variants:
         """
         rows = zip(self._names, needs_ints(answer, self._names), self.answers(seed), self.answers(None), strict=True)
         for name, value, right, of_book in rows:
-            if value != right:
+            if value == right:
+                continue
+            if value == of_book:
                 raise Wrong(
-                    f"{name}, {value}: with the book's numbers ({self._of_book()}) it is {of_book:,}; "
-                    "does your way lead there? The hints are about these numbers too"
+                    f"{name}, {value}: that is right for the book's numbers ({self._of_book()}); yours are others"
                 )
+            raise Wrong(
+                f"{name}, {value}: with the book's numbers ({self._of_book()}) it is {of_book:,}; does your way lead "
+                "there? The hints are about these numbers too"
+            )
         return ", ".join(f"{name} {value:,}" for name, value in zip(self._names, self.answers(seed), strict=True))
 
     def _of_book(self) -> str:
