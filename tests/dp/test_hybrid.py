@@ -89,14 +89,6 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
     assert out.ledger.sent() > 0  # the launch's own ledger goes on
 
 
-def test_a_topology_without_nodes_is_refused():
-    def fn(rank, world_size):
-        hybrid(DDP, Blocks(), None)
-
-    with pytest.raises(lab.RankError, match="hybrid ZeRO shards within nodes, got dp 2 = 2 ranks; give"):
-        launch(fn, 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
     def fn(rank, world_size):
@@ -136,14 +128,6 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
             assert same
             width = 8 if dtype == torch.float64 else 4
             assert extra == width * padded // (1 if stage is DDP else 3)
-
-
-def test_a_bad_decay_is_refused():
-    def fn(rank, world_size):
-        ShardedEMA(DDP(Blocks()), 1.0)
-
-    with pytest.raises(lab.RankError, match="decay from 0 to below 1, got 1"):
-        launch(fn, 1)
 
 
 def test_bytes_that_are_addressed_count_by_where_they_go():

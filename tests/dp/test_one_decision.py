@@ -69,6 +69,40 @@ def test_the_largest_element_is_not_lost_on_any_rank():
         assert not any(map(math.isfinite, found))
 
 
+CASES = [  # factor of the last rank's loss, norm that is given, whether there is a scaler; whether all step, the norm
+    (math.nan, None, False, False, math.nan),
+    (1e30, None, False, False, math.inf),  # whose square is more than fp32 holds
+    (1e30, None, True, False, math.inf),
+    (1.0, math.nan, False, False, math.nan),
+    (1.0, 7.0, False, True, 7.0),
+]
+
+
+def test_no_rank_steps_when_the_norm_is_not_finite_whoever_has_computed_it():
+    """A norm may come from outside; a scaler backs off also where the norm alone overflows."""
+
+    def fn(rank, world_size):
+        found, (tokens, targets) = [], make_batch(rows=6)
+        for stage in STAGES:
+            for factor, norm, with_scaler, *_ in CASES:
+                model = Blocks(torch.float32)
+                optimizer, scaler = build_blocks(stage, model, {}), LossScaler(4.0) if with_scaler else None
+                before = full_weights(optimizer)
+                loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+                (loss * (factor if rank == world_size - 1 else 1.0)).backward()
+                report = optimizer.step(max_norm=1.0, norm=norm, scaler=scaler)
+                after = full_weights(optimizer)
+                moved = any(not torch.equal(before[name], after[name]) for name in before)
+                found.append((report, moved, optimizer.num_steps, scaler.scale if scaler else 2.0))
+        return found
+
+    for found in launch(fn, 2):
+        for (report, *rest), (*_, steps, norm) in zip(found, CASES * len(STAGES), strict=True):
+            assert rest == [steps, int(steps), 2.0]
+            assert report.stepped == steps
+            assert report.norm == pytest.approx(norm, nan_ok=True)
+
+
 def test_a_scaler_belongs_to_one_optimizer():
     """Two would update it twice in a step, and the second would unscale by the next step's scale."""
 

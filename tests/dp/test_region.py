@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, copies_between, full_region
-from dualpipe_lab.dp.layout import Layout
 
 
 @st.composite
@@ -46,29 +45,6 @@ def test_overlaps_are_what_two_regions_have_in_common(pair):
         for at in range(copy.length):
             found[copy.target + at] = have[copy.source + at]
     assert found == {at: element for at, element in enumerate(want) if element in set(have)}
-
-
-@given(SHAPES, st.data())
-def test_any_cut_can_be_put_together_from_any_other(shape, data):
-    """Tensor-parallel slices with flat shards of each, read back as another such cut."""
-    axis, slices, shards = (
-        data.draw(st.integers(0, len(shape) - 1)),
-        data.draw(st.integers(1, 4)),
-        data.draw(st.integers(1, 4)),
-    )
-    pieces = []
-    for part in range(slices):
-        start, stop = Layout([shape[axis]], slices).span(part)
-        numel = prod(shape) // shape[axis] * (stop - start)
-        layout = Layout([numel], shards)
-        pieces += [ShardRegion(shape, axis, start, stop, *layout.span(shard)) for shard in range(shards)]
-    target = data.draw(cuts(shape))
-    flat = [None] * target.numel
-    for piece in pieces:
-        have = taken(piece)
-        for copy in copies_between(piece, target):
-            flat[copy.target : copy.target + copy.length] = have[copy.source : copy.source + copy.length]
-    assert flat == taken(target)
 
 
 def test_a_number_is_a_vector_of_one():

@@ -7,9 +7,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from zero_runs import BATCHES, Blocks
 
-import dualpipe_lab as lab
 from dualpipe_lab.dp.ema import ShardedEMA
-from dualpipe_lab.dp.flat_parameter import FlatParameter, is_absent
+from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.dp.zero3 import Zero3
 
 TOKENS, TARGETS = BATCHES[0]
@@ -49,31 +48,8 @@ def test_units_are_whole_only_while_they_work(reshard):
             assert not any(during[index + 1 : 5])  # later units are done; their weights are gone
 
 
-def test_gathers_are_asked_for_one_unit_ahead():
-    def fn(rank, world_size):
-        asked = []
-        start = FlatParameter.start_gather
-
-        def spy(flat):
-            if not flat.is_full and flat._gathering is None:
-                asked.append(flats.index(flat))
-            start(flat)
-
-        model = Blocks(tied=False)
-        model.blocks[1][0].bias.requires_grad_(True)  # one kind per unit, so one flat parameter per unit
-        optimizer = Zero3(model, units=model.units)
-        flats = optimizer.flats
-        FlatParameter.start_gather = spy
-        model.blocks[0][1].register_forward_hook(lambda *_: asked.append("block 0 works"))
-        loss_of(model).backward()
-        return asked
-
-    for asked in launch(fn, 2):
-        assert asked == [0, 1, 2, "block 0 works", 3, 4, 4, 3, 2, 1, 0]
-
-
-def test_changes_are_told():
-    """Every unit's memory is taken and given back in turn, two units at a time at most."""
+def test_gathers_are_asked_for_one_unit_ahead_and_two_units_are_held_at_a_time():
+    """Every unit's memory is taken and given back in turn."""
 
     def fn(rank, world_size):
         told = []
@@ -81,17 +57,19 @@ def test_changes_are_told():
         model.blocks[1][0].bias.requires_grad_(True)  # one kind per unit
         Zero3(model, units=model.units, on_change=lambda unit, is_held: told.append((unit, is_held)))
         del told[:]  # what making it took and gave back
+        model.blocks[0][1].register_forward_hook(lambda *_: told.append(("block 0 works", True)))
         loss_of(model).backward()
         return told
 
     for told in launch(fn, 2):
+        assert [unit for unit, is_held in told if is_held] == [0, 1, 2, "block 0 works", 3, 4, 4, 3, 2, 1, 0]
+        told.remove(("block 0 works", True))
         held = set()
         for unit, is_held in told:
             assert (unit in held) != is_held
             held ^= {unit}
             assert len(held) <= 3  # two, and for a moment the one whose backward is just over
         assert not held
-        assert [unit for unit, is_held in told if is_held] == [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
 
 
 @pytest.mark.on_gloo("torch's checkpoint looks at the device of saved tensors below the stand-in's mode")
@@ -151,39 +129,38 @@ def test_several_forwards_before_their_backwards():
     def fn(rank, world_size):
         model = Blocks()
         optimizer = Zero3(model, units=model.units)
-        losses = [loss_of(model) for _ in range(3)]
-        for loss in losses:
-            loss.backward()
-        return [flat.grad for flat in optimizer.flats if flat.is_trained], whole(optimizer)
-
-    def once(rank, world_size):
-        model = Blocks()
-        optimizer = Zero3(model, units=model.units)
         loss_of(model).backward()
-        return [flat.grad for flat in optimizer.flats if flat.is_trained]
+        once = [3 * flat.grad for flat in optimizer.flats if flat.is_trained]
+        optimizer.zero_grad()
+        for loss in [loss_of(model) for _ in range(3)]:
+            loss.backward()
+        assert not any(whole(optimizer))
+        three = [flat.grad for flat in optimizer.flats if flat.is_trained]
+        return all((ours - theirs).abs().max() <= 1e-12 for ours, theirs in zip(three, once, strict=True))
 
-    for (ours, left), theirs in zip(launch(fn, 2), launch(once, 2), strict=True):
-        assert all((a - 3 * b).abs().max() <= 1e-12 for a, b in zip(ours, theirs, strict=True))
-        assert not any(left)
+    assert all(launch(fn, 2))
 
 
-@pytest.mark.parametrize(
-    ("units", "message"),
-    [
-        (lambda m: [m], r"unit 0 \(Blocks\) is not a submodule of Blocks"),
-        (lambda m: [nn.Linear(1, 1)], r"unit 0 \(Linear\) is not a submodule"),
-        (lambda m: [m.blocks[0], m.blocks], r"unit 0 \(Sequential\) lies inside of another unit"),
-        (lambda m: [m.listed], r"unit 0 \(ModuleList\) has no forward, before which it would be gathered"),
-    ],
-)
-def test_units_that_do_not_fit_are_refused(units, message):
+A_LIST = r"takes a list of modules, units=\[block, \.\.\.\], got "
+NO_UNITS = [
+    (ValueError, r"unit 0 \(Blocks\) is not a submodule of Blocks", lambda model: [model]),
+    (ValueError, r"unit 0 \(Linear\) is not a submodule", lambda model: [nn.Linear(1, 1)]),
+    (ValueError, r"unit 0 \(Sequential\) lies inside of another unit", lambda model: [model.blocks[0], model.blocks]),
+    (ValueError, r"unit 0 \(ModuleList\) has no forward, before which it would be", lambda model: [model.blocks]),
+    (TypeError, A_LIST, lambda model: [None]),
+    (TypeError, A_LIST, lambda model: model.head),
+    (TypeError, A_LIST, lambda model: torch.distributed.group.WORLD),
+]
+
+
+def test_units_that_do_not_fit_are_refused():
     def fn(rank, world_size):
-        model = Blocks()
-        model.listed = nn.ModuleList([nn.Linear(1, 1)])
-        Zero3(model, units=units(model))
+        for kind, message, units in NO_UNITS:
+            model = Blocks()
+            with pytest.raises(kind, match=message):
+                Zero3(model, units=units(model))
 
-    with pytest.raises(lab.RankError, match=message):
-        launch(fn, 1)
+    launch(fn, 1)
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -1,9 +1,6 @@
 """What the stages hold and send, measured as live tensors and in the ledger, against the closed forms."""
 
 import gc
-import json
-from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +22,6 @@ from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.launch.context import rank_context
 
-ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["zero_bytes_per_param"]
 CLASSES = {"ddp": DDP, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 PRECISIONS = {
     "bf16": (BF16, torch.bfloat16, {"master": True}),
@@ -63,6 +59,8 @@ def settled(measure, expected):
 @pytest.mark.parametrize("width", [5, 24])  # 5 x 7 weights: padding for 2, 3 and 4 ranks; 24 x 7: none for the weights
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_live_tensors_equal_the_closed_forms(num_ranks, width):
+    """Those of an optimizer that was dropped are gone when the next one is measured."""
+
     def fn(rank, world_size):
         gc.freeze()  # what was there before need not be looked through each time
         found, before = {}, live_bytes()
@@ -76,6 +74,7 @@ def test_live_tensors_equal_the_closed_forms(num_ranks, width):
                 expected = bytes_per_parameter(stage, num_ranks, precision) * padded + absent
                 found[stage, name] = settled(lambda: live_bytes() - before, expected), expected, padded
                 del optimizer
+        assert settled(lambda: live_bytes() - before, 0) == 0
         return found
 
     for found in launch(fn, num_ranks):
@@ -114,61 +113,9 @@ def test_sent_bytes_equal_the_closed_forms(num_ranks, num_microbatches):
             assert measured == expected > 0, case
 
 
-def test_three_units_of_traffic_per_microbatch_where_ddp_sends_two():
-    """With equal bytes for weights and gradients, in units of (N - 1) / N * bytes."""
-    for num_microbatches in (1, 2, 5):
-        units = {
-            stage: Fraction(sent_bytes(stage, 4, 400, num_microbatches), 400 * 2 * 3 // 4) for stage in ZERO_STAGES
-        }
-        assert units == {"ddp": 2, "zero1": 2, "zero2": num_microbatches + 1, "zero3": 3 * num_microbatches}
-
-
-def test_bytes_per_parameter_equal_the_oracle():
-    for num_ranks, rows in ORACLE.items():
-        for name, expected in rows.items():
-            stage, _, wide = name.partition("_")
-            precision = BF16_FP32_GRADS if wide else BF16
-            assert bytes_per_parameter(stage, int(num_ranks), precision) == Fraction(expected)
-    for num_ranks in (2, 4, 8):
-        table = [bytes_per_parameter(stage, num_ranks, FP32) for stage in ZERO_STAGES]
-        assert table == [16, 8 + Fraction(8, num_ranks), 4 + Fraction(12, num_ranks), Fraction(16, num_ranks)]
+def test_an_unknown_stage_is_refused():
     with pytest.raises(ValueError, match="stages are ddp, zero1, zero2, zero3"):
         bytes_per_parameter("zero4", 2)
-
-
-def test_an_optimizer_that_shards_nothing_is_seen():
-    """State bytes per rank tell a real shard from a copy."""
-
-    def fn(rank, world_size):
-        found = []
-        for stage in ZERO_STAGES:
-            optimizer = build(stage, make(8, torch.float32), {})
-            found.append(
-                storage_bytes(
-                    x
-                    for shard in optimizer.local_shards
-                    for x in (shard.optimizer.state["exp_avg"], shard.optimizer.state["exp_avg_sq"])
-                )
-            )
-        return found, optimizer.padded_numel
-
-    for (ddp, *sharded), padded in launch(fn, 4):
-        assert ddp == 8 * padded
-        assert sharded == [2 * padded] * 3
-
-
-def test_a_dropped_optimizer_leaves_no_tensor_behind():
-    def fn(rank, world_size):
-        gc.freeze()
-        before, left = live_bytes(), []
-        for stage in ZERO_STAGES:
-            optimizer = build(stage, make(8, torch.float32), {})
-            step(optimizer, 1, torch.float32)
-            del optimizer
-            left.append(settled(lambda: live_bytes() - before, 0))
-        return left
-
-    assert launch(fn, 2) == [[0] * 4] * 2
 
 
 def test_storage_counts_once_and_not_when_freed():
