@@ -9,12 +9,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from checkpoint_runs import make, same, save_all, save_from, state_of
+from checkpoint_runs import Counting, make, same, save_all, save_from, state_of
 from models import launch
 from safetensors.torch import load_file
-from zero_runs import BATCHES, STAGES, Blocks, build, train
+from zero_runs import BATCHES, HYPER, STAGES, build, train
 
 import dualpipe_lab as lab
+from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
 from dualpipe_lab.dp.checkpoint.session import write_checkpoint
 from dualpipe_lab.dp.checkpoint.torch_format import from_torch, to_torch, write_torch
@@ -52,9 +53,15 @@ def test_four_ranks_load_as_one_two_three_or_eight_at_any_stage(dtype, tmp_path)
                 assert count == saved[at][2]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_resumed_run_is_bitwise_the_uninterrupted_one(stage, tmp_path):
-    """Weights, moments, step count, loss scale and random numbers all go on."""
+RESUMED = [(stage, {}) for stage in STAGES] + [(Zero1, {"rounding_seed": 3})]
+
+
+@pytest.mark.parametrize(("stage", "options"), RESUMED)
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(stage, options, tmp_path):
+    """Weights, moments, step count, loss scale and random numbers all go on, those of a rounding too."""
+
+    def made(seed):
+        return build(stage, Counting(torch.bfloat16 if options else torch.float64, seed=seed), HYPER | options)
 
     def fn(rank, world_size):
         rows, runs = shard_slice(6, world_size, rank), []
@@ -62,14 +69,14 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(stage, tmp_path):
             torch.manual_seed(rank)
             random.seed(rank)
             np.random.seed(rank)
-            optimizer, scaler = make(stage), LossScaler(1024.0, interval=3)
+            optimizer, scaler = made(0), LossScaler(1024.0, interval=3)
             train(optimizer, rows, BATCHES[:2], 1, scaler=scaler)
             if interrupted:
                 path = save(tmp_path, 2, optimizer, scaler=scaler)
                 torch.manual_seed(9)
                 random.seed(9)
                 np.random.seed(9)
-                optimizer, scaler = make(stage, seed=3), LossScaler()
+                optimizer, scaler = made(3), LossScaler()
                 load(path, optimizer, scaler=scaler)
             train(optimizer, rows, BATCHES[2:], 1, scaler=scaler)
             draws = torch.rand(2).tolist(), random.random(), float(np.random.rand())
@@ -77,23 +84,6 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(stage, tmp_path):
         return same(runs[0][0], runs[1][0]), runs[0][1:] == runs[1][1:], runs[0][2]["scale"]
 
     assert launch(fn, 3) == [(True, True, 2048.0)] * 3
-
-
-def test_rounding_at_random_goes_on_too(tmp_path):
-    def fn(rank, world_size):
-        runs = []
-        for interrupted in (False, True):
-            optimizer = build(Zero1, Blocks(torch.bfloat16), {"rounding_seed": 3})
-            for number in range(3):
-                if interrupted and number == 2:
-                    path = save(tmp_path, 2, optimizer)
-                    optimizer = build(Zero1, Blocks(torch.bfloat16), {"rounding_seed": 3})
-                    load(path, optimizer)
-                train(optimizer, shard_slice(6, world_size, rank), BATCHES[:1], 1)
-            runs.append(state_of(optimizer))
-        return same(*runs)
-
-    assert launch(fn, 2) == [True, True]
 
 
 def test_every_element_is_written_once_and_no_pickle(tmp_path):
@@ -171,34 +161,23 @@ def test_a_tensor_is_dropped_before_the_one_after_the_next_is_read(form, tmp_pat
 
 
 def test_old_checkpoints_go_and_a_step_is_saved_once(tmp_path):
+    """Steps 7 and 20 are of a run that was taken back to step 7: keep=1 must not remove the new step 15."""
+    steps = [(1, 2), (2, 2), (7, 2), (20, None), (15, 1)]
+
     def fn(rank, world_size):
-        optimizer = make(Zero1)
-        for step in range(1, 6):
-            save(tmp_path, step, optimizer, keep=2)
-        try:
-            save(tmp_path, 5, optimizer)
-        except CheckpointError as error:
-            return str(error)
+        optimizer, found = make(Zero1), []
+        for step, keep in steps:
+            save(tmp_path, step, optimizer, keep=keep)
+            found.append(saved_steps(tmp_path))
+            comm.barrier()
+        with pytest.raises(CheckpointError, match="step-00000015 is there already; remove it"):
+            save(tmp_path, 15, optimizer)
+        return found
 
     (tmp_path / ".saving-step-00000001").mkdir()  # of a run that died
-    problems = launch(fn, 2)
-    assert saved_steps(tmp_path) == [4, 5]
-    assert latest(tmp_path).name == "step-00000005"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
-    assert all("step-00000005 is there already; remove it" in problem for problem in problems)
-
-
-def test_a_run_that_went_back_keeps_what_it_saves(tmp_path):
-    """Steps 10 and 20 are of a run that was taken back to step 10: keep=1 must not remove the new step 15."""
-
-    def fn(rank, world_size):
-        optimizer = make(Zero1)
-        for step, keep in ((10, None), (20, None), (15, 1)):
-            path = save(tmp_path, step, optimizer, keep=keep)
-        return path.is_dir()
-
-    assert launch(fn, 2) == [True, True]
-    assert saved_steps(tmp_path) == [15, 20]
+    assert launch(fn, 2) == [[[1], [1, 2], [2, 7], [2, 7, 20], [15, 20]]] * 2
+    assert latest(tmp_path).name == "step-00000020"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000015", "step-00000020"]
 
 
 def test_a_disk_that_refuses_the_last_rename_stops_all_ranks(tmp_path):

@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from declared_model import KINDS, NUM_LAYERS, ModelStage, RankModel, build, local, mesh_of, step
+from declared_model import KINDS, NUM_LAYERS, ModelStage, RankModel, build, mesh_of, step
 from models import launch
 from torch import nn
 
@@ -16,6 +16,7 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.models import LlamaConfig, build_stages
 from dualpipe_lab.pp import schedules
+from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.shard import TensorParallel
 
 PLANS = {
@@ -157,14 +158,42 @@ def test_what_one_name_cannot_hold_is_refused(tmp_path):
     assert not list(tmp_path.glob("**/step-*"))
 
 
-def test_a_place_that_is_given_overrides_the_declared_one(tmp_path):
-    def fn(rank, world_size):
-        model, optimizer = build("Zero1", mesh_of([("dp", 2)]))
-        path = save(tmp_path, 1, optimizer, shard_spec_of=lambda name, tensor: ShardSpec(f"mine.{name}"))
-        weights = local(model, "parts.0.layers.0.norm.weight", torch.empty(3), "weight None")
-        return torch.equal(Checkpoint(path).read("parameter/mine.parts.0.layers.0.norm.weight"), weights)
+class Columns(nn.Module):
+    """Columns of a 5 x 7 weight, of which the last ranks have fewer, and a norm that all ranks hold."""
 
-    assert launch(fn, 2) == [True, True]
+    def __init__(self, size, rank):
+        super().__init__()
+        self.columns = shard_slice(7, size, rank)
+        self.weight = nn.Parameter(torch.arange(35.0).view(5, 7)[:, self.columns].clone())
+        self.norm = nn.Parameter(torch.ones(5))
+
+    def place(self, name, tensor):
+        return ShardSpec("mine.weight", 1, self.columns.start, 7) if name == "weight" else ShardSpec("mine.norm")
+
+
+def test_places_that_are_given_hold_for_any_other_shards(tmp_path):
+    """tp 2 x dp 2 with ZeRO-1 over dp saves; tp 3 and tp 1 load."""
+
+    def build_columns(tp_size, dp_size):
+        mesh = lab.Mesh(lab.Topology([("dp", dp_size), ("tp", tp_size)]))
+        model = Columns(tp_size, mesh.rank("tp"))
+        return model, Zero1(model, mesh.group("dp"))
+
+    def saving_columns(rank, world_size):
+        model, optimizer = build_columns(2, 2)
+        return save(tmp_path, 1, optimizer, shard_spec_of=model.place)
+
+    def loading_columns(rank, world_size, path):
+        model, optimizer = build_columns(world_size, 1)
+        expected = [parameter.detach().clone() for parameter in model.parameters()]
+        for shard in optimizer.local_shards:
+            shard.optimizer.weight.zero_()
+        load(path, optimizer, shard_spec_of=model.place)
+        return all(torch.equal(*pair) for pair in zip(model.parameters(), expected, strict=True))
+
+    path = launch(saving_columns, 4)[0]
+    assert torch.equal(Checkpoint(path).read("parameter/mine.weight"), torch.arange(35.0).view(5, 7))
+    assert all(all(launch(loading_columns, size, path)) for size in (3, 1))
 
 
 def test_a_table_of_two_stages_is_saved_once(tmp_path):

@@ -1,4 +1,4 @@
-"""One optimizer for this rank's stages, on a mesh with a pipeline: gradients, norm, clip and weights of one process."""
+"""One optimizer for this rank's stages and experts, on a mesh: gradients, norm, clip and weights of one process."""
 
 import math
 from dataclasses import replace
@@ -50,7 +50,18 @@ CASES = {  # every optimizer under every schedule of a case
     "a second token, ep 2 x pp 2": (SECOND, lab.Topology([("ep", 2), ("pp", 2)]), ("dualpipev", "zero_bubble_h1")),
     "ep 2 in dp 2 x pp 2": (V3, lab.Topology([("dp", 2), ("pp", 2)], edp=1), ("dualpipev", "dualpipe")),
 }
-
+EXPERTS = {  # no pipeline
+    "ep 2": lab.Topology([("ep", 2)]),
+    "dp 2 x ep 2": lab.Topology([("dp", 2), ("ep", 2)]),
+    "dp 4, edp 2": lab.Topology([("dp", 4)], edp=2),
+    "ep 2 x tp 2": lab.Topology([("ep", 2), ("tp", 2)]),
+    "dp 2 x tp 2": lab.Topology([("dp", 2), ("tp", 2)]),
+}
+NODES = {  # shards within them, and replicas across them
+    "dp 4 on 2 nodes, edp 2": lab.Topology([("dp", 4)], edp=2, ranks_per_node=2),
+    "dp 2 x ep 2 on 2 nodes": lab.Topology([("dp", 2), ("ep", 2)], ranks_per_node=2),
+    "ep 2 x dp 2 on 2 nodes": lab.Topology([("ep", 2), ("dp", 2)], ranks_per_node=2),
+}
 MOMENTUM = {"optimizer": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}  # of some cases, in place of AdamW
 SGD_CASES = ("tied, pp 2 x tp 2", "pp 2 x ep 2", "tied, pp 2 x dp 2")
 
@@ -101,7 +112,9 @@ def train(optimizer, mesh, program, scaler=None, overflow=None):
     """The gradients of the first step, and all norms; the step `overflow` has an infinite loss on the last rank."""
     model, norms, grads = optimizer.module, [], None
     num_data, axes = num_data_of(mesh.topology), data_axes(mesh.topology)
-    here = mesh.rank(axes[0]) if axes else 0
+    here = 0
+    for axis in axes:
+        here = here * mesh.size(axis) + mesh.rank(axis)
     runtime = PipelineRuntime(program, model.stages, model.loss_fn(), group=mesh.group("pp"))
     for step in range(STEPS):
         ids, targets = (tensor[here] for tensor in batch(model.config, step, num_data))
@@ -114,8 +127,18 @@ def train(optimizer, mesh, program, scaler=None, overflow=None):
         if model.tied:
             runtime.sum_tied(model.tied)  # nothing is left to it: the optimizer adds them, and not twice
         grads = full_gradients(optimizer) if grads is None else grads
+        asked = optimizer.grad_norm()
         norms.append(optimizer.step(max_norm=MAX_NORM, scaler=scaler).norm)
+        assert scaler or asked == norms[-1]
     return grads, norms
+
+
+def spoil_copies(model, mesh):
+    """Draw anew what other ranks hold, too: the optimizer makes copies equal."""
+    for name, parameter in model.named_parameters():
+        copies = "edp" if ".experts." in name and mesh.topology.edp else "dp"
+        if mesh.rank(copies):
+            nn.init.normal_(parameter)
 
 
 def worst(found, expected, optimizer):
@@ -123,6 +146,7 @@ def worst(found, expected, optimizer):
     off = 0.0
     for parameter, said in optimizer.spec.parameters.items():
         want = expected[said.name] if said.shard is None else said.shard.of(expected[said.name])
+        assert said.shape == expected[said.name].shape
         if want.numel():
             mine = found[optimizer.names[parameter]]
             off = max(off, float((mine - want).abs().max() / expected[said.name].abs().max()))
@@ -138,7 +162,8 @@ def compare(config, topology, kinds, hyper=HYPER):
             program = schedules.build(kind, mesh.size("pp"), M)
             weight = WEIGHT if config == SECOND else None
             model = build_stages(config, mesh, program, dtype=torch.float64, mtp=weight)
-            optimizer = build(STAGES[name], model, mesh, program, **hyper)
+            spoil_copies(model, mesh)
+            optimizer = build(STAGES[name], model, mesh, program, **hyper, hybrid=topology.ranks_per_node is not None)
             grads, norms = train(optimizer, mesh, program)
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
             weights = worst(full_weights(optimizer), expected, optimizer)
@@ -154,6 +179,16 @@ def compare(config, topology, kinds, hyper=HYPER):
 def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
     """On whole, split, mirrored and folded pipelines."""
     compare(*CASES[name], MOMENTUM if name in SGD_CASES else HYPER)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_and_layers_on_a_mesh_without_a_pipeline_too(name):
+    compare(V3, EXPERTS[name], ("1f1b",))
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_shards_within_nodes_and_replicas_across_them_too(name):
+    compare(V3, NODES[name], ("1f1b",))
 
 
 @pytest.mark.parametrize("name", ["tied, pp 2 x dp 2", "pp 2 x ep 2"])
