@@ -29,7 +29,7 @@ CHEAP = 0.02  # a case below is not written down: all of them run
 OVER = 1.2  # times its budget: then a directory fails the run
 WAITING = (  # files whose tests wait most of the time: for signals, time limits, kernels and torchrun
     "drills/test_grading_drills.py", "drills/test_launch_drills.py", "launch/test_clocks.py",
-    "launch/test_cluster_join.py", "launch/test_deadlocks.py", "launch/test_emulated_hosts.py",
+    "launch/test_cluster_join.py", "launch/test_emulated_hosts.py",
     "launch/test_failures.py", "launch/test_kernel.py", "launch/test_stand_in.py", "launch/test_torchrun.py",
     "test_kernels.py", "train/test_elastic.py",
 )  # fmt: skip

@@ -13,10 +13,10 @@ ALL = """
 import json, textwrap
 drills = json.loads(sys.stdin.read())
 told = {}
-for name, (body, limit) in drills.items():
+for name, (ranks, body, limit) in drills.items():
     exec("def fn(rank, world_size):\\n" + textwrap.indent(body, "    "))
     try:
-        told[name] = f"values {lab.launch(fn, 2, timeout=limit)}"
+        told[name] = f"values {lab.launch(fn, ranks, timeout=limit)}"
     except (lab.RankError, lab.RankTimeout) as error:
         told[name] = str(error)
 print(json.dumps(told))
@@ -33,63 +33,143 @@ def run_all(folder, drills):
 
 
 ENDS = {
-    "sys.exit": ("sys.exit(3)", "left with sys.exit(3)"),
-    "os._exit without an error": ("os._exit(0)", "died without an exception (exit code 0)"),
-    "an abort": ("os.abort()", "died without an exception (SIGABRT)\n"),
+    "sys.exit": (2, "sys.exit(3)", "left with sys.exit(3)"),
+    "os._exit without an error": (2, "os._exit(0)", "died without an exception (exit code 0)"),
+    "an abort": (2, "os.abort()", "died without an exception (SIGABRT)\n"),
     "sizes that differ": (
+        2,
         "comm.all_reduce(torch.ones(5 - 2 * rank))",
         "all_reduce of 3 elements of float32",
         "all_reduce of 5 elements of float32",
         "the same shape and dtype on every rank",
     ),
     "dtypes of one width": (
+        2,
         "comm.all_reduce(torch.ones(4, dtype=(torch.float32, torch.int32)[rank]))",
         "called all_reduce of 4 elements of int32 as collective 0 of ranks [0, 1], where rank 0 called",
     ),
     "a message longer than its tensor": (
+        2,
         "comm.send(torch.ones(8), 1) if rank == 0 else comm.recv(torch.ones(4), 0)",
         "rank 1 called recv from rank 0 tag 0 shape (4,) float32, rank 0 send to rank 1 tag 0 shape (8,) float32",
         "in fn",
     ),
     "a message shorter than its tensor": (
+        2,
         "comm.send(torch.ones(4), 1) if rank == 0 else comm.recv(torch.ones(8), 0)",
         "received 16 bytes from rank 0 into a tensor of 32",
     ),
     "two roots": (
+        2,
         "comm.broadcast(torch.ones(4), rank)",
         "called broadcast from rank 1 of 4 elements of float32",
         "where rank 0 called broadcast from rank 0 of 4 elements of float32",
     ),
     "a send that nobody receives": (
+        2,
         "if rank == 0: comm.send(torch.ones(4), 1)",
         "rank 1 returned without receiving what rank 0 sends with tag 0",
     ),
     "circular sends": (
+        2,
         "comm.send(torch.ones(4), 1 - rank)",
         "deadlock: rank 0 -> rank 1 -> rank 0 (each waits for the next)",
     ),
     "tags that differ": (
+        2,
         "comm.send(torch.ones(4), 1, tag=2) if rank == 0 else comm.recv(torch.ones(4), 0, tag=3)",
         "tag mismatch? rank 1 waits for tag 3 from rank 0, whose unreceived sends to it have tag 2",
     ),
-    "a generator as value": ("return (i for i in range(3))", "fn returned a generator that cannot travel back"),
+    "a generator as value": (2, "return (i for i in range(3))", "fn returned a generator that cannot travel back"),
     "an exception without words": (
+        2,
         "class Mute(Exception):\n    def __str__(self): raise OSError\nraise Mute",
         "raised ",
     ),
-    "a launch in a rank": ("lab.launch(print, 1)", "ranks cannot launch ranks"),
-    "a rank that closes everything": ("os.closerange(0, 64); time.sleep(30)", "rank 0 of 2 died"),
+    "a launch in a rank": (2, "lab.launch(print, 1)", "ranks cannot launch ranks"),
+    "a rank that closes everything": (2, "os.closerange(0, 64); time.sleep(30)", "rank 0 of 2 died"),
+    "a signal without a name": (
+        1,
+        "os.kill(os.getpid(), signal.SIGRTMIN + 5); time.sleep(60)",
+        f"rank 0 of 1 died without an exception (signal {signal.SIGRTMIN + 5})",
+    ),
+    "a segmentation fault": (
+        3,
+        "if rank == 0:\n    import ctypes\n    ctypes.string_at(0)\ncomm.barrier()",
+        "rank 0 of 3 died without an exception (SIGSEGV)",
+        "in fn",
+        "Fatal Python error: Segmentation fault",
+    ),
+    "an error while the others compute": (
+        2,
+        "if rank == 0: raise KeyError('x')\ntime.sleep(60)",
+        "rank 0 of 2 raised KeyError: 'x'",
+        "rank 1: is not in communication",
+        "stopped by the launcher",
+    ),
+    "errors of all ranks": (2, "raise ValueError(rank)", "raised ValueError: 0", "raised ValueError: 1"),
+    "a value that cannot be rebuilt": (
+        2,
+        "class Value:\n    def __reduce__(self): return int, ('here',)\nreturn Value() if rank else 0",
+        "rank 1 of 2 returned a value that cannot be rebuilt here (ValueError: ",
+    ),
+    "a ring of receives": (
+        3,
+        "comm.recv(torch.ones(4), (rank - 1) % 3, tag=9); comm.send(torch.ones(4), (rank + 1) % 3, tag=9)",
+        "rank 0: waits for recv from rank 2 tag 9 shape (4,)",
+        "deadlock: rank 0 -> rank 2 -> rank 1 -> rank 0 (each waits for the next)",
+        "rank 2 has no send to rank 0 in flight",
+    ),
+    "a rank that never joins": (
+        3,
+        "if rank != 2: comm.all_reduce(torch.ones(2))",
+        "all_reduce: rank 2 never joined",
+        "rank 2 returned without it",
+    ),
+    "a rank that makes no group": (
+        3,
+        "if rank != 2: comm.new_group([0, 1])",
+        "rank 0: waits for new_group of ranks [0, 1]",
+        "new_group: rank 2 never joined",
+    ),
+    "groups in other orders": (
+        4,
+        "for ranks in [(0, 1), (2, 3)] if rank < 2 else [(2, 3), (0, 1)]: comm.new_group(ranks)",
+        "rank 0 makes a group of ranks [0, 1] while rank 2 makes one of [2, 3]",
+        "every rank must make all groups, its own or not, in one order",
+    ),
+    "collectives that differ": (
+        2,
+        "comm.all_reduce(torch.ones(4)) if rank == 0 else comm.all_to_all_single(torch.ones(4), torch.ones(4))",
+        "rank 0",
+        "all_reduce",
+        "all_to_all_single",
+    ),
+    "plain torch": (
+        2,
+        "import torch.distributed as dist\n"
+        "dist.recv(torch.ones(2), 1) if rank == 0 else dist.all_reduce(torch.ones(2))",
+        "rank 0: waits for recv from rank 1 tag 0 shape (2,)",
+        "rank 1: waits for all_reduce shape (2,) (plain torch.distributed)",
+    ),
+    "a rank that is late": (
+        2,
+        "time.sleep(3.5 * (rank == 0)); comm.all_reduce(torch.ones(2)); return 'no deadlock'",
+        "values ['no deadlock', 'no deadlock']",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory):
-    return run_all(tmp_path_factory.mktemp("ends"), {name: (body, 60) for name, (body, *_) in ENDS.items()})
+    return run_all(
+        tmp_path_factory.mktemp("ends"), {name: (ranks, body, 60) for name, (ranks, body, *_) in ENDS.items()}
+    )
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_an_end_is_told(name, ends):
-    for words in ENDS[name][1:]:
+    for words in ENDS[name][2:]:
         assert words in ends[0][name] + "\n"
 
 
@@ -109,7 +189,7 @@ WAITS = {
 def test_a_time_limit_says_where_each_rank_was_and_leaves_nothing(tmp_path):
     """Two seconds: after two rounds of questions, when answers once counted as missing."""
     told, left = run_all(
-        tmp_path, {name: (f"if rank:\n    {body}\ncomm.barrier()", 2) for name, (body, _) in WAITS.items()}
+        tmp_path, {name: (2, f"if rank:\n    {body}\ncomm.barrier()", 2) for name, (body, _) in WAITS.items()}
     )
     for name, (_, words) in WAITS.items():
         assert "the time limit of 2 s passed" in told[name], name
@@ -204,29 +284,3 @@ def test_a_stopped_and_a_killed_fork_server_do_not_stop_the_next_launch(drill):
     """
     assert drill.run(body)[1] == "[0, 1]\n" * 3
     assert drill.left() == []
-
-
-def test_threads_may_launch_at_once(drill):
-    body = """
-        from concurrent.futures import ThreadPoolExecutor
-        def fn(rank, world_size, factor):
-            x = torch.ones(1) * factor
-            comm.all_reduce(x)
-            return float(x)
-        with ThreadPoolExecutor(4) as pool:
-            print(list(pool.map(lambda factor: lab.launch(fn, 2, factor), range(4))))
-    """
-    assert drill.run(body)[1] == "[[0.0, 0.0], [2.0, 2.0], [4.0, 4.0], [6.0, 6.0]]\n"
-    assert drill.left() == []
-
-
-def test_only_loopback_is_listened_on(drill):
-    body = """
-        def fn(rank, world_size):
-            import psutil
-            comm.barrier()
-            found = psutil.Process().net_connections("inet")
-            return sorted({c.laddr.ip for c in found})
-        print(lab.launch(fn, 2))
-    """
-    assert drill.run(body)[1] == "[['127.0.0.1'], ['127.0.0.1']]\n"
