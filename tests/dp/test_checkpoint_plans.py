@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from declared_model import KINDS, NUM_LAYERS, ModelStage, RankModel, build, mesh_of, step
+from declared_model import KINDS, biases, build, mesh_of, step
 from models import launch
 from torch import nn
 
@@ -13,11 +13,9 @@ from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, ShardSpec, latest, load, save
 from dualpipe_lab.dp.sharded import full_weights
 from dualpipe_lab.dp.zero1 import Zero1
-from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.models import LlamaConfig, build_stages
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.sharding import shard_slice
-from dualpipe_lab.tp.shard import TensorParallel
 
 PLANS = {
     "dp 2 x ep 2": ([("dp", 2), ("ep", 2)], False),
@@ -34,9 +32,9 @@ def saving(rank, world_size, folder):
     for name, (axes, mirrored) in PLANS.items():
         mesh = mesh_of(axes)
         for kind in KINDS:
-            model, optimizer = build(kind, mesh, mirrored)
+            _, optimizer = build(kind, mesh, mirrored)
             for number in range(2):
-                step(model, optimizer, number)
+                step(optimizer, number)
             save(folder / kind / name, 2, optimizer)
 
 
@@ -44,14 +42,14 @@ def one_rank(rank, world_size):
     """What a checkpoint of one rank holds after two steps, and its weights after two and after three."""
     model, optimizer = build("DDP", mesh_of([("dp", 1)]))
     for number in range(2):
-        step(model, optimizer, number)
-    names = {p: model.full_name(name) for p, name in optimizer.names.items()}
-    state = {f"buffer/{name}": bias.clone() for name, bias in model.biases().items()}
+        step(optimizer, number)
+    names = {parameter: said.name for parameter, said in optimizer.spec.parameters.items()}
+    state = {f"buffer/{name}": bias.clone() for name, bias in biases(model).items()}
     for held in optimizer.local_shards:
         for kind, flat in held.optimizer.state_dict().items():
             for parameter, view in zip(held.bucket.parameters, held.bucket.views(flat), strict=True):
                 state[f"{kind}/{names[parameter]}"] = view.clone()
-    step(model, optimizer, 2)
+    step(optimizer, 2)
     return state, {f"parameter/{names[p]}": p.detach().clone() for p in model.parameters()}
 
 
@@ -68,18 +66,20 @@ def loading(rank, world_size, folder, plans, state, stepped):
     for plan, kind, name, saver in meetings(plans):
         model, optimizer = build(kind, meshes[plan], plans[plan][1], seed=7)
         load(latest(folder / saver / name), optimizer)
-        same = [optimizer.num_steps == 2, holds(model, optimizer, state)]
-        same.append(all(torch.equal(bias, state[f"buffer/{name}"]) for name, bias in model.biases().items()))
-        step(model, optimizer, 2)  # the moments count here
-        found[plan, kind, name, saver] = [*same, holds(model, optimizer, stepped)]
+        same = [optimizer.num_steps == 2, holds(optimizer, state)]
+        same.append(all(torch.equal(bias, state[f"buffer/{name}"]) for name, bias in biases(model).items()))
+        step(optimizer, 2)  # the moments count here
+        found[plan, kind, name, saver] = [*same, holds(optimizer, stepped)]
     return found
 
 
-def holds(model, optimizer, state):
+def holds(optimizer, state):
     """Whether each weight is this rank's part of the full one."""
-    shards = model.parameter_shards
-    full = {name: state[f"parameter/{model.full_name(name)}"] for name, _ in model.named_parameters()}
-    return equal(full_weights(optimizer), {n: shards[n].of(full[n]) if n in shards else full[n] for n in full})
+    expected = {}
+    for parameter, said in optimizer.spec.parameters.items():
+        full = state[f"parameter/{said.name}"]
+        expected[optimizer.names[parameter]] = full if said.shard is None else said.shard.of(full)
+    return equal(full_weights(optimizer), expected)
 
 
 def equal(ours, theirs):
@@ -118,42 +118,31 @@ def test_a_checkpoint_has_the_full_model_once(folder, reference):
         for name in PLANS:
             checkpoint = Checkpoint(latest(folder / kind / name))
             assert equal({key: checkpoint.read(key) for key in checkpoint.names()}, state), (kind, name)
-            biases = checkpoint.names("buffer/")
-            assert [len(checkpoint.index.tensors[bias].shards) for bias in biases] == [1] * NUM_LAYERS
-
-
-def refusal(rank, folder, model):
-    alone = [comm.new_group([r]) for r in range(2)][rank]
-    try:
-        save(folder, 1, Zero1(model, alone))
-    except CheckpointError as error:
-        return str(error)
+            assert all(len(checkpoint.index.tensors[bias].shards) == 1 for bias in checkpoint.names("buffer/"))
 
 
 def test_what_one_name_cannot_hold_is_refused(tmp_path):
-    """Stages without names: of other shapes, or of one shape and other values; a part of the experts alone."""
+    """Layers of other shapes, or of one shape and other values; a part of the experts alone."""
 
     def fn(rank, world_size):
         torch.manual_seed(rank)
-        mesh = lab.Mesh(lab.Topology([("ep", 2)]))
-        none, ep = TensorParallel(mesh.group("tp")), ExpertParallel(mesh.group("ep"))
-        stage = ModelStage([rank], none, ep, named=False)
-        with torch.no_grad():
-            stage.layers["0"].norm.weight.add_(rank)
-        found = [refusal(rank, tmp_path, nn.Sequential(nn.Linear(2, 2 + rank))), refusal(rank, tmp_path, stage)]
-        found.append(refusal(rank, tmp_path, nn.Linear(2, 2)))  # drawn by rank: two layers, or copies that drifted
-        model = RankModel(mesh)
-        try:
-            save(tmp_path / str(rank), 1, Zero1(model, mesh.group("dp")), group=mesh.group("dp"))  # this rank alone
-        except CheckpointError as error:
-            found.append(str(error))
+        alone = [comm.new_group([r]) for r in range(2)][rank]
+        mesh, found = mesh_of([("ep", 2)]), []
+        model, _ = build("DDP", mesh)
+        for folder, saved, where in (
+            (tmp_path, Zero1(nn.Sequential(nn.Linear(2, 2 + rank)), alone), None),
+            (tmp_path, Zero1(nn.Linear(2, 2), alone), None),  # drawn by rank: two layers, or copies that drifted
+            (tmp_path / str(rank), Zero1(model, mesh.group("dp")), mesh.group("dp")),  # this rank alone
+        ):
+            with pytest.raises(CheckpointError) as caught:
+                save(folder, 1, saved, group=where)
+            found.append(str(caught.value))
         return found
 
-    for shapes, stages, values, part in launch(fn, 2):
+    for shapes, values, part in launch(fn, 2):
         assert "is float32 (3,) on rank 1 and float32 (2,) on another; give each its own name" in shapes
-        assert "tensor parameter/layers.0.norm.weight has other values on rank 1 than on rank 0" in stages
         assert "tensor parameter/bias has other values on rank 1 than on rank 0; if they are copies" in values
-        assert "have 30 elements, and the tensor has 60: some are missing or held twice; save with all ranks" in part
+        assert "have 24 elements, and the tensor has 48: some are missing or held twice; save with all ranks" in part
         assert all("or by `names_start_here` of the stages and `shards`" in text for text in (shapes, values, part))
     assert not list(tmp_path.glob("**/step-*"))
 

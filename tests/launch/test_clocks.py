@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-from queue import Queue
-from threading import Thread
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dualpipe_lab as lab
-from dualpipe_lab.launch.cluster.clocks import Alignment, ClockReading, agree_on_origin, read_clocks, reading_of
+from dualpipe_lab.launch.cluster.clocks import Alignment, ClockReading, reading_of
 from dualpipe_lab.launch.record.trace import RankTrace, Received, Sent, clock_note, match, to_timeline
 from dualpipe_lab.timeline import Span
 
@@ -42,45 +40,6 @@ def test_between_two_readings_a_steady_drift_is_taken_out(offset, drift_per_seco
     time = data.draw(st.integers(0, length))
     found = Alignment(first, last)
     assert abs(first.offset_ns + found.gained(time) - true(time)) <= found.bound_ns + 2
-
-
-class Mail:
-    """Messages between threads that stand for ranks."""
-
-    def __init__(self, rank, boxes):
-        self.rank, self.boxes = rank, boxes
-
-    def send(self, value, peer):
-        self.boxes[self.rank, peer].put(value)
-
-    def recv(self, peer):
-        return self.boxes[peer, self.rank].get(timeout=20)
-
-
-def test_ranks_with_clocks_far_apart_agree_on_one_origin():
-    import time
-
-    skews = [0, 47_000_000, -3_600_000_000_000]
-    boxes = {(a, b): Queue() for a in range(3) for b in range(3)}
-    found = {}
-
-    def rank_main(rank):
-        def now():
-            return time.perf_counter_ns() + skews[rank]
-
-        mail = Mail(rank, boxes)
-        reading = read_clocks(rank, 3, mail, now)
-        found[rank] = reading, agree_on_origin(rank, 3, mail, now, reading)
-
-    threads = [Thread(target=rank_main, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    for rank, (reading, origin) in found.items():
-        assert abs(reading.offset_ns + skews[rank]) <= reading.bound_ns
-        assert abs((origin - skews[rank]) - found[0][1]) <= reading.bound_ns
-    assert found[0][0].bound_ns == 0
 
 
 def trace(rank, spans=(), sent=(), received=()):

@@ -17,30 +17,32 @@ UNKNOWN = replace(NODE_0, node=None, num_nodes=None, ranks_per_node=None)
 HOST = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.10", "2001:db8::10"], "ib0": ["198.51.100.10"]}
 
 
-def test_several_nodes_use_the_interface_of_the_route():
-    assert str(choose(NODE_0, HOST, "192.0.2.10")) == "eth0 (192.0.2.10)"
-    assert choose(NODE_1, HOST, "198.51.100.10").name == "ib0"
-    assert choose(NODE_1, HOST, "2001:db8::10%eth0").name == "eth0"
+NAMED = replace(NODE_0, master_addr="gpu0")  # Debian writes a host's own name beside 127.0.1.1 into /etc/hosts
+KEPT = "GLOO_SOCKET_IFNAME=ib0 is kept; the route to 192.0.2.10 leaves from 192.0.2.10"
+CHOSEN = [  # environment, interfaces, the route's source, the user's wish; the interface, and the end of its note
+    (NODE_0, HOST, "192.0.2.10", None, "eth0 (192.0.2.10)", ""),
+    (NODE_1, HOST, "198.51.100.10", None, "ib0 (198.51.100.10)", ""),
+    (NODE_1, HOST, "2001:db8::10%eth0", None, "eth0 (2001:db8::10)", ""),
+    (ALONE, HOST, "127.0.0.1", None, "lo (127.0.0.1)", ""),
+    (ALONE, HOST, "192.0.2.10", None, "lo (127.0.0.1)", ""),  # however its host is called
+    (ALONE, {"eth0": ["192.0.2.10"]}, "192.0.2.10", None, "eth0 (192.0.2.10)", ""),  # a container without loopback
+    (UNKNOWN, HOST, "127.0.0.1", None, "lo (127.0.0.1)", ""),
+    (UNKNOWN, HOST, "198.51.100.10", None, "ib0 (198.51.100.10)", ""),
+    (NODE_1, HOST, "192.0.2.10", "eth0", "eth0 (192.0.2.10)", ""),
+    (NODE_1, HOST, "192.0.2.10", "ib0", "ib0 (198.51.100.10)", KEPT),
+    (NODE_1, HOST, "192.0.2.10", "ib0,eth0", "ib0,eth0 (198.51.100.10)", ""),
+    (ALONE, HOST, "127.0.0.1", "eth0", "eth0 (192.0.2.10)", ""),
+    (NAMED, {"lo": HOST["lo"], "eth0": ["192.0.2.10"]}, "127.0.1.1", None, "eth0 (192.0.2.10)", "eth0 is taken"),
+]
 
 
-def test_one_node_uses_loopback_however_its_host_is_called():
-    for source in ("127.0.0.1", "192.0.2.10"):
-        assert choose(ALONE, HOST, source).name == "lo"
-    assert choose(ALONE, {"eth0": ["192.0.2.10"]}, "192.0.2.10").name == "eth0"  # a container without loopback
-
-
-def test_an_unknown_number_of_nodes_follows_the_route_also_to_loopback():
-    assert choose(UNKNOWN, HOST, "127.0.0.1").name == "lo"
-    assert choose(UNKNOWN, HOST, "198.51.100.10").name == "ib0"
-
-
-def test_the_user_s_interface_is_kept_and_a_detour_is_told():
-    assert choose(NODE_1, HOST, "192.0.2.10", "eth0").note == ""
-    detour = choose(NODE_1, HOST, "192.0.2.10", "ib0")
-    assert (detour.name, detour.address) == ("ib0", "198.51.100.10")
-    assert detour.note == "GLOO_SOCKET_IFNAME=ib0 is kept; the route to 192.0.2.10 leaves from 192.0.2.10"
-    assert choose(NODE_1, HOST, "192.0.2.10", "ib0,eth0").note == ""
-    assert choose(ALONE, HOST, "127.0.0.1", "eth0").note == ""
+def test_the_route_says_the_interface_and_the_user_s_own_is_kept():
+    """A host that takes its own name for loopback uses its only other interface."""
+    for environment, addresses, source, wanted, interface, note in CHOSEN:
+        found = choose(environment, addresses, source, wanted)
+        assert str(found) == interface
+        assert note in found.note
+        assert bool(note) == bool(found.note)
 
 
 WRONG = [
@@ -63,18 +65,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("environment", "source", "wanted", "message"), WRONG, ids=[item[-1] for item in WRONG])
-def test_what_cannot_reach_the_other_nodes_is_refused(environment, source, wanted, message):
-    with pytest.raises(ValueError, match=message):
-        choose(environment, HOST, source, wanted)
-
-
-def test_a_host_that_takes_its_own_name_for_loopback_uses_its_only_other_interface():
-    """Debian writes the host's name beside 127.0.1.1 into /etc/hosts; the other nodes know its real address."""
-    named = replace(NODE_0, master_addr="gpu0")
-    found = choose(named, {"lo": ["127.0.0.1"], "eth0": ["192.0.2.10"]}, "127.0.1.1")
-    assert (found.name, found.address) == ("eth0", "192.0.2.10")
-    assert "gpu0 is 127.0.1.1 on node 0; eth0 is taken" in found.note
+def test_what_cannot_reach_the_other_nodes_is_refused():
+    for environment, source, wanted, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            choose(environment, HOST, source, wanted)
 
 
 def test_a_host_without_other_interfaces_says_so():

@@ -1,4 +1,4 @@
-"""Every operation against what it should compute, and its ledger against the closed form, on real ranks."""
+"""Every operation but reduce-scatter against what it should compute, and its ledger, on real ranks."""
 
 import pytest
 import torch
@@ -44,12 +44,6 @@ def all_gather_single(x, rank):
     return output
 
 
-def reduce_scatter_single(x, rank):
-    output = torch.empty(SIZE // WORLD, dtype=x[0].dtype)
-    comm.reduce_scatter_single(output, x[rank])
-    return output
-
-
 def all_to_all_single(x, rank):
     output = torch.empty_like(x[rank])
     comm.all_to_all_single(output, x[rank])
@@ -60,13 +54,6 @@ def all_gather(x, rank):
     outputs = [torch.empty_like(x[0]) for _ in range(WORLD)]
     comm.all_gather(outputs, x[rank])
     return torch.cat(outputs)
-
-
-def uneven_reduce_scatter(x, rank):
-    sizes = [1, 0, 4, 3]
-    output = torch.empty(sizes[rank], dtype=x[0].dtype)
-    comm.reduce_scatter(output, list(x[rank].split(sizes)))
-    return output
 
 
 def uneven_all_to_all(x, rank):
@@ -146,10 +133,8 @@ EXPECTED = {
     broadcast: lambda x, rank: x[2],
     reduce: lambda x, rank: sum(x) if rank == 1 else None,
     all_gather_single: lambda x, rank: torch.cat(x),
-    reduce_scatter_single: lambda x, rank: sum(x).chunk(WORLD)[rank],
     all_to_all_single: lambda x, rank: torch.cat([block.chunk(WORLD)[rank] for block in x]),
     all_gather: lambda x, rank: torch.cat(x),
-    uneven_reduce_scatter: lambda x, rank: sum(x).split([1, 0, 4, 3])[rank],
     uneven_all_to_all: lambda x, rank: torch.cat(
         [
             block.split(sizes)[rank]

@@ -9,23 +9,28 @@ from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.topology import Topology
 
 TOPOLOGY = Topology([("pp", 2), ("dp", 2), ("tp", 2)], edp=1, ranks_per_node=4)
-KINDS = ["pp", "dp", "tp", "model", "ep", "edp", "node"]
+KINDS = [("pp",), ("dp",), ("tp",), ("model",), ("ep",), ("edp",), ("node",)]
+SEVERAL = [("dp", "tp"), ("cp",), ("dp", "cp"), ("pp", "cp", "tp")]  # the grid has no axis cp: it counts as one rank
 
 
 def test_every_group_sums_over_exactly_its_ranks():
     def fn(rank, world_size):
         mesh = Mesh(TOPOLOGY)
         sums = {}
-        for kind in KINDS:
+        for axes in KINDS + SEVERAL:
             x = torch.tensor([2**rank])
-            comm.all_reduce(x, group=mesh.group(kind))
-            sums[kind] = int(x)
+            comm.all_reduce(x, group=mesh.group(*axes))
+            sums[axes] = int(x)
         again = mesh.group("model") is mesh.group("model")
         return sums, mesh.ranks("pp"), mesh.next_rank("pp"), again
 
     for rank, (sums, ranks, following, again) in enumerate(lab.launch(fn, 8)):
         here = TOPOLOGY.at(rank)
-        assert sums == {kind: sum(2**member for member in here.ranks(kind)) for kind in KINDS}
+        pp, dp = rank // 4, rank // 2 % 2
+        groups = {axes: here.ranks(*axes) for axes in KINDS}
+        groups |= {("dp", "tp"): range(4 * pp, 4 * pp + 4), ("cp",): [rank], ("dp", "cp"): here.ranks("dp")}
+        groups["pp", "cp", "tp"] = [2 * dp, 2 * dp + 1, 2 * dp + 4, 2 * dp + 5]
+        assert sums == {axes: sum(2**member for member in group) for axes, group in groups.items()}
         assert (ranks, following, again) == (here.ranks("pp"), here.next_rank("pp"), True)
 
 
@@ -64,22 +69,6 @@ def test_axes_of_one_rank_and_a_world_of_another_size():
     assert lab.launch(fn, 2) == [1.0, 1.0]
     with pytest.raises(lab.RankError, match="dp 4 = 4 ranks, the world has 2"):
         lab.launch(lambda rank, world_size: Mesh(Topology([("dp", 4)])), 2)
-
-
-def test_axes_together_make_one_group_and_an_axis_that_is_missing_counts_as_one():
-    def fn(rank, world_size):
-        mesh, sums = Mesh(Topology([("dp", 2), ("cp", 2), ("tp", 2)])), []
-        for axes in (("dp", "cp"), ("cp",), ("dp", "pp"), ("pp", "ep")):
-            x = torch.tensor([2**rank])
-            comm.all_reduce(x, group=mesh.group(*axes))
-            sums.append(int(x))
-        return sums
-
-    for rank, sums in enumerate(lab.launch(fn, 8)):
-        tp, cp = rank % 2, rank // 2 % 2
-        across = [tp, tp + 2, tp + 4, tp + 6]
-        groups = [across, across[:2] if rank < 4 else across[2:], [2 * cp + tp, 2 * cp + tp + 4], [rank]]
-        assert sums == [sum(2**member for member in group) for group in groups]
 
 
 def test_a_group_of_members_only_leaves_the_others_alone():

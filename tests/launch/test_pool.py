@@ -56,8 +56,6 @@ def test_spawn_when_asked_for_is_torch_s_own_and_keeps_no_process(monkeypatch, c
     assert calls == [2]
     assert not server._pool
     assert capsys.readouterr().out == "0\n1\n"
-    with pytest.raises(ValueError, match="launch knows start=forkserver, spawn, got 'fork'"):
-        lab.launch(fn, 2, start="fork")
 
 
 def test_a_fork_server_that_does_not_work_is_replaced_with_a_word(monkeypatch):

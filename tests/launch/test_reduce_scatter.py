@@ -44,8 +44,11 @@ def test_every_operator_and_type_is_exact_on_integers(num_ranks):
                 found.append((dtype, op, same, torch.equal(x, xs[rank])))
         return found
 
-    for found in lab.launch(fn, num_ranks):
+    results = lab.launch(fn, num_ranks)
+    for found in results:
         assert all(same and untouched for _, _, same, untouched in found), found
+    for name in ("reduce_scatter", "reduce_scatter_single"):
+        assert results.ledger.sent(name) == results.ledger.received(name)
 
 
 def test_the_sum_is_taken_in_the_order_of_the_ranks_and_in_fp32_for_narrow_types():

@@ -5,23 +5,25 @@ import torch
 
 import dualpipe_lab as lab
 
+BAD = [
+    ({"world_size": 0}, "world_size to be a whole number from 1, got 0"),
+    ({"world_size": 2.0}, "got 2.0"),
+    ({"world_size": 1000}, "128 at most, got world_size=1000; use simulate"),
+    ({"threads": 0}, "threads to be a whole number from 1"),
+    ({"timeout": 0}, "timeout > 0 seconds, got 0"),
+    ({"timeout": "x"}, "timeout > 0 seconds, got 'x'"),
+    ({"output": "loud"}, "output=ordered, live, collect, got 'loud'"),
+    ({"clock": "sun"}, "clock=wall, virtual, got 'sun'"),
+    ({"backend": "mpi"}, "backend=gloo, nccl, got 'mpi'"),
+    ({"start": "fork"}, "launch knows start=forkserver, spawn, got 'fork'"),
+    ({"link": 1.0}, "link to be a Link"),
+]
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"world_size": 0}, "world_size to be a whole number from 1, got 0"),
-        ({"world_size": 2.0}, "got 2.0"),
-        ({"threads": 0}, "threads to be a whole number from 1"),
-        ({"timeout": 0}, "timeout > 0 seconds, got 0"),
-        ({"timeout": "x"}, "timeout > 0 seconds, got 'x'"),
-        ({"output": "loud"}, "output=ordered, live, collect, got 'loud'"),
-        ({"clock": "sun"}, "clock=wall, virtual, got 'sun'"),
-        ({"backend": "mpi"}, "backend=gloo, nccl, got 'mpi'"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        lab.launch(print, **{"world_size": 1, **arguments})
+
+def test_bad_arguments_are_refused():
+    for arguments, message in BAD:
+        with pytest.raises(ValueError, match=message):
+            lab.launch(print, **{"world_size": 1, **arguments})
 
 
 def test_nccl_without_gpus_says_so_and_the_guard_skips_the_cell(capsys):
@@ -62,10 +64,3 @@ def test_a_function_that_does_not_take_the_arguments_is_refused_before_any_proce
     with pytest.raises(TypeError, match="with 1 further arguments"):
         lab.launch(lambda rank, world_size: None, 2, "extra")
     leftovers.check()
-
-
-def test_sizes_and_links_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="128 at most, got world_size=1000; use simulate"):
-        lab.launch(print, 1000)
-    with pytest.raises(ValueError, match="link to be a Link"):
-        lab.launch(print, 1, link=1.0)

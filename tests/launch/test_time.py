@@ -110,17 +110,6 @@ def test_a_root_that_waits_for_a_rank_that_never_comes_is_explained():
         lab.launch(fn, 2, clock="virtual")
 
 
-def test_collectives_of_one_group_follow_one_another():
-    def fn(rank, world_size):
-        works = [comm.all_reduce(MEGABYTE.clone(), async_op=True) for _ in range(3)]
-        lab.compute(5)
-        for work in works:
-            work.wait()
-
-    timeline = lab.launch(fn, 2, clock="virtual", link=lab.Link(gbps=1, latency_ms=0)).timeline
-    assert timeline.makespan == 3 * 8_000_000
-
-
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
 def test_a_collective_has_its_place_on_the_link_from_its_call_in_whatever_order_it_is_waited_for(order):
     def fn(rank, world_size):
