@@ -35,9 +35,14 @@ def test_a_whole_number_counts_in_every_type(subtests):
 
 
 def test_what_is_no_whole_number_is_refused(subtests):
-    for answer in [True, np.True_, torch.tensor(True), 2.5, Fraction(1, 3), "6", None, float("nan"), float("inf"), 6j]:
+    answers = [True, np.True_, torch.tensor(True), 2.5, Fraction(1, 3), "6", None, float("nan"), float("inf"), 6j]
+    for answer in answers:
         with subtests.test(answer=answer), pytest.raises(Wrong, match="must be a whole number"):
             needs_ints(answer, ("a",))
+    with pytest.raises(Wrong, match="not answered yet"):
+        needs_ints(..., ("a", "b"))
+    with pytest.raises(Wrong, match="got 3"):
+        needs_ints([1, 2, 3], ("a", "b"))
 
 
 def test_a_known_fraction_gets_its_reason_and_no_other_does():

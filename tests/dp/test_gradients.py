@@ -46,31 +46,6 @@ def test_gradients_equal_one_process_for_any_buckets_and_microbatches(num_ranks)
             assert frozen is None
 
 
-def test_gradients_that_an_optimizer_dropped_come_back_into_the_bucket():
-    def fn(rank, world_size):
-        layer = nn.Linear(3, 2).double()
-        reducer, seen = GradientReducer(layer.parameters()), []
-        for scale in (1.0, 2.0):
-            layer.zero_grad(set_to_none=True)
-            layer(torch.ones(1, 3, dtype=torch.float64) * scale).sum().backward()
-            reducer.finish()
-            seen.append(
-                (
-                    layer.weight.grad.clone(),
-                    layer.weight.grad.untyped_storage().data_ptr() == reducer.flats[0].data_ptr(),
-                )
-            )
-        reducer.close()
-        layer.zero_grad()
-        layer(torch.ones(1, 3, dtype=torch.float64)).sum().backward()  # nobody listens any more
-        return seen, layer.weight.grad.clone()
-
-    for seen, after in launch(fn, 2):
-        assert [float(grad[0, 0]) for grad, _ in seen] == [2.0, 4.0]
-        assert all(is_view for _, is_view in seen)
-        assert float(after[0, 0]) == 1.0
-
-
 def test_expanded_and_transposed_gradients_lie_flat():
     def fn(rank, world_size):
         wide, square = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(3, 3))

@@ -30,33 +30,6 @@ def hybrid(stage, model, mesh, **options):
     return stage(model, mesh, **options)
 
 
-def test_two_nodes_of_two_ranks_equal_one_process_and_save(tmp_path):
-    def fn(rank, world_size):
-        mesh, found = lab.Mesh(TOPOLOGY), []
-        for stage in STAGES:
-            optimizer = hybrid(stage, Blocks(seed=rank), mesh, **HYPER, bucket_bytes=300)
-            train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1, max_norm=0.5)
-            path = save(tmp_path / stage.__name__, 3, optimizer)
-            found.append((full_weights(optimizer), path))
-        return found
-
-    def loading(rank, world_size, paths):
-        optimizers = [build(stage, Blocks(seed=7), HYPER) for stage in STAGES]
-        for optimizer, path in zip(optimizers, paths, strict=True):
-            load(path, optimizer)
-        return [full_weights(optimizer) for optimizer in optimizers]
-
-    expected, _ = reference(BATCHES, max_norm=0.5)
-    out = launch(fn, 4)
-    for found in out:
-        for (weights, _), (first, _) in zip(found, out[0], strict=True):
-            assert_close(weights, expected)
-            assert all(torch.equal(weights[name], first[name]) for name in first)  # replicas never drift apart
-    for loaded in launch(loading, 3, [path for _, path in out[0]]):
-        for weights, (saved, _) in zip(loaded, out[0], strict=True):
-            assert all(torch.equal(weights[name], saved[name]) for name in saved)
-
-
 @pytest.mark.parametrize("num_microbatches", [1, 3])
 def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbatches):
     def fn(rank, world_size):
@@ -89,12 +62,20 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
     assert out.ledger.sent() > 0  # the launch's own ledger goes on
 
 
+@pytest.mark.parametrize("nodes", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
+def test_the_average_is_that_of_one_process_at_every_stage(dtype, nodes, tmp_path):
+    """It is saved with the weights, whose replicas on other nodes never drift apart; 3 ranks, or 2 nodes of 2."""
+    hyper = {**HYPER, "master": dtype == torch.bfloat16}
+
     def fn(rank, world_size):
+        def make(stage, seed):
+            model = Blocks(dtype, seed=seed)
+            return hybrid(stage, model, lab.Mesh(TOPOLOGY), **hyper) if nodes else build(stage, model, hyper)
+
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(dtype), {**HYPER, "master": dtype == torch.bfloat16})
+            optimizer = make(stage, rank)
             ema = ShardedEMA(optimizer, 0.8)
             for batch in BATCHES:
                 train(optimizer, shard_slice(6, world_size, rank), [batch], 1)
@@ -105,14 +86,14 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
             back = full_weights(optimizer)
             path = save(tmp_path / stage.__name__, 3, optimizer)
             extra = storage_bytes(held.optimizer.extra["ema"] for held in optimizer.local_shards)
-            again = build(stage, Blocks(dtype, seed=1), {**HYPER, "master": dtype == torch.bfloat16})
+            again = make(stage, 7)
             other = ShardedEMA(again, 0.8)
             load(path, again)
+            assert all(torch.equal(weights[name], value) for name, value in back.items())
+            assert all(torch.equal(weights[name], value) for name, value in full_weights(again).items())
             with other.applied():
-                loaded = full_weights(again)
-            unchanged = all(torch.equal(weights[name], back[name]) for name in weights)
-            same = all(torch.equal(averaged[name], loaded[name]) for name in loaded)
-            found.append((averaged, unchanged, same, extra, optimizer.padded_numel))
+                assert all(torch.equal(averaged[name], value) for name, value in full_weights(again).items())
+            found.append((weights, averaged, extra, optimizer.padded_numel))
         return found
 
     models = [Blocks(), *(reference(BATCHES[: number + 1])[0] for number in range(3))]
@@ -120,14 +101,14 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
     for weights in models[1:]:
         for name in expected:
             expected[name] = 0.8 * expected[name] + 0.2 * weights[name]
-    for found in launch(fn, 3):
-        for stage, (averaged, unchanged, same, extra, padded) in zip(STAGES, found, strict=True):
-            if dtype == torch.float64:
-                assert_close(averaged, expected)
-            assert unchanged
-            assert same
-            width = 8 if dtype == torch.float64 else 4
-            assert extra == width * padded // (1 if stage is DDP else 3)
+    first, *others = launch(fn, 4 if nodes else 3)
+    for at, (weights, averaged, extra, padded) in enumerate(first):
+        if dtype == torch.float64:
+            assert_close(averaged, expected)
+            assert_close(weights, models[-1])
+        assert all(torch.equal(weights[name], found[at][0][name]) for found in others for name in weights)
+        shards = 1 if STAGES[at] is DDP else 2 if nodes else 3
+        assert extra == (8 if dtype == torch.float64 else 4) * padded // shards
 
 
 def test_bytes_that_are_addressed_count_by_where_they_go():

@@ -33,25 +33,27 @@ def test_one_bad_element_stops_every_rank(bad):
     """pp 2 x dp 2 on a mesh: only one stage's shard on one data rank has it, and every other rank learns it."""
 
     def fn(rank, world_size):
-        found, mesh = {}, mesh_of(AXES)
+        found, mesh = [], mesh_of(AXES)
         for kind in KINDS.keys() - {"Zero1 over dp"}:
             _, optimizer = build(kind, mesh)
             before = {name: weight.clone() for name, weight in full_weights(optimizer).items()}
-            for norm_type in NORMS:
+            for way in ({"norm_type": 2.0}, {"norm_type": math.inf}, {"scaler": LossScaler(4.0)}):
                 optimizer.zero_grad()
                 set_gradients(optimizer, mesh, bad)
-                report = optimizer.step(max_norm=1.0, norm_type=norm_type)
+                report = optimizer.step(max_norm=1.0, **way)
                 after = full_weights(optimizer)
                 same = all(torch.equal(before[name], after[name]) for name in before)
-                found[kind, norm_type] = report.stepped, math.isfinite(report.norm), same, optimizer.num_steps
+                scale = way["scaler"].scale if "scaler" in way else 2.0
+                is_finite = report.norm is not None and math.isfinite(report.norm)
+                found.append((report.stepped, is_finite, same, optimizer.num_steps, scale))
             optimizer.zero_grad()
             set_gradients(optimizer, mesh, 1.0)
             assert optimizer.step(max_norm=1.0, norm_type=math.inf).stepped
         return found
 
     for found in launch(fn, 4, timeout=400):
-        assert len(found) == 8
-        assert set(found.values()) == {(False, False, True, 0)}, found
+        assert len(found) == 12
+        assert set(found) == {(False, False, True, 0, 2.0)}, found
 
 
 def test_the_largest_element_is_not_lost_on_any_rank():

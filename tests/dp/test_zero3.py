@@ -24,52 +24,36 @@ def whole(optimizer):
 
 
 @pytest.mark.parametrize("reshard", [True, False])
-def test_units_are_whole_only_while_they_work(reshard):
-    def fn(rank, world_size):
-        model, seen = Blocks(tied=False), []
-        optimizer = Zero3(model, units=model.units, reshard_after_forward=reshard)
-        blocks = list(model.blocks)
-        for block in blocks:
-            block[1].register_forward_hook(lambda *_: seen.append(whole(optimizer)))
-            block[1].register_full_backward_hook(lambda *_: seen.append(whole(optimizer)))
-        loss = loss_of(model)
-        seen.append(whole(optimizer))
-        loss.backward()
-        seen.append(whole(optimizer))
-        return seen
-
-    for *forward, after_block_3, after_block_2, after_block_1, end in launch(fn, 2):
-        inside = [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]]
-        kept = [[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]
-        assert forward == [[bool(one) for one in row] for row in (inside if reshard else kept)]
-        assert not any(end)
-        for index, during in ((3, after_block_3), (2, after_block_2), (1, after_block_1)):
-            assert during[index]
-            assert not any(during[index + 1 : 5])  # later units are done; their weights are gone
-
-
-def test_gathers_are_asked_for_one_unit_ahead_and_two_units_are_held_at_a_time():
-    """Every unit's memory is taken and given back in turn."""
+def test_gathers_are_asked_for_one_unit_ahead_and_units_are_held_while_they_work(reshard):
+    """Every unit's memory is taken and given back in turn; without resharding, the forward gives nothing back."""
 
     def fn(rank, world_size):
         told = []
         model = Blocks(tied=False)
         model.blocks[1][0].bias.requires_grad_(True)  # one kind per unit
-        Zero3(model, units=model.units, on_change=lambda unit, is_held: told.append((unit, is_held)))
+        units, seen = model.units, lambda unit, is_held: told.append((unit, is_held))
+        optimizer = Zero3(model, units=units, on_change=seen, reshard_after_forward=reshard)
         del told[:]  # what making it took and gave back
         model.blocks[0][1].register_forward_hook(lambda *_: told.append(("block 0 works", True)))
-        loss_of(model).backward()
+        loss = loss_of(model)
+        told.append(("backward", whole(optimizer)))
+        loss.backward()
+        assert not any(whole(optimizer))
         return told
 
     for told in launch(fn, 2):
-        assert [unit for unit, is_held in told if is_held] == [0, 1, 2, "block 0 works", 3, 4, 4, 3, 2, 1, 0]
-        told.remove(("block 0 works", True))
+        taken = [unit for unit, is_held in told if is_held]
+        assert taken == [0, 1, 2, "block 0 works", 3, 4, "backward", *([4, 3, 2, 1, 0] if reshard else [])]
+        assert dict(told)["backward"] == ([False] * 6 if reshard else [*[True] * 5, False])
         held = set()
         for unit, is_held in told:
-            assert (unit in held) != is_held
-            held ^= {unit}
-            assert len(held) <= 3  # two, and for a moment the one whose backward is just over
-        assert not held
+            if unit not in ("block 0 works", "backward"):
+                assert (unit in held) != is_held
+                held ^= {unit}
+                assert not reshard or len(held) <= 3  # two, and for a moment the one whose backward is just over
+        given = [unit for unit, is_held in told if is_held is False]
+        assert given[-5:] == [4, 3, 2, 1, 0]
+        assert given[:-5] == ([0, 1, 2, 3, 4] if reshard else [])
 
 
 @pytest.mark.on_gloo("torch's checkpoint looks at the device of saved tensors below the stand-in's mode")

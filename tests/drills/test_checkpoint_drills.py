@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -329,38 +328,6 @@ def test_a_flipped_bit_stops_all_ranks_however_many_load(intact, tmp_path, num_r
 
 
 # ---- kills
-def test_kills_at_random_moments_leave_one_whole_save(tmp_path):
-    width = 2000
-
-    def time_a_save(rank, world_size):
-        optimizer, before = make(1.0, width), time.perf_counter()
-        save(tmp_path, 1, optimizer, config={"value": 1})
-        return time.perf_counter() - before
-
-    seconds = max(lab.launch(time_a_save, NUM_RANKS))
-    draw = random.Random(11)
-
-    def fn(rank, world_size, step, victims, delay):
-        optimizer = make(float(step), width)
-        lab.comm.barrier()
-        if rank in victims:
-            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
-            timer.daemon = True
-            timer.start()
-        save(tmp_path, step, optimizer, keep=2, config={"value": step})
-        time.sleep(60)  # a victim dies in any case
-
-    steps = [1]
-    for trial in range(5):
-        victims = draw.choice([(0,), (1,), (0, 1)])
-        with pytest.raises(lab.RankError, match="SIGKILL"):
-            lab.launch(fn, NUM_RANKS, steps[-1] + 1, victims, seconds * 1.3 * (trial + draw.random()) / 5)
-        steps.append(check_whole(latest(tmp_path)))
-        assert steps[-1] in (steps[-2], steps[-2] + 1)
-    assert set(save_all(tmp_path, steps[-1] + 1, 5)) == {"saved"}
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
-
-
 @pytest.mark.parametrize("victim", range(NUM_RANKS))
 def test_every_call_that_changes_the_disk(victim, tmp_path):
     """Death right before the first, second, ... such call of a save that also removes an old checkpoint."""

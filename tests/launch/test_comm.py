@@ -162,6 +162,12 @@ def test_every_operation_computes_what_its_name_says_and_all_bytes_arrive(clock)
     results = lab.launch(fn, WORLD, clock=clock)
     for name in results.ledger.ranks[0].entries.keys() - {"all_reduce", "isend", "irecv", "send", "recv"}:
         assert results.ledger.sent(name) == results.ledger.received(name), name
+    assert results.ledger.peers(0, "recv") == {1, 2, 3}  # though the sender was not known before
+    num_bytes = 2 * SIZE * (4 + 2 + 8)  # `peers` and `batched_peers`, by type
+    for rank in range(WORLD):
+        assert results.ledger.sent("isend", rank) == results.ledger.received("irecv", rank) == num_bytes
+        assert results.ledger.peers(rank, "isend") == {(rank + 1) % WORLD}
+        assert results.ledger.peers(rank, "irecv") == {(rank - 1) % WORLD}
     for rank, values in enumerate(results):
         for value, (call, dtype) in zip(values, CASES, strict=True):
             expected = EXPECTED[call](inputs(dtype), rank)

@@ -72,14 +72,6 @@ def test_a_world_of_another_size_is_an_error():
         check_world(started, 3)
 
 
-def test_the_script_runs_unchanged_without_torchrun(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py"), "2"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout.count("RESULT [(0, 1.0), (10, 1.0)] (2, 16) 1") == 1, done.stderr
-
-
 # ---- the arguments of launch, and the world as it is
 
 SETTINGS = """
