@@ -49,13 +49,6 @@ def trace(rank, spans=(), sent=(), received=()):
     return made
 
 
-def test_a_trace_is_put_on_the_clock_of_rank_0_and_says_how_far_it_may_be_off():
-    made = trace(1, spans=[(0, 1_000)], sent=[(0, 500)], received=[(0, 800)])
-    Alignment(ClockReading(100, 7_000, 30), ClockReading(1_100, 7_100, 40)).correct(made, origin_ns=100)
-    assert made.spans[0][1:3] == (0, 1_100)  # 100 ns gained over 1,000
-    assert (made.sent[0].time_ns, made.received[0].time_ns, made.error_ns) == (550, 880, 40)
-
-
 def test_no_message_is_drawn_before_it_was_sent():
     """Within the bounds it came at once; beyond them the launch says so; one clock is never touched."""
     traces = [trace(0, sent=[(1, 1_000)]), trace(1, received=[(0, 970)])]

@@ -46,6 +46,14 @@ STARTED = {
     "torchrun": (TORCHRUN, BY_TORCHRUN),
     "torchrun inside of Slurm and of a job": (KUBERNETES | SLURM | TORCHRUN, BY_TORCHRUN),
     "a pod": (KUBERNETES, Environment(1, 3, 0, 1, 1, 3, "job-0.ranks", 29500, starter="Kubernetes")),
+    "a launcher that does not say where the nodes are": (
+        {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")},
+        Environment(3, 4, 0, None, None, None, "192.0.2.10", 29500),
+    ),
+    "a task of srun with an own address": (
+        SLURM | {"MASTER_ADDR": "gpu008-ib", "MASTER_PORT": "12345"},
+        Environment(2, 4, 0, 2, 1, 2, "gpu008-ib", 12345, starter="Slurm"),
+    ),
     "nobody": ({}, None),
     "nobody, an address": ({"MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}, None),
     "a job whose pods have nothing to do with each other": ({"JOB_COMPLETION_INDEX": "2"}, None),
@@ -68,29 +76,16 @@ def test_who_started_this_process(name, monkeypatch):
 
 
 def test_places_in_words():
-    assert BY_TORCHRUN.has_equal_nodes
     assert str(BY_TORCHRUN) == "rank 3 of 4 on node 1 of 2, started by torchrun"
 
 
-def test_a_launcher_that_sets_four_variables_does_not_say_where_the_nodes_are():
-    found = cluster({name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")})
-    assert (found.node, found.num_nodes, found.ranks_per_node, found.local_rank) == (None, None, None, 0)
-    assert not found.has_equal_nodes
-    assert not found.agent_hosts_store
-
-
-def test_a_task_of_srun_has_the_sizes_of_its_step():
+def test_a_step_of_srun_has_a_port_of_its_own_on_its_first_host():
     found = cluster(SLURM)
-    assert (found.rank, found.world_size, found.local_rank) == (2, 4, 0)
-    assert (found.node, found.num_nodes, found.ranks_per_node) == (1, 2, 2)
-    assert (found.master_addr, found.starter) == ("gpu007", "Slurm")
-    assert found.has_equal_nodes
+    assert found.master_addr == "gpu007"
     assert cluster(SLURM | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}).master_port == found.master_port
     assert cluster(SLURM | {"SLURM_STEP_ID": "2"}).master_port != found.master_port  # two steps at once
     assert cluster(SLURM | {"SLURM_JOB_ID": "4712"}).master_port != found.master_port
     assert 1024 < found.master_port < 32768
-    exported = cluster(SLURM | {"MASTER_ADDR": "gpu008-ib", "MASTER_PORT": "12345"})
-    assert (exported.master_addr, exported.master_port) == ("gpu008-ib", 12345)
 
 
 def test_the_older_names_of_slurm_are_read_where_a_step_has_none():
@@ -103,10 +98,11 @@ def test_the_older_names_of_slurm_are_read_where_a_step_has_none():
 
 
 def test_unequal_nodes_and_tasks_in_another_order_than_that_of_the_nodes_are_seen():
-    assert not cluster(TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}).has_equal_nodes
-    cyclic = cluster(SLURM | {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"})
-    assert cyclic.ranks_per_node == 2
-    assert not cyclic.has_equal_nodes
+    four = STARTED["a launcher that does not say where the nodes are"][0]
+    cyclic = SLURM | {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
+    assert all(cluster(variables).has_equal_nodes for variables in (TORCHRUN, SLURM))
+    for variables in (TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}, four, cyclic):
+        assert not cluster(variables).has_equal_nodes
 
 
 def test_the_first_host_of_a_list():

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 import dualpipe_lab as lab
-from dualpipe_lab import comm
+from dualpipe_lab import comm, cp, ep, tp
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.ep.all_to_all import Splits
 from dualpipe_lab.launch.rank import rank_status
+from dualpipe_lab.tp import mappings
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +91,8 @@ REFUSED = [
     (lambda: comm.all_reduce([1.0]), "works on tensors, got list"),
     (lambda: comm.all_gather_single(torch.ones(3), torch.ones(2)), "output needs 4 elements"),
     (lambda: comm.reduce_scatter_single(torch.ones(3), torch.ones(2)), "input needs 6 elements"),
+    (lambda: comm.reduce_scatter_single(torch.ones(1), torch.ones(2).double()), "give both one type"),
+    (lambda: comm.reduce_scatter_single(torch.ones(1).int(), torch.ones(2).int(), "avg"), "sum, then divide"),
     (lambda: comm.all_to_all_single(torch.ones(3), torch.ones(2)), "3 rows of output do not divide"),
     (lambda: comm.all_to_all_single(torch.ones(2), torch.ones(2), [1, 2], [1, 1]), "2 numbers that sum to 2 rows"),
     (lambda: comm.broadcast(torch.ones(1), 5), "rank 5 is not among the ranks"),
@@ -96,6 +101,32 @@ REFUSED = [
     (lambda: comm.gather(torch.ones(2), None, 0), "outputs belong on rank 0 and on no other"),
     (lambda: comm.new_group([0, 0]), "different ranks of 0..1"),
     (lambda: lab.compute(-1), "no less than 0 ms, got -1"),
+]
+X, SPLITS = torch.ones(2, 2, 2, requires_grad=True), Splits((1, 1), (1, 1))
+TAKE_GROUPS = [
+    lambda group: comm.all_reduce(X.detach(), group=group),
+    comm.get_rank,
+    lambda group: mappings.copy_to_ranks(X, group),
+    lambda group: mappings.reduce_from_ranks(X, group),
+    lambda group: mappings.gather_from_ranks(X, group=group),
+    lambda group: mappings.slice_to_ranks(X, group=group),
+    lambda group: mappings.gather_tokens(X, group),
+    lambda group: mappings.reduce_scatter_tokens(X, group),
+    lambda group: cp.ring_softmax(X, group),
+    lambda group: cp.all_reduce_softmax(X, group),
+    lambda group: cp.unshard_sequence(X, make_layout("contiguous", 4, 2), group=group),
+    lambda group: cp.ring_all_reduce(X.detach(), group),
+    lambda group: ep.dispatch(X, SPLITS, group),
+    lambda group: ep.combine(X, SPLITS, group),
+]
+REFUSED += [  # options, or a dimension, in the place of a group, and a group in that of a dimension
+    (lambda call=call, group=group: call(group), f"a collective takes a process group, got {kind}; give ")
+    for call in TAKE_GROUPS
+    for kind, group in {"TensorParallel": tp.TensorParallel(), "int": -1}.items()
+]
+REFUSED += [
+    (lambda call=call: call(X, torch.distributed.group.WORLD), "a dimension is a number, got ProcessGroup")
+    for call in (mappings.gather_from_ranks, mappings.slice_to_ranks)
 ]
 
 

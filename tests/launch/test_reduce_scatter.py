@@ -102,21 +102,6 @@ def test_a_leaf_that_needs_a_gradient_may_be_filled():
     assert lab.launch(fn, 2) == [[2.0, 2.0]] * 2
 
 
-@pytest.mark.parametrize(
-    ("call", "rule"),
-    [
-        (lambda: comm.reduce_scatter_single(torch.ones(1), torch.ones(2).double()), "give both one type"),
-        (lambda: comm.reduce_scatter_single(torch.ones(1).int(), torch.ones(2).int(), "avg"), "sum, then divide"),
-    ],
-)
-def test_refusals_say_the_rule(call, rule):
-    def fn(rank, world_size):
-        with pytest.raises(ValueError, match=rule):
-            call()
-
-    lab.launch(fn, 2)
-
-
 def test_from_the_call_to_the_wait_it_holds_as_many_bytes_as_its_input():
     """What pages about memory add on GLOO, beside a bucket that travels."""
     from dualpipe_lab.dp.measure import live_tensors, storage_bytes
