@@ -1,7 +1,7 @@
 """A model with every kind of parameter, and its training by each stage of ZeRO and by one process."""
 
 import torch
-from models import make_batch
+from models import grads, make_batch
 from torch import nn
 
 from dualpipe_lab.dp.adam import AdamW
@@ -40,6 +40,25 @@ class Blocks(nn.Module):
         return [self.embedding, *self.blocks, self.head]
 
 
+class Rare(Blocks):
+    """With a weight that batches with token 6 use and no other, so that ranks use different parameters."""
+
+    def __init__(self, dtype=torch.float64, **options):
+        super().__init__(dtype, **options)
+        self.rare = nn.Parameter(torch.linspace(0.5, 1.5, 7, dtype=dtype))
+
+    def forward(self, tokens):
+        scores, rows = super().forward(tokens), (tokens == 6).any(-1)
+        return torch.where(rows[:, None, None], scores * self.rare, scores) if rows.any() else scores
+
+
+def reference_grads(tokens, targets):
+    """Gradients of the mean over all valid tokens, on one process."""
+    model = Rare()
+    nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+    return grads(model)
+
+
 def build(stage, model, options, reshard=True):
     if stage is Zero3:
         return Zero3(model, units=model.units, **options, reshard_after_forward=reshard)
@@ -59,10 +78,10 @@ def train(optimizer, rows, batches, num_microbatches, **options):
         optimizer.step(**options)
 
 
-def reference(batches, dtype=torch.float64, hyper=HYPER, max_norm=None):
+def reference(batches, max_norm=None, kind=Blocks):
     """The same on one process: the whole batch at once, AdamW on whole parameters."""
-    model = Blocks(dtype)
-    optimizer, norms = AdamW(model.parameters(), **hyper), []
+    model = kind()
+    optimizer, norms = AdamW(model.parameters(), **HYPER), []
     for tokens, targets in batches:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
