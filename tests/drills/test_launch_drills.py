@@ -231,15 +231,10 @@ def test_many_launches_and_failures_grow_nothing(drill):
 FINE = "print(lab.launch(lambda rank, world_size: rank, 2))"
 
 
-def test_a_temporary_folder_of_any_name_is_no_obstacle(drill, tmp_path):
+def test_a_temporary_folder_of_any_name_and_few_descriptors_are_no_obstacle(drill, tmp_path):
     name = "x" * 150 + "/a space, quote'\" and ü " + "y" * 150
     (tmp_path / name).mkdir(parents=True)
     drill.environment["TMPDIR"] = str(tmp_path / name)
-    assert drill.run(FINE)[:2] == (0, "[0, 1]\n")
-    assert drill.left() == []
-
-
-def test_few_descriptors_are_enough(drill):
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))  # noqa: E731
     assert drill.run(FINE, preexec_fn=limit)[:2] == (0, "[0, 1]\n")
     assert drill.left() == []

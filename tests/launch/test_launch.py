@@ -13,15 +13,6 @@ import torch
 import dualpipe_lab as lab
 
 
-def test_values_come_back_in_rank_order_with_their_arguments():
-    offset = 10
-
-    def fn(rank, world_size, factor):
-        return rank * factor + offset, world_size
-
-    assert lab.launch(fn, 3, 2) == [(10, 3), (12, 3), (14, 3)]
-
-
 def test_classes_enums_and_modules_made_in_a_cell_travel_and_return_as_themselves():
     @dataclass
     class Config:

@@ -117,20 +117,6 @@ def test_a_step_is_in_the_books_when_it_is_over_and_for_those_who_ask_within():
         assert num_sent == 3
 
 
-def test_messages_match_after_the_trace_has_forgotten_some():
-    def fn(rank, world_size):
-        for step in range(4):
-            if step in (1, 3):
-                rank_context().trace.forget()
-            for _ in range(2):
-                comm.send(torch.ones(step + 1), 1) if rank == 0 else comm.recv(torch.ones(step + 1), 0)
-        return len(rank_context().trace.sent) + len(rank_context().trace.received)
-
-    results = lab.launch(fn, 2, output="collect")
-    assert list(results) == [2, 2], "those of the last step"
-    assert [message.num_bytes for message in results.timeline.messages] == [16, 16]
-
-
 def test_receives_that_were_not_recorded_are_not_lost(monkeypatch, recwarn):
     def fn(rank, world_size):
         trace.MAX_EVENTS = 4  # in this rank's process

@@ -1,6 +1,6 @@
 """The same script under `torchrun`: launch calls the function on this rank and gathers the values.
 
-Also: restarts over the agent's store, and what the ranks of a deadlock print at the time limit.
+Also: what the ranks of a deadlock print at the time limit.  Restarts are in `test_emulated_hosts.py`.
 """
 
 import os
@@ -112,34 +112,7 @@ def test_threads_and_check_are_honoured_and_the_others_are_told_once(tmp_path):
     assert done.returncode != 0
 
 
-# ---- restarts, and time limits
-
-DIES_ONCE = """
-import os, signal, sys
-import torch
-import dualpipe_lab as lab
-
-def fn(rank, world_size):
-    for step in range(20):
-        x = torch.full((4,), float(rank))
-        lab.comm.all_reduce(x)
-        if step == 10 and rank == 1 and lab.cluster().restart == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return x[0].item()
-
-out = lab.launch(fn, None)
-again = lab.launch(fn, None)
-sys.stdout.write(f"RESULT {list(out)} {list(again)} {lab.cluster().restart}\\n")
-"""
-
-
-def test_a_restart_joins_through_the_store_that_the_dead_have_used(tmp_path):
-    """With torch's own rendezvous the second start fails: it connects to the addresses of the first."""
-    done = torchrun(tmp_path, script=DIES_ONCE, options=("--max-restarts", "1"))
-    assert done.stdout.count("RESULT [1.0, 1.0] [1.0, 1.0] 1") == 2, done.stderr
-    assert "connectFullMesh failed" not in done.stderr
-    assert done.returncode == 0
-
+# ---- time limits
 
 DEADLOCK = """
 import torch
