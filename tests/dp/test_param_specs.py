@@ -38,6 +38,8 @@ def test_what_cannot_be_right_is_refused():
         norm = RMSNorm(4, tp=TensorParallel(coalesce=True), sharded="tokens")
         program = schedules.build("1f1b", 4, 4)
         looped = schedules.build("interleaved", 2, 4)
+        tied = nn.Sequential(nn.Linear(2, 2))
+        tied.stages, tied.tied = {0: tied[0]}, {0: "weight", 1: "weight"}
         return [
             refused(lambda: DDP(nn.Sequential(experts), mesh)),
             refused(lambda: DDP(nn.Sequential(norm), mesh)),
@@ -45,6 +47,7 @@ def test_what_cannot_be_right_is_refused():
             refused(lambda: Zero1(plain, piped, program=program)),
             refused(lambda: Zero1(plain, piped, program=looped)),
             refused(lambda: Zero2(plain, mesh, hybrid=True)),
+            refused(lambda: DDP(tied)),
         ]
 
     for rank, found in enumerate(launch(fn, 4)):
@@ -56,6 +59,7 @@ def test_what_cannot_be_right_is_refused():
             "program '1F1B' is for 4 ranks, pp 2 x dp 2 = 4 has pp 2",
             "and Linear does not say which is which; give it `stages`",
             "hybrid ZeRO shards within nodes, got dp 2 x ep 2 = 4 ranks; give the topology ranks_per_node=",
+            "stages [0, 1] hold one weight, and stages [0] are here; give the optimizer the Mesh and the program",
         ]
         for text, rule in zip(found, rules, strict=True):
             assert rule in text
@@ -101,16 +105,3 @@ def test_a_group_is_a_mesh_with_one_axis_to_the_bit(sizes):
         for (norms, weights), (other_norms, other_weights) in found.values():
             assert norms == other_norms
             assert all(torch.equal(weight, other_weights[name]) for name, weight in weights.items())
-
-
-def test_over_a_group_a_weight_that_other_stages_hold_too_is_refused():
-    def fn(rank, world_size):
-        module = nn.Sequential(nn.Linear(2, 2))
-        module.stages, module.tied = {0: module[0]}, {0: "weight", 1: "weight"}
-        return refused(lambda: DDP(module))
-
-    for text in launch(fn, 2):
-        assert (
-            "stages [0, 1] hold one weight, and stages [0] are here; give the optimizer the Mesh and the program"
-            in text
-        )

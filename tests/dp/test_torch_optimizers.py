@@ -133,26 +133,35 @@ def test_every_elementwise_optimizer_equals_one_process_under_every_stage():
         assert worst(first["ours", stage], first["AdamW", stage]) == 0
 
 
-def test_16_bit_weights_with_masters_or_rounded_at_random_are_alike_under_every_stage():
+HALVES = [
+    (torch.bfloat16, {"master": True}, False),
+    (torch.float16, {"master": True}, True),
+    (torch.bfloat16, {"rounding_seed": 3}, False),
+]
+
+
+def test_16_bit_weights_with_masters_or_rounded_at_random_are_alike_under_every_stage_and_close_to_float64():
     def fn(rank, world_size):
-        found = []
+        found = {}
         for name in ("momentum", "Adagrad", "ours"):
-            for more in ({"master": True}, {"rounding_seed": 3}):
+            for dtype, more, scaled in HALVES:
                 for stage in STAGES:
-                    optimizer = build(stage, name, make_model(torch.bfloat16), **more)
-                    train(optimizer, optimizer.module, rank=rank, world_size=world_size)
-                    kept = [value for shard in optimizer.local_shards for value in shard.optimizer.state.values()]
-                    assert {value.dtype for value in kept if isinstance(value, torch.Tensor)} == {torch.float32}
-                    found.append(full_weights(optimizer))
+                    optimizer = build(stage, name, make_model(dtype), **more)
+                    train(optimizer, optimizer.module, rank=rank, world_size=world_size, scaled=scaled)
+                    for shard in optimizer.local_shards:
+                        kept = shard.optimizer.state.values()
+                        assert {value.dtype for value in kept if isinstance(value, torch.Tensor)} == {torch.float32}
+                        assert shard.optimizer.weight.dtype == (torch.float32 if "master" in more else dtype)
+                    found[name, dtype, *more, stage.__name__] = full_weights(optimizer)
         return found
 
-    start = dict(make_model(torch.bfloat16).named_parameters())
     first, second = launch(fn, 2)
-    for at, weights in enumerate(first):
-        assert worst(weights, second[at]) == 0
-        assert worst(weights, start) > 0.01
+    for (name, dtype, way, stage), weights in first.items():
+        assert worst(weights, second[name, dtype, way, stage]) == 0
+        assert worst(weights, dict(make_model(dtype).named_parameters())) > 0.01
+        assert worst(weights, one_process(name)) < 2**-6
         # draws of a rounding depend on where a shard begins, which differs from stage to stage
-        assert worst(weights, first[at - at % 4]) <= (0.0 if at % 8 < 4 else 2**-6)
+        assert worst(weights, first[name, dtype, way, "DDP"]) <= (0.0 if way == "master" else 2**-6)
 
 
 RESUMED = ("own", "SGD", "ours", "momentum", "NAdam", "Rprop", "Adagrad", "ASGD", "Adam")
