@@ -141,8 +141,7 @@ ENDS = {
     "collectives that differ": (
         2,
         "comm.all_reduce(torch.ones(4)) if rank == 0 else comm.all_to_all_single(torch.ones(4), torch.ones(4))",
-        "rank 0",
-        "all_reduce",
+        "collective mismatch: rank ",
         "all_to_all_single",
     ),
     "plain torch": (
