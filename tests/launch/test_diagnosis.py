@@ -20,10 +20,10 @@ def test_check_lets_torch_compare_collectives_first():
         lab.launch(fn, 2, check=True)
 
 
-def test_a_collective_that_all_ranks_have_reached_is_slow_and_no_deadlock():
-    def status(rank, ranks, text="all_reduce"):
+def test_a_collective_that_all_ranks_have_reached_or_whose_ranks_work_is_slow_and_no_deadlock():
+    def status(rank, ranks, text="all_reduce", cpu_seconds=0.0):
         blocked = Blocked("all_reduce", text, communicator=Communicator(ranks))
-        return RankStatus(rank, blocked, False, 1.0, 5, 0.0, Counter(), Counter(), {}, {}, [])
+        return RankStatus(rank, blocked, False, 1.0, 5, cpu_seconds, Counter(), Counter(), {}, {}, [])
 
     def stuck(*texts):
         found = {rank: status(rank, tuple(range(len(texts))), text) for rank, text in enumerate(texts)}
@@ -33,3 +33,5 @@ def test_a_collective_that_all_ranks_have_reached_is_slow_and_no_deadlock():
     assert stuck("all_reduce", "all_reduce of another shape")
     apart = {0: status(0, (0, 1)), 1: status(1, (1, 2)), 2: status(2, (0, 2))}
     assert is_stuck(apart, apart, 1.0)
+    moving = apart | {1: status(1, (1, 2), cpu_seconds=0.5)}  # a large tensor
+    assert not is_stuck(apart, moving, 1.0)
