@@ -33,6 +33,12 @@ def assert_close(ours, theirs, tolerance=1e-12):
         assert (ours[name] - value).abs().max() <= tolerance * max(1.0, float(value.abs().max())), name
 
 
+def worst(ours, theirs):
+    """The largest difference of two state dicts."""
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - value.detach()).abs().max()) for name, value in theirs.items())
+
+
 def launch(fn, world_size, *args, **options):
     """A launch that prints nothing."""
     return lab.launch(fn, world_size, *args, output="collect", **options)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from models import launch
+from models import launch, worst
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from zero_runs import STAGES
@@ -45,10 +45,6 @@ def one_process(act=lambda model: None, steps=3, backwards=1):
         act(model)
         optimizer.step()
     return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def worst(weights, right):
-    return max(float((weights[name] - value).abs().max()) for name, value in right.items())
 
 
 def each(act):

@@ -5,7 +5,7 @@ import pydoc
 
 import pytest
 import torch
-from models import launch
+from models import launch, worst
 from torch import nn, optim
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 from zero_runs import STAGES
@@ -107,11 +107,6 @@ def one_process(name, **options):
 def build(stage, name, model, **options):
     kind, numbers = OPTIMIZERS[name]
     return stage(model, params=groups(model), optimizer=kind, **numbers, **options)
-
-
-def worst(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[name] - theirs[name].detach()).abs().max()) for name in theirs)
 
 
 def test_every_elementwise_optimizer_equals_one_process_under_every_stage():

@@ -113,18 +113,3 @@ def kernel():
     started = Kernel()
     yield started
     started.stop()
-
-
-@pytest.fixture
-def failing():
-    """A function that launches what must fail long before its time limit, and returns its error."""
-
-    def launch(fn, world_size=3, **options):
-        lab.launch(lambda rank, world_size: None, world_size)  # the server is up
-        started = time.perf_counter()
-        with pytest.raises((lab.RankError, lab.RankTimeout)) as caught:
-            lab.launch(fn, world_size, **{"timeout": 2 * PATIENCE} | options)
-        assert time.perf_counter() - started < PATIENCE
-        return caught.value
-
-    return launch

@@ -21,14 +21,21 @@ def nothing_left_behind(leftovers):
     leftovers.check()
 
 
-def test_a_raising_rank_is_named_with_its_line(failing):
+def failure(fn, world_size=3):
+    """The error of a launch, which comes before the time limit."""
+    with pytest.raises(lab.RankError) as caught:
+        lab.launch(fn, world_size, timeout=120)
+    return caught.value
+
+
+def test_a_raising_rank_is_named_with_its_line():
     def fn(rank, world_size):
         if rank == 1:
             time.sleep(0.5)  # on a busy machine the others need this to get there
             raise ValueError("bad shape")
         comm.all_reduce(torch.ones(2))
 
-    error = failing(fn)
+    error = failure(fn)
     text = str(error)
     assert text.startswith("rank 1 of 3 raised ValueError: bad shape\n")
     assert "test_failures.py, line" in text
@@ -43,24 +50,24 @@ def test_a_rank_that_has_not_begun_is_reported_by_its_number():
     assert rank_status(1).rank == 1
 
 
-def test_a_killed_rank(failing):
+def test_a_killed_rank():
     def fn(rank, world_size):
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         comm.all_reduce(torch.ones(2))
 
-    error = failing(fn)
+    error = failure(fn)
     assert str(error).startswith("rank 1 of 3 died without an exception (SIGKILL)")
     assert all(failure.secondary for rank, failure in error.failures.items() if rank != 1)
 
 
-def test_a_function_that_cannot_be_rebuilt_names_the_cause(tmp_path, monkeypatch, failing):
+def test_a_function_that_cannot_be_rebuilt_names_the_cause(tmp_path, monkeypatch):
     (tmp_path / "vanishing.py").write_text("def fn(rank, world_size):\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     import vanishing
 
     (tmp_path / "vanishing.py").unlink()
-    assert "ModuleNotFoundError: No module named 'vanishing'" in str(failing(vanishing.fn, 2))
+    assert "ModuleNotFoundError: No module named 'vanishing'" in str(failure(vanishing.fn, 2))
 
 
 def test_an_edited_module_on_disk_is_seen(tmp_path, monkeypatch):
