@@ -4,8 +4,7 @@ import random
 from dataclasses import replace
 
 import torch
-from overlap_models import CONFIG as FIVE
-from overlap_models import LENGTH, ROWS, batch, build
+from stage_runs import LENGTH, ROWS, V3, batch, build
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, schedules
@@ -29,7 +28,7 @@ from dualpipe_lab.ep.overlap import (
 from dualpipe_lab.ep.overlap.order import without_weight_grads
 
 MS = emulated.MS
-CONFIG = replace(FIVE, num_layers=6)
+CONFIG = replace(V3, num_layers=6)
 SIZES = emulated.Sizes(
     tokens=ROWS * LENGTH, hidden=CONFIG.hidden_size, experts=CONFIG.num_experts, top_k=CONFIG.num_experts_per_token
 )
@@ -65,10 +64,10 @@ def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bi
         fixed, found = emulated.even_choices(SIZES), []
         program = schedules.build("dualpipe", 2, 4)  # each rank holds both stages
         mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
-        modules = list(build(CONFIG, mesh, program, [3, 3]).stages.values())
+        modules = list(build(CONFIG, mesh, program, layers=[3, 3]).stages.values())
         stages = [overlappable_stage(module, 1, fixed=fixed) for module in modules]
         assert [stage.letters for stage in stages] == [UP, DOWN]
-        ids, _ = batch(CONFIG, 2, 2)
+        ids, _ = batch(CONFIG.vocabulary_size, 2, 2)
         x = torch.randn(2, ROWS, LENGTH, CONFIG.hidden_size, dtype=torch.float64)
         dy = [torch.ones_like(x[0]), torch.ones(ROWS, LENGTH, CONFIG.vocabulary_size, dtype=torch.float64)]
         for up, down, order in orders():
@@ -103,11 +102,11 @@ def test_dualpipe_with_unequal_stages_takes_the_simulated_time():
 
     def fn(rank, world_size, program, hook_is_overlapped):
         mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
-        model = build(CONFIG, mesh, program, layers)
+        model = build(CONFIG, mesh, program, layers=layers)
         fixed = emulated.even_choices(SIZES)
         stages = {s: overlappable_stage(m, s, TICKS, fixed=fixed) for s, m in model.stages.items()}
         assert all(stage.letters == letters[s] for s, stage in stages.items())
-        ids, targets = batch(CONFIG, number, 2)
+        ids, targets = batch(CONFIG.vocabulary_size, number, 2)
         like = torch.empty(ROWS, LENGTH, CONFIG.hidden_size, dtype=torch.float64)
         options = {"overlapped": overlapped_forward_backward} if hook_is_overlapped else {}
         runtime = lab.PipelineRuntime(program, stages, model.loss_fn(), like, mesh.group("pp"), **options)
