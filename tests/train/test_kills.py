@@ -1,4 +1,4 @@
-"""Some rows of `benchmarks/kills.py` and cells of `benchmarks/resumes.py`: the suite sees what the benchmarks print."""
+"""A row of `benchmarks/kills.py`: the suite sees what the benchmark prints."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import kills
-import resumes
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
@@ -19,12 +18,3 @@ def test_a_killed_launcher_leaves_whole_checkpoints_and_no_process(tmp_path):
     assert row.distance < kills.BOUND
     assert row.left_over == []
     assert "before the rename 2" in row.going_on
-
-
-@pytest.mark.parametrize(("model", "numbers"), [("llama", [3, 4]), ("v3", [2, 5])])
-def test_plans_go_on_from_each_others_checkpoints(model, numbers):
-    """ZeRO-3 with cp and DualPipe with dp; experts inside of dp under ZeRO-2 and DualPipe with overlapped experts."""
-    every = resumes.plans(model)
-    found = resumes.matrix(model, [every[number] for number in numbers])
-    assert found.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert max(found.values()) < 1e-10, found

@@ -105,6 +105,7 @@ REFUSED = [
     ({"max_norm": "1"}, "max_norm > 0, got '1'"),
     ({"sample": b"A"}, "got sample=b'A'"),
     ({"keep": 2}, "keep=2 needs a folder"),
+    ({"elastic": True}, "got folder=None; give folder="),
     ({"lr": -1e-3}, "AdamW needs betas"),
     ({"schedule": "cosine"}, "schedule is of type LRSchedule, got 'cosine'"),
     ({"config": {"num_layers": 2}}, "a LlamaConfig or a V3MoEConfig, and a Plan, got dict and Plan"),
