@@ -76,15 +76,14 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("what", CUTS)
-def test_stages_in_pieces_have_the_gradients_and_loads_of_one_process(what, amount):
-    rows = CUTS[what][: amount(9, 3)]
-    check_cuts(
-        {
+def test_stages_in_pieces_have_the_gradients_and_loads_of_one_process(amount, subtests):
+    for what, rows in CUTS.items():
+        cuts = {
             number: (config, axes, [name], {"hook": "overlapped", "layers": layers, **options})
-            for number, (config, axes, name, layers, options) in enumerate(rows)
+            for number, (config, axes, name, layers, options) in enumerate(rows[: amount(9, 3)])
         }
-    )
+        with subtests.test(what=what):
+            check_cuts(cuts)
 
 
 def test_experts_that_are_dispatched_node_by_node_are_refused():

@@ -60,14 +60,14 @@ CUTS = {  # of 4 ranks; the numbers of data ranks are dp x ep
         "edp": (V3, [("pp", 2), ("dp", 2)], KINDS, {"edp": 2}),
         "experts over cp": (V3, [("pp", 2), ("cp", 2)], KINDS, {"edp": 1, "over": ("cp",), "layout": "contiguous"}),
     },
-    "latent": {
-        "latents on the ring": (LATENT, [("cp", 2), ("tp", 2)], ("1f1b",), {"layout": "zigzag", **SHARDED}),
-        "dualpipe": (LATENT, [("pp", 2), ("tp", 2)], ("dualpipe",), SHARDED | AGAIN),
-        "keys on the ring": (DIRECT, [("cp", 2), ("tp", 2)], ("1f1b",), {"layout": "striped"}),
-        "sequence parallel": (DIRECT, [("ep", 2), ("tp", 2)], ("1f1b",), SHARDED | AGAIN),
-        "split": (LATENT, [("pp", 2), ("ep", 2)], ("zero_bubble_h1",), {}),
-        "edp": (LATENT, [("dp", 4)], ("1f1b",), {"edp": 2}),
-    },
+}
+LATENT_CUTS = {
+    "latents on the ring": (LATENT, [("cp", 2), ("tp", 2)], ("1f1b",), {"layout": "zigzag", **SHARDED}),
+    "dualpipe": (LATENT, [("pp", 2), ("tp", 2)], ("dualpipe",), SHARDED | AGAIN),
+    "keys on the ring": (DIRECT, [("cp", 2), ("tp", 2)], ("1f1b",), {"layout": "striped"}),
+    "sequence parallel": (DIRECT, [("ep", 2), ("tp", 2)], ("1f1b",), SHARDED | AGAIN),
+    "split": (LATENT, [("pp", 2), ("ep", 2)], ("zero_bubble_h1",), {}),
+    "edp": (LATENT, [("dp", 4)], ("1f1b",), {"edp": 2}),
 }
 
 
@@ -75,6 +75,10 @@ CUTS = {  # of 4 ranks; the numbers of data ranks are dp x ep
 def test_every_axis_has_the_gradients_of_one_process(model, some, amount):
     cuts = some(CUTS[model], 3)
     check_cuts({cut: (*row, names[: amount(5, 3)], options) for cut, (*row, names, options) in cuts.items()})
+
+
+def test_latent_attention_has_the_gradients_of_one_process_on_every_axis(some):
+    check_cuts(some(LATENT_CUTS, 4))
 
 
 def test_three_axes_under_dualpipe_have_the_gradients_of_one_process(some, amount):
