@@ -1,7 +1,5 @@
 """The corpus is deterministic, complete and says what is missing."""
 
-import subprocess
-import sys
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -84,9 +82,3 @@ def test_targets_are_the_inputs_one_step_ahead():
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     rows = next(data.windows(data.corpus(), 3, 8, seed=5))
     assert [bytes(row.tolist()) for row in torch.cat([inputs, targets[:, -1:]], dim=1)] == rows
-
-
-def test_importing_the_corpus_does_not_import_torch_or_numpy():
-    code = "import sys, dualpipe_lab.data; print({'torch', 'numpy'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"

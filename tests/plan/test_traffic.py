@@ -7,6 +7,7 @@ from kept_runs import CONFIG, LENGTH, V3
 from traffic_runs import assert_exact
 
 import dualpipe_lab as lab
+from dualpipe_lab.dp.buckets import BUCKET_BYTES
 from dualpipe_lab.models import LlamaConfig, PlainV3MoE
 from dualpipe_lab.plan import gradient_traffic
 from dualpipe_lab.tp import LatentSizes
@@ -183,6 +184,7 @@ def test_a_large_model_has_the_closed_forms_bytes():
     config = LlamaConfig(
         vocabulary_size=32_000, hidden_size=1024, ffn_size=2816, num_layers=4, num_heads=16, num_kv_heads=8
     )
+    assert gradient_traffic.BUCKET_BYTES == BUCKET_BYTES, "buckets are those of the optimizers"
     step = lab.Plan(dp=4, zero=1, num_microbatches=2).traffic(config, batch_size=16, sequence_length=128)
     numel, padding = config.num_parameters(), 4 * len(step.ledger.ranks) * 64
     expected = lab.dp.sent_bytes("zero1", 4, numel + -numel % 4, precision=lab.dp.FP32)
