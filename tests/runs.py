@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import dualpipe_lab as lab
 from dualpipe_lab.comm import call
@@ -40,6 +42,19 @@ class Stages(nn.Module):
     @property
     def stages(self):
         return {int(index): stage for index, stage in self.parts.items()}
+
+
+class Made(TorchDispatchMode):
+    """The shapes of all tensors that operations return meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.shapes += [x.shape for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        return result
 
 
 def launch(fn, world_size, *args, **options):

@@ -1,11 +1,11 @@
 """The chunked loss against plain torch and the plain loss: values, raw gradients, messages, what is kept, its peak."""
 
+from math import prod
+
 import pytest
 import torch
-from runs import RANKS, counted, draw, launch, leaf
+from runs import RANKS, Made, counted, draw, launch, leaf
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from tp_runs import assert_a1, distances, local
 
@@ -127,19 +127,6 @@ def test_it_equals_plain_torch(world_size):
     assert_a1(launch(fn, world_size))
 
 
-class LargestTensors(TorchDispatchMode):
-    """The sizes of all tensors that operations return."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.sizes += [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        return result
-
-
 def test_messages_what_is_kept_and_no_tensor_of_all_logits():
     """As many collectives as the plain loss, whatever the chunk; two numbers per token; at most a chunk's logits."""
     tokens, words = 64, 256
@@ -160,13 +147,13 @@ def test_messages_what_is_kept_and_no_tensor_of_all_logits():
                     kept.append(saved)
                     return saved
 
-                with LargestTensors() as sizes, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+                with Made() as sizes, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
                     messages = [counted(forward)]
                 with sizes:
                     messages.append(counted(losses[0].backward))
                 known = {x.data_ptr(), head.weight.data_ptr(), targets.data_ptr()}
                 numbers = sum(tensor.numel() for tensor in kept if tensor.data_ptr() not in known and tensor.dim())
-                found[is_sharded, chunk] = messages, numbers, max(sizes.sizes)
+                found[is_sharded, chunk] = messages, numbers, max(map(prod, sizes.shapes))
         return found
 
     for found in launch(fn, 2):

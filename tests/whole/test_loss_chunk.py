@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import torch
+from runs import Made
 from stage_runs import LENGTH, ROWS, TIED, V3, batch, build, check_cuts, launch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import dualpipe_lab as lab
 from dualpipe_lab import dp, train
@@ -26,29 +24,15 @@ def test_every_cut_has_the_gradients_of_one_process():
     check_cuts(dict(enumerate(cuts)))
 
 
-class LogitsMade(TorchDispatchMode):
-    """Counts the tensors that operations return and that are as wide as this rank's vocabulary, by rows."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.width, self.rows = width, set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        wide = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.dim() > 1]
-        self.rows |= {x.numel() // self.width for x in wide if x.shape[-1] == self.width}
-        return result
-
-
 def test_no_step_makes_more_rows_of_logits_than_a_chunk_has():
     def fn(rank, world_size):
         found = []
         for chunk in (None, 17):  # more than the 16 rows of the transposed weight
             model = Llama(WIDE, lab.Topology([("tp", 2)]), loss_chunk=chunk)
             ids = batch(256, 1)[0][0, 0]
-            with LogitsMade(128) as made:
+            with Made() as made:
                 model.loss(ids, ids).backward()
-            found.append(max(made.rows))
+            found.append(max(shape.numel() // 128 for shape in made.shapes if len(shape) > 1 and shape[-1] == 128))
             logits = model(ids) if chunk is None else model.logits_of(model(ids))
             found.append(tuple(logits.shape))
         return found
