@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from runs import draw, launch, leaf
+from runs import assert_a1, distances, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import assert_a1, attention_step, distances, local, modes
+from tp_runs import attention_step, local, modes
 
 from dualpipe_lab.tp.closed_forms import check_heads
 from dualpipe_lab.tp.gqa import GroupedQueryAttention

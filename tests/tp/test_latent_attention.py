@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 import torch
-from runs import draw, launch, leaf
-from tp_runs import assert_a1, attention_step, distances, local, modes
+from runs import assert_a1, distances, draw, launch, leaf
+from tp_runs import attention_step, local, modes
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.latent_ring import LatentRing

@@ -4,9 +4,9 @@ from inspect import signature
 
 import pytest
 import torch
-from runs import RANKS, assert_refused, counted, draw, launch, leaf
+from runs import RANKS, assert_a1, assert_refused, counted, distance, distances, draw, launch, leaf
 from torch import nn
-from tp_runs import TOKENS, assert_a1, distance, distances, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes, oracle, tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.ep import DeepSeekRouter, ExpertParallel, Experts, GShardMoE, TopKRouter

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from llama_runs import BATCH, SIZES, TOKENS, batch, plain
-from runs import assert_refused, counted, launch
-from tp_runs import assert_a1, distances, modes
+from runs import assert_a1, assert_refused, counted, distances, launch
+from tp_runs import modes
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from llama_runs import BATCH, SIZES, batch, plain
-from runs import launch
-from tp_runs import distance
+from runs import distance, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama

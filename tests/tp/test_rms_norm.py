@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from runs import RANKS, counted, draw, launch, leaf
-from tp_runs import TOKENS, assert_a1, distances, local, oracle, tensor
+from runs import RANKS, assert_a1, counted, distances, draw, launch, leaf
+from tp_runs import TOKENS, local, oracle, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.grads import sum_partial_gradients

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from runs import RANKS, draw, launch, leaf
+from runs import RANKS, assert_a1, distances, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, distances, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.shard import TensorParallel, full_state_dict

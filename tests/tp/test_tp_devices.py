@@ -3,8 +3,7 @@
 import pytest
 import torch
 from llama_runs import SIZES, TOKENS
-from runs import devices_sent, draw, launch
-from tp_runs import assert_a1, distances
+from runs import assert_a1, devices_sent, distances, draw, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama

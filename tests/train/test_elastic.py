@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from training_runs import ENVIRONMENT, LLAMA, OPTIONS, TEXT, V3, plan, run, script, sums_of, torchrun, worst
+from training_runs import ENVIRONMENT, LLAMA, OPTIONS, TEXT, V3, plan, run, script, sums_of, torchrun
 
 import dualpipe_lab as lab
 from dualpipe_lab import train
@@ -87,29 +87,6 @@ run(LLAMA, plan(dp=2), folder="saved")
         process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM
     assert time.monotonic() - began < 60  # CONNECT_SECONDS are 120
-
-
-def test_experts_on_a_pipeline_go_on_and_leave_traces(tmp_path):
-    """DualPipe x ep, then tp x ep: the curve of one process, and every message of each recorded step has its ends."""
-    options = {
-        "folder": tmp_path / "runs",
-        "elastic": True,
-        "traces": tmp_path / "traces",
-        "trace_every": 2,
-    }
-    run(V3, plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe"), steps=3, **options)
-    first = lab.read_traces(tmp_path / "traces")
-    assert first.steps == [2]
-    assert {message.label for message in first.timeline([2]).messages} >= {"0F0", "1B0"}
-    assert len(first.timeline([2]).steps()) == 1
-    assert first.matching().lost == []
-    rest = run(V3, plan(ep=2, tp=2), weights=True, **options)
-    second = lab.read_traces(tmp_path / "traces")
-    assert (second.path.name, second.steps, second.world_size) == ("run-0001", [4], 4)
-    expected = train.reference(V3, TEXT, 5, **OPTIONS)
-    numbers, weights = worst(rest, train.Result("", expected.metrics[3:], state=expected.weights()))
-    assert numbers < 1e-10
-    assert weights < 1e-8
 
 
 def test_experts_on_two_hosts_go_on_with_one_of_them(tmp_path):

@@ -12,6 +12,9 @@ import transformers
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS as ROPE
 
+from dualpipe_lab import models
+from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, published_names
+
 SIZES = {
     "vocab_size": 48,
     "hidden_size": 32,
@@ -203,6 +206,17 @@ def loaded(folder, dtype=torch.float64):
     return found
 
 
+def plain(config, dtype=torch.float64):
+    return (models.PlainLlama if isinstance(config, models.LlamaConfig) else models.PlainV3MoE)(config, dtype)
+
+
+def read(folder, dtype=torch.float64):
+    """Our plain model of a published folder."""
+    model = plain(models.config_from_pretrained(folder), dtype)
+    models.load_pretrained(model, folder)
+    return model
+
+
 def close(found, expected, bound=1e-10):
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= bound * max(1.0, float(expected.abs().max()))
@@ -233,8 +247,6 @@ def single(name, grad):
 
 def by_our_names(grads, config):
     """The same gradients as parameters here have them: by our names, with experts stacked."""
-    from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, published_names
-
     found = {}
     for name in full_shapes(config):
         parts = [grads[one] for one in published_names(name, config) if one in grads]  # a bias has none

@@ -8,7 +8,7 @@ from functools import cache, partial
 from math import prod
 
 import torch
-from runs import A1
+from runs import assert_a1, distances
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, dp
@@ -107,7 +107,7 @@ def build(config, mesh, program, layout=None, dtype=torch.float64, **options):
 
 
 def runs(config, axes, names, num_microbatches=4, edp=None, over=("dp",), zero=None, hook=None, plainly=(), **options):
-    """In a rank: the worst error of each schedule.  `plainly`: the stages that do not run in pieces."""
+    """In a rank: the distances of each schedule.  `plainly`: the stages that do not run in pieces."""
     torch.manual_seed(lab.comm.get_rank())  # weights or shards that are not drawn by name would differ
     mesh = lab.Mesh(lab.Topology(axes, edp=edp, experts_over=over))
     num_data = prod(size for axis, size in axes if axis in ("dp", "ep"))
@@ -116,7 +116,7 @@ def runs(config, axes, names, num_microbatches=4, edp=None, over=("dp",), zero=N
         model = build(config, mesh, schedules.build(name, mesh.size("pp"), num_microbatches), **options)
         units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
         optimizer = zero and zero(model, mesh, **units, program=model.program)
-        found[name] = worst(step(model, True, optimizer, hook, plainly) | loads_of(model), expected)
+        found[name] = distances(step(model, True, optimizer, hook, plainly) | loads_of(model), expected)
     return found
 
 
@@ -207,18 +207,6 @@ def _number(mesh, axes):
     return number
 
 
-def worst(found, expected):
-    """The largest distance relative to a tensor's largest number, and its name; infinite for other names."""
-    if found.keys() != expected.keys():
-        return float("inf"), str(sorted(found.keys() ^ expected.keys()))
-    far = {
-        name: float((found[name] - value).abs().max() / max(float(value.abs().max()), 1e-30))
-        for name, value in expected.items()
-    }
-    name = max(far, key=far.get)
-    return far[name], name
-
-
 def check_cuts(cuts):
     """Run every cut, all of one number of ranks: (config, axes, schedules, options) by name; one launch for all."""
 
@@ -231,16 +219,7 @@ def check_cuts(cuts):
 
     launched = launch(fn, prod(size for _, size in next(iter(cuts.values()))[1]))
     assert len(launched[0]) == sum(len(names) for _, _, names, _ in cuts.values())
-    assert_exact(launched)
-
-
-def assert_exact(launched):
-    """Every rank's every case is within the limit."""
-    assert launched
-    for rank, found in enumerate(launched):
-        assert found
-        for case, (error, name) in found.items():
-            assert error <= A1, f"rank {rank}, {case}: {name} is off by {error:.1e}"
+    assert_a1(launched)
 
 
 def launch(fn, world_size, *args):

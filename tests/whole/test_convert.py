@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from published import DEEPSEEK, LLAMA3, QWEN3_MOE, change, cut, loaded, written
+from published import DEEPSEEK, LLAMA3, QWEN3_MOE, change, cut, loaded, read, written
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, train
@@ -88,14 +88,6 @@ def equal(found, expected):
     """Whether two models have the same tensors, biases of routers among them."""
     held = dict(tensors_of(found))
     return all(torch.equal(held.pop(name), tensor) for name, tensor in tensors_of(expected)) and not held
-
-
-def read(folder, dtype):
-    """The model of a published folder."""
-    config = models.config_from_pretrained(folder)
-    model = (models.PlainLlama if isinstance(config, models.LlamaConfig) else models.PlainV3MoE)(config, dtype)
-    models.load_pretrained(model, folder)
-    return model
 
 
 def bytes_of(entry):
@@ -267,26 +259,26 @@ def test_no_code_of_a_torch_checkpoint_runs(folders, tmp_path):
 def test_one_expert_is_in_memory_at_a_time(folders, to, tmp_path, monkeypatch):
     """What is read and what is written at once has at most the size of the largest tensor, which stacks exceed."""
     source = train.convert(folders["v3, queries without a latent"], tmp_path / "source", "checkpoint").path
-    written, read, on_host, read_range = [], [], files._on_host, reader.read_range
+    sizes, reads, on_host, read_range = [], [], files._on_host, reader.read_range
 
     def writing(tensor):
-        written.append(tensor.nbytes)
+        sizes.append(tensor.nbytes)
         return on_host(tensor)
 
     def reading(file, dtype, begin, end):
         if dtype != torch.uint8:  # not the blocks that are compared with a checksum
-            read.append(end - begin)
+            reads.append(end - begin)
         return read_range(file, dtype, begin, end)
 
     monkeypatch.setattr(files, "_on_host", writing)
     monkeypatch.setattr(reader, "read_range", reading)
     done = train.convert(source, tmp_path / "target", to)
     assert max(map(bytes_of, checkpoint.Checkpoint(source).index.tensors.values())) == 2 * done.largest_bytes
-    assert max(read) == done.largest_bytes
-    assert sum(read) == done.num_bytes
+    assert max(reads) == done.largest_bytes
+    assert sum(reads) == done.num_bytes
     if to != "torch":  # which writes with its own functions
-        assert len(written) == done.num_tensors
-        assert max(written) == done.largest_bytes
+        assert len(sizes) == done.num_tensors
+        assert max(sizes) == done.largest_bytes
 
 
 def test_another_type_leaves_biases_wide_and_experts_of_two_types_are_refused(folders, tmp_path):

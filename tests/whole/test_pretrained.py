@@ -23,6 +23,7 @@ from published import (
     gradients,
     lie,
     loaded,
+    plain,
     reference,
 )
 from stage_runs import backward, build, step
@@ -84,10 +85,6 @@ def published(tmp_path_factory):
         return folder, gradients(exact(model), *batch())
 
     return of
-
-
-def plain(config):
-    return (models.PlainLlama if isinstance(config, models.LlamaConfig) else models.PlainV3MoE)(config, torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,6 +18,7 @@ from published import (
     gradients,
     loaded,
     quantise,
+    read,
     reference,
     save_fp8,
     spread,
@@ -40,12 +41,6 @@ def published(tmp_path_factory):
     reference(**SIZES).save_pretrained(path)
     safetensors.torch.save_file(found, path / "model.safetensors", {"format": "pt"})
     return folder, path
-
-
-def read(folder):
-    model = models.PlainV3MoE(models.config_from_pretrained(folder), torch.float64)
-    models.load_pretrained(model, folder)
-    return model
 
 
 def test_one_process_computes_what_transformers_computes_of_the_dequantised_weights(published, tmp_path):
