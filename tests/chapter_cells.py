@@ -49,7 +49,10 @@ def program(page):
 
 def needed(statements, using):
     """The statements that bind or change a name that `using`, or one of them, uses; and the settings of torch."""
-    wanted, chosen, more = set().union(*map(names_used, using)), [], [None]
+    wanted, bound, chosen, more = set(), set(), [], [None]
+    for statement in using:
+        wanted |= names_used(statement) - bound
+        bound |= names_bound(statement)
     while more:
         more = [one for one in statements if one not in chosen and (names_bound(one) & wanted or is_setting(one))]
         chosen += more
@@ -70,7 +73,7 @@ def names_used(node):
         return found - {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)} - names(node, ast.Store)
     if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
         return found - set().union(*(names(each.target, ast.Store) for each in node.generators))
-    return found
+    return found - names(node.target, ast.Store) if isinstance(node, ast.For) else found
 
 
 def names_bound(statement):
@@ -79,6 +82,8 @@ def names_bound(statement):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
+    if isinstance(statement, ast.For):
+        return set().union(*map(names_bound, statement.body))  # its own variable is gone behind it
     changed = [node.value for node in ast.walk(statement) if isinstance(getattr(node, "ctx", None), ast.Store)
                and isinstance(node, ast.Attribute | ast.Subscript)]  # fmt: skip
     return names(statement, ast.Store).union(*(names(node, ast.Load) for node in changed))
