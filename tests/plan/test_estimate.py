@@ -69,17 +69,8 @@ def test_llama_3_8b_is_not_faster_than_a_published_run():
 
 def test_the_published_step_of_deepseek_v3_is_of_the_size_of_the_estimate():
     """2.664e6 H800 hours for 14.8e12 tokens (arXiv 2412.19437, table 1): 1,543 tokens/s of a GPU; theirs in float8."""
-    plan = Plan(
-        pp=16,
-        dp=128,
-        ep=64,
-        experts_in_data=True,
-        schedule="dualpipe",
-        overlap=True,
-        num_microbatches=120,
-        zero=1,
-        **BF16,
-    )
+    sizes = {"pp": 16, "dp": 128, "ep": 64, "experts_in_data": True, "num_microbatches": 120, "zero": 1}
+    plan = Plan(**sizes, schedule="dualpipe", overlap=True, **BF16)
     found = estimate(model_of("deepseek-v3"), plan, 4096, 15360, hardware=H800)
     assert found.tokens_per_second_per_gpu == pytest.approx(1543, rel=0.25)
     assert found.parts["ep"] == 0  # DualPipe hides it
