@@ -91,13 +91,6 @@ def test_angles_that_are_not_computed_here_are_refused(subtests):
     assert models.config_from_pretrained(SIZES | {"architectures": ["LlamaForCausalLM"]} | same) == plain
 
 
-def test_the_config_of_qwen3_moe_is_read():
-    config = models.config_from_pretrained(QWEN3_30B_A3B)
-    assert round(count(config) / 1e9, 1) == 30.5
-    assert config.num_dense_layers == config.balance == 0
-    assert models.config_from_pretrained(config_to_pretrained(config, "bfloat16")) == config
-
-
 SMALL = {"architectures": ["Qwen3MoeForCausalLM"], **SIZES, **QWEN3_MOE}
 LAYERS = {  # of four: numbers of dense layers, or the layer that is refused
     "the first two": ({"mlp_only_layers": [0, 1]}, 2),
@@ -140,7 +133,10 @@ def test_a_qwen3_moe_that_is_not_computed_here_is_refused(subtests):
                 models.config_from_pretrained(SMALL | changes)
 
 
-def test_scaled_angles_are_read_and_written_again(subtests):
+def test_qwen3_moe_and_scaled_angles_are_read_and_written_again(subtests):
+    config = models.config_from_pretrained(QWEN3_30B_A3B)
+    assert round(count(config) / 1e9, 1) == 30.5
+    assert models.config_from_pretrained(config_to_pretrained(config, "bfloat16")) == config
     for rope, family in product(
         [LLAMA3, YARN, YARN | {"attention_factor": 1.5, "truncate": False, "mscale_all_dim": None}],
         ["Llama", "Qwen3", "Qwen3Moe"],
