@@ -1,5 +1,7 @@
 """Memory: states equal what the trainer holds, byte for byte; tables and peaks are those of the library."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -14,7 +16,7 @@ from dualpipe_lab import plan as planner
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan.kept import LayerTable
-from dualpipe_lab.plan.memory import model_states
+from dualpipe_lab.plan.memory import kept_counts, model_states
 from dualpipe_lab.pp.program import F
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
 from dualpipe_lab.train import Batch, Trainer, TrainOptions
@@ -141,6 +143,35 @@ def test_the_peak_has_as_many_activations_as_the_timeline(schedule):
         if not {0, plan.num_stages - 1} & {action.stage for action in plan.program.actions(rank)}:
             assert num_kept == timeline.peak_activations(rank)  # with an end, fewer activations may be more bytes
         assert sum(action.kind == F for action in plan.program.actions(rank)) >= num_kept
+
+
+def walk(plan, pp_rank, kept_bytes, working):
+    """The first of the largest peaks: bytes of the kept activations and of the action."""
+    kept, best = Counter(), (-1, None)
+    for action in plan.program.actions(pp_rank):
+        kept[action.stage] += action.kind == "F"
+        total = sum(count * kept_bytes[stage] for stage, count in kept.items()) + working[action.stage, action.kind]
+        best = max(best, (total, str(action)), key=lambda one: one[0])
+        kept[action.stage] -= action.kind in ("B", "W")
+    return best
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+@pytest.mark.parametrize(("pp", "num_microbatches"), [(2, 4), (4, 8), (4, 16)])
+def test_the_peak_is_among_the_moments_whatever_a_stage_weighs(name, pp, num_microbatches):
+    plan, draw = lab.Plan(pp=pp, schedule=name, num_microbatches=num_microbatches), random.Random(pp)
+    for pp_rank in range(pp):
+        moments = kept_counts(plan, pp_rank)
+        assert len(moments) < len(list(plan.program.actions(pp_rank)))
+        for _ in range(20):
+            stages = range(plan.num_stages)
+            kept_bytes = {stage: draw.randrange(1, 100) for stage in stages}
+            working = {(stage, kind): draw.randrange(0, 300) for stage in stages for kind in "FBIW"}
+            found = (-1, None)
+            for action, kept in moments:
+                total = sum(count * kept_bytes[stage] for stage, count in kept) + working[action.stage, action.kind]
+                found = max(found, (total, str(action)), key=lambda one: one[0])
+            assert found == walk(plan, pp_rank, kept_bytes, working)
 
 
 def test_the_head_can_make_the_last_rank_the_largest():

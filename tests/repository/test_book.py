@@ -7,6 +7,7 @@ from pathlib import Path
 
 import chapter_cells
 import yaml
+from scripts import load
 
 import dualpipe_lab
 from dualpipe_course.registry import topic
@@ -127,6 +128,14 @@ def test_what_a_page_needs_comes_before_it():
         pages = [f"book/{page}" for page in re.findall(r"^\d+\. \[.*?\]\((.*?)\)", path, re.MULTILINE)]
         assert all(set(pages[number:]).isdisjoint(needs(ROOT / page)) for number, page in enumerate(pages)), path
     assert sum(bool(needs(ROOT / page)) for page in files) >= 50
+
+
+def test_every_cell_of_the_lecture_table_keeps_its_promises():
+    """Chapter, notebook, real processes, exercises, backward, NCCL cell and widget."""
+    tool = load(ROOT / "tools" / "lecture_table.py")
+    rows = tool.table(ROOT)
+    assert len(rows) == 37
+    assert tool.broken(rows) == []
 
 
 def test_a_page_with_code_has_the_header_that_makes_it_run_and_a_notebook():
