@@ -140,6 +140,11 @@ def test_two_ranks_send_what_the_plan_says():
         assert_exact(plans, config)
 
 
+def test_a_ring_of_three_with_unequal_blocks_sends_what_the_plan_says():
+    """On two ranks the block before this rank's is the block behind it."""
+    assert_exact([lab.Plan(cp=3, layout=name) for name in ("contiguous", "striped")], CONFIG)
+
+
 def test_four_ranks_send_what_the_plan_says():
     for config, plans in FOUR.items():
         assert_exact(plans, config)
