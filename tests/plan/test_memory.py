@@ -195,6 +195,8 @@ def test_recomputation_keeps_inputs_and_one_layer():
     gradients = 64 + 3 * 80 + 80 + 160  # of the layer's output and the network's tensors, the product, one weight
     logits = 8 * 19  # freed by then
     assert (one.peak_action, one.working) == ("0B0", 4 * (again + gradients - logits))
+    head = 8 * 19 + 19 * 8 + 2 * 8 * 8  # gradients of logits and weight; the head's input and its gradient
+    assert LayerTable(CONFIG, plan, 1, LENGTH).head_bytes == 4 * head
 
 
 @given(
