@@ -31,10 +31,8 @@ def drawn_pages():
 class Visit:
     """One browser page and everything it complains about; `look` changes its width and theme without a reload."""
 
-    def __init__(self, browser, site, script=None):
+    def __init__(self, browser, site):
         self.context = browser.new_context()
-        if script:
-            self.context.add_init_script(script)
         self.page, self.site, self.complaints = self.context.new_page(), site, []
         self.page.on("request", lambda r: self.complain(not r.url.startswith((site, *OWN)), f"fetched {r.url}"))
         self.page.on("requestfailed", lambda r: self.complain(True, f"failed {r.url}: {r.failure}"))

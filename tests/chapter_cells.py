@@ -48,67 +48,32 @@ def program(page):
 
 
 def needed(statements, using):
-    """The statements whose names `using` uses, those whose names they use, and the settings of torch."""
-    chosen, asked = set(), set()
-
-    def want(name, before):
-        """Choose the last statement before `before` that binds a name, and earlier ones if it only changes it."""
-        if (name, before) in asked:
-            return
-        asked.add((name, before))
-        binding = [number for number in range(before) if name in names_bound(statements[number])]
-        if binding:
-            choose(binding[-1])
-            if not binds_anew(statements[binding[-1]]):
-                want(name, binding[-1])
-
-    def choose(number):
-        if number not in chosen:
-            chosen.add(number)
-            now, later = names_used(statements[number])
-            for name in now:
-                want(name, number)
-            for name in later:  # in the body of a function, which is called later
-                want(name, len(statements))
-
-    for number, statement in enumerate(statements):
-        if is_setting(statement):
-            choose(number)
+    """The statements that bind or change a name that `using`, or one of them, uses; and the settings of torch."""
+    wanted, bound, chosen, more = set(), set(), [], [None]
     for statement in using:
-        for name in set().union(*names_used(statement)):
-            want(name, len(statements))
-    return [statements[number] for number in sorted(chosen)]
+        wanted |= names_used(statement) - bound
+        bound |= names_bound(statement)
+    while more:
+        more = [one for one in statements if one not in chosen and (names_bound(one) & wanted or is_setting(one))]
+        chosen += more
+        wanted |= set().union(*map(names_used, more))
+    return [one for one in statements if one in chosen]
 
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+def names(node, context):
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}
 
 
 def names_used(node):
-    """Names of the module that a statement reads where it stands, and those that its functions read when called."""
+    """Names of the module that a statement reads, now or in functions that are called later."""
     if isinstance(node, ast.Name):
-        return ({node.id} if isinstance(node.ctx, ast.Load) else set()), set()
-    now, later = set(), set()
-    for child in ast.iter_child_nodes(node):
-        read, deferred = names_used(child)
-        now |= read
-        later |= deferred
-    if isinstance(node, FUNCTIONS):
-        outside = [*node.args.defaults, *node.args.kw_defaults, *getattr(node, "decorator_list", [])]
-        defaults = set().union(*(names_used(child)[0] for child in outside if child is not None), set())
-        return defaults, (now | later) - local_names(node)
-    if isinstance(node, COMPREHENSIONS):
-        targets = set().union(*(stored_names(generator.target) for generator in node.generators))
-        return now - targets, later - targets
-    return now, later
-
-
-def local_names(function):
-    """Parameters of a function and the names that it binds."""
-    body = function.body if isinstance(function.body, list) else [function.body]
-    given = function.args
-    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-    return {one.arg for one in parameters if one} | set().union(*(names_bound(child) for child in body))
+        return names(node, ast.Load)
+    found = set().union(*map(names_used, ast.iter_child_nodes(node)))
+    if isinstance(node, ast.FunctionDef | ast.Lambda):
+        return found - {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)} - names(node, ast.Store)
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        return found - set().union(*(names(each.target, ast.Store) for each in node.generators))
+    return found - names(node.target, ast.Store) if isinstance(node, ast.For) else found
 
 
 def names_bound(statement):
@@ -117,26 +82,11 @@ def names_bound(statement):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
-    return stored_names(statement)
-
-
-def stored_names(node):
-    """Names that are stored to in a node, also by item or attribute, but not inside functions or comprehensions."""
-    if isinstance(node, (*FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)):
-        return {node.name} if hasattr(node, "name") else set()
-    if isinstance(getattr(node, "ctx", None), ast.Store):
-        while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
-            node = node.value
-        if isinstance(node, ast.Name):
-            return {node.id}
-    return set().union(*(stored_names(child) for child in ast.iter_child_nodes(node)), set())
-
-
-def binds_anew(statement):
-    """Whether a statement gives its names new values, instead of changing what they are bound to."""
-    if isinstance(statement, ast.Assign):
-        return not any(isinstance(target, ast.Attribute | ast.Subscript) for target in statement.targets)
-    return isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.AnnAssign)
+    if isinstance(statement, ast.For):
+        return set().union(*map(names_bound, statement.body))  # its own variable is gone behind it
+    changed = [node.value for node in ast.walk(statement) if isinstance(getattr(node, "ctx", None), ast.Store)
+               and isinstance(node, ast.Attribute | ast.Subscript)]  # fmt: skip
+    return names(statement, ast.Store).union(*(names(node, ast.Load) for node in changed))
 
 
 def is_setting(statement):

@@ -1,4 +1,4 @@
-"""What tests of parallel layers share: seeded numbers, stages, launches that print nothing, what a rank sends."""
+"""What tests of parallel layers share: seeded numbers, distances, stages, quiet launches, what a rank sends."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import dualpipe_lab as lab
 from dualpipe_lab.comm import call
@@ -30,6 +32,32 @@ def leaf(x):
     return x.detach().clone().requires_grad_()
 
 
+def distance(found, expected):
+    """The largest difference, relative to the largest number; infinite for another shape."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if not expected.numel():
+        return 0.0
+    return float((found - expected).detach().abs().max() / max(float(expected.detach().abs().max()), 1e-30))
+
+
+def distances(found, expected):
+    """The same by name; a name that only one has is infinitely far."""
+    names = found.keys() | expected.keys()
+    return {n: distance(found[n], expected[n]) if n in found and n in expected else float("inf") for n in names}
+
+
+def assert_a1(launched, limit=A1):
+    """Every number that the ranks found is within the limit: `launched` holds a dict of distances by case per rank."""
+    seen = 0
+    for rank, found in enumerate(launched):
+        for case, numbers in found.items():
+            for name, value in numbers.items():
+                seen += 1
+                assert value <= limit, f"rank {rank}, {case}: {name} is off by {value:.1e}"
+    assert seen  # a test that compared nothing proves nothing
+
+
 class Stages(nn.Module):
     """Some stages of a rank, by number."""
 
@@ -40,6 +68,19 @@ class Stages(nn.Module):
     @property
     def stages(self):
         return {int(index): stage for index, stage in self.parts.items()}
+
+
+class Made(TorchDispatchMode):
+    """The shapes of all tensors that operations return meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.shapes += [x.shape for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        return result
 
 
 def launch(fn, world_size, *args, **options):

@@ -98,7 +98,7 @@ def test_an_edit_runs_the_pages_that_may_execute_it(root, subtests):
             assert changed(before, states(root)) == pages
 
 
-def test_a_removed_a_renamed_and_a_new_module_count(root):
+def test_removed_renamed_and_new_modules_and_versions_count(root, monkeypatch):
     before = states(root)
     (root / "dualpipe_lab" / "cp" / "ring.py").rename(root / "dualpipe_lab" / "cp" / "rings.py")
     assert changed(before, states(root)) == {"ring"}
@@ -107,15 +107,11 @@ def test_a_removed_a_renamed_and_a_new_module_count(root):
     before = states(root)
     (root / "dualpipe_lab" / "viz" / "static" / "new.mjs").touch()
     assert changed(before, states(root)) == {"drawn"}
-
-
-def test_the_versions_of_python_and_torch_count(root, monkeypatch):
     before = states(root)
-    for name in ("platform", "metadata"):
+    for name in ("platform", "metadata"):  # of Python, and of torch
         with monkeypatch.context() as patched:
-            patched.setattr(
-                dp_cache, name, type("Other", (), {"python_version": lambda: "9", "version": lambda _: "9"})
-            )
+            other = {"python_version": lambda: "9", "version": lambda _: "9"}
+            patched.setattr(dp_cache, name, type("Other", (), other))
             assert changed(before, states(root)) == EVERY
 
 

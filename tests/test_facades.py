@@ -93,20 +93,6 @@ assert server.__name__ == "dualpipe_lab.launch.server"
     assert done.returncode == 0, done.stderr
 
 
-def test_a_facade_imports_nothing_until_a_name_is_asked_for():
-    text = """
-import sys, dualpipe_lab as lab
-from dualpipe_lab import cp, dp, ep, models, pp, tp, viz
-assert "torch" not in sys.modules
-pp.simulate(pp.schedules.gpipe(2, 2)), pp.closed_forms.gpipe_makespan
-assert not {"torch", "matplotlib", "numpy"} & set(sys.modules), "pipelines are pure data"
-dp.Layout
-assert "torch" not in sys.modules
-"""
-    done = python(text)
-    assert done.returncode == 0, done.stderr
-
-
 def test_an_unknown_name_is_told_with_the_known_ones():
     dp = importlib.import_module("dualpipe_lab.dp")
     with pytest.raises(

@@ -1,6 +1,12 @@
-"""The import graph of the library, lazy imports and those for types too: no cycle, and `viz` stands on top."""
+"""The import graph of the library, lazy imports and those for types too: no cycle, and `viz` stands on top.
+
+And what a statement loads; a time would depend on the machine, the set of modules does not.
+"""
 
 import ast
+import json
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -81,3 +87,46 @@ def test_no_module_below_viz_names_it_in_a_text():
     assert [
         name for name, found in texts.items() if any(str(text).startswith("dualpipe_lab.viz") for text in found)
     ] == []
+
+
+HEAVY = {"torch", "numpy", "matplotlib", "transformers", "IPython", "pydantic", "dualpipe_lab.viz"}
+LATER = HEAVY | {  # needed by a call of plans at most, and seen in the time of their import
+    "multiprocessing", "socket", "pathlib", "json", "html", "fractions", "decimal", "dualpipe_lab.timeline",
+    "dualpipe_lab.pp.schedules", "dualpipe_lab.models.stage_rules", "dualpipe_lab.plan.traffic",
+    "dualpipe_lab.plan.rules", "dualpipe_lab.plan.estimate", "dualpipe_lab.plan.fits", "dualpipe_lab.plan.kept",
+    "dualpipe_lab.plan.model_of", "dualpipe_lab.launch.record",
+}  # fmt: skip
+PLANS = """from dualpipe_lab.plan import Plan, estimate, known_models, memory, model_of, num_parameters
+Plan(pp=2, num_microbatches=2).program
+[num_parameters(model_of(name)) for name in known_models()]
+plan = Plan(dp=8, zero=1, precision="bfloat16")
+plan.check(model_of("deepseek-v3"), 4096)
+memory(model_of("llama3-8b"), plan, 8192, 8).largest, estimate(model_of("llama3-8b"), plan, 8192, 8).point"""
+LOADS = {  # statements, and what they do not load
+    "import dualpipe_lab.plan": LATER,
+    "from dualpipe_lab.plan import H100, Plan, memory": LATER,
+    PLANS: {"torch", "numpy", "transformers"},
+    "import dualpipe_lab as lab; from dualpipe_lab import cp, dp, ep, models, pp, tp, viz": {"torch"},
+    "from dualpipe_lab import dp, pp; pp.simulate(pp.schedules.gpipe(2, 2)), pp.closed_forms.gpipe_makespan; dp.Layout":
+    {"torch", "matplotlib", "numpy"},
+    "from dualpipe_lab import Plan, pp; str(pp.simulate(pp.schedules.gpipe(2, 2))), str(Plan(dp=2).topology)":
+    {"IPython", "dualpipe_lab.viz"},
+    "import dualpipe_lab.data": {"torch", "numpy"},
+}  # fmt: skip
+
+
+def loaded_by(statements):
+    text = f"import sys, os; before = set(sys.modules)\n{statements}\nnames = sorted(set(sys.modules) - before)\n"
+    text += "import json; print(json.dumps(names))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_statements_load_nothing_heavy(subtests):
+    for statements, unwanted in LOADS.items():
+        with subtests.test(statements=statements):
+            loaded = loaded_by(statements)
+            assert not unwanted & loaded
+            assert unwanted != LATER or len(loaded) < 120
+    assert "dualpipe_lab.timeline" in loaded_by("import dualpipe_lab.timeline"), "a heavy import is seen"

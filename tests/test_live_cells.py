@@ -6,27 +6,12 @@ import re
 import nbformat
 import pytest
 from built_pages import HTML, ROOT, toc_pages
+from chapter_cells import cells
 
 from dualpipe_lab.viz import play
 from dualpipe_lab.viz.live import play as live_play
 
-LIVE = [
-    *(f"book/pp/{name}.md" for name in ("pp-basic", "gpipe", "one-f-one-b", "gradient-checkpointing", "interleaved")),
-    *(f"book/pp/{name}.md" for name in ("zero-bubble", "v-shapes", "easy-dualpipe", "dualpipe-overlap", "explorer")),
-    "book/pp/dualpipev.md",
-    "book/ep/one-f-one-b-basic.md",
-    "book/ep/one-f-one-b-overlap.md",
-    "book/ep/eplb.md",
-    "book/dp/topology.md",
-    "book/dp/zero-3.md",
-    "book/pp/dualpipe.md",
-    "book/pp/pipedream.md",
-    "book/tp/block.md",
-    "book/start/ranks-and-messages.md",
-    "book/whole/cuts.md",
-    "book/whole/training.md",
-    "book/whole/deepseek.md",
-]
+LIVE = [page for page in toc_pages() if any("play(" in cell.code for cell in cells(ROOT / f"{page}.md"))]
 # what a page shows in place of a widget, and what would have to be fetched to show one
 LOST = re.compile(
     r"vnd\.jupyter\.widget-(?:view|state)|Error displaying widget|Loading widget|html-manager|"
@@ -60,7 +45,7 @@ def test_no_published_page_shows_what_a_widget_leaves():
         html = (HTML / f"{path}.html").read_text("utf-8")
         shown = re.sub(r"<(pre|script|code|dp-\w+)\b.*?</\1>", "", html, flags=re.DOTALL)
         assert not LOST.search(shown), path
-        if f"{path}.md" in LIVE:
+        if path in LIVE:
             assert len(re.findall(r"<dp-live data-spec=.*?<(?:dp-\w+|div|svg)", html)) == 1, path
 
 

@@ -6,30 +6,16 @@ import re
 import pytest
 from built_pages import DESK, PHONE, Visit, drawn_pages
 
-from dualpipe_lab import Cost, Program, Timeline, simulate
-from dualpipe_lab.pp.ranking import score
-from dualpipe_lab.pp.schedules.variants import variant
+from dualpipe_lab import Cost, Program, simulate
 
 pytestmark = pytest.mark.browser
 
-# Every rectangle that any canvas of the page is asked to fill, by colour.
-COUNT = """window.filled = [];
-const fillRect = CanvasRenderingContext2D.prototype.fillRect;
-CanvasRenderingContext2D.prototype.fillRect = function (x, y, width, height) {
-  filled.push([this.fillStyle, width, height]);
-  return fillRect.call(this, x, y, width, height);
-};"""
-# theme.mjs: kinds, then numbers; waits are frames without a fill
-CELLS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#595959")
-# One drawing of everything from start to end, and what was filled for it.
+# One drawing of everything from start to end: its number of cells, and the width of the shortest.
 DRAW_WHOLE = """e => {
   [e.selection, e.zoom, e.time] = ["", 0, e.makespan];
-  filled.length = 0;
   e.draw();
-  const { perTime, row } = e.screen.layout, sum = (total, track) => total + track.numRanks * track.makespan;
-  const pixels = Math.min(...e.tracks.map(track => track.shortest)) * perTime;
-  const rows = e.tracks.reduce(sum, 0) * perTime * row.cell;
-  return { filled, cells: e.screen.cells, pixels, perTime, height: row.cell, line: row.line, rows };
+  const pixels = Math.min(...e.tracks.map(track => track.shortest)) * e.screen.layout.perTime;
+  return { cells: e.screen.cells, pixels };
 }"""
 STATE = "e => ({ time: e.time, makespan: e.makespan, playing: e.playing, status: e.status.textContent })"
 
@@ -37,7 +23,7 @@ STATE = "e => ({ time: e.time, makespan: e.makespan, playing: e.playing, status:
 @pytest.fixture(scope="module", params=drawn_pages())
 def opened(browser, site, request):
     """One page with drawings, loaded once for all tests that use them."""
-    visit = Visit(browser, site, COUNT).open(request.param)
+    visit = Visit(browser, site).open(request.param)
     visit.path = request.param
     yield visit
     visit.context.close()
@@ -80,37 +66,18 @@ def simulated(track, costs):
     return simulate(program, Cost(**costs))
 
 
-def spans_of(track, streams):
-    """How long each span of a track is and of how many actions it consists: in rows, and with `streams` in lanes."""
-    if "rows" in track:
-        timeline = simulated(track, track["costs"])
-    else:
-        timeline = Timeline.from_dict({"format": "dualpipe-lab/timeline/1", **track})
-    spans = [span for row in timeline.spans_by_rank for span in row if span.kind != "wait"]
-    sent = [message.arrived - (message.left or message.sent) for message in timeline.messages if streams]
-    rows = [(span.duration, len(span.actions) or 1) for span in spans if span.stream == "work"]
-    return rows, [(span.duration, 1) for span in spans if span.stream != "work" and streams] + [(t, 1) for t in sent]
-
-
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_every_action_has_its_cell(opened, viewport):
+def test_every_action_of_a_program_has_its_cell(opened, viewport):
+    """Where one is too narrow there is an overview instead."""
     opened.look(viewport, "light")
     for number, (element, spec) in enumerate(drawings(opened)):
-        if spec is None:
-            continue  # the explorer's own, below
+        if spec is None or not all("rows" in track for track in spec["tracks"]) or element.evaluate("e => e.streams"):
+            continue
         drawn = element.evaluate(DRAW_WHOLE)
-        cells = [(width, height) for colour, width, height in drawn["filled"] if colour in CELLS]
-        streams = element.evaluate("e => e.streams")
-        found = [spans_of(track, streams) for track in spec["tracks"]]
-        rows, lanes = ([span for track in found for span in track[place]] for place in (0, 1))
-        if drawn["pixels"] >= 1.5:
-            actions = sum(parts for duration, parts in rows + lanes if duration > 0)  # no time, no cell
-            assert len(cells) == drawn["cells"] == actions, f"timeline {number} of {opened.path}"
-        else:  # too narrow for cells: what is filled is as much of a row as work is of its time, in quarters
-            assert drawn["cells"] == 0
-            high = sum(t for t, _ in rows) * drawn["height"] + sum(t for t, _ in lanes) * drawn["line"]
-            work = float(high) * drawn["perTime"]
-            assert sum(width * height for width, height in cells) == pytest.approx(work, abs=drawn["rows"] / 8)
+        rows = [row for track in spec["tracks"] for row in simulated(track, track["costs"]).spans_by_rank]
+        spans = [span for row in rows for span in row if span.kind != "wait" and span.duration > 0]
+        num_actions = sum(len(span.actions) or 1 for span in spans)
+        assert drawn["cells"] == (num_actions if drawn["pixels"] >= 1.5 else 0), f"timeline {number} of {opened.path}"
     assert opened.complaints == []
 
 
@@ -164,33 +131,4 @@ def test_sliders_moved_by_the_keyboard_give_the_simulator_s_numbers(opened):
             costs, makespan = element.evaluate("(e, i) => [e.tracks[i].costs, e.tracks[i].makespan]", i)
             assert costs != spec["tracks"][i]["costs"]
             assert makespan == simulated(spec["tracks"][i], costs).makespan
-    assert opened.complaints == []
-
-
-# ---- the explorer
-
-
-NARROWEST = """e => { const { ranked } = e.results, longest = Math.max(...ranked.map(r => r.track.makespan));
-  return ranked.map(r => [r.key, r.track.shortest * parseFloat(e.cards.get(r.key).canvas.style.width) / longest]); }"""
-
-
-def test_the_explorer_ranks_by_keyboard_as_the_library_does(opened):
-    opened.look(DESK, "light")
-    for element, spec in drawings(opened, "dp-explorer"):
-        for label, key in (("ranks: ", "ArrowLeft"), ("microb.: ", "ArrowLeft"), ("F: ", "ArrowRight")):
-            opened.page.locator("dp-explorer").get_by_label(label).first.press(key)
-        opened.settle()
-        choice, found = element.evaluate("e => [e.choice, e.results.ranked.map(r => [r.key, r.makespan])]")
-        for name, first in zip(("ranks", "microbatches"), spec["start"], strict=True):
-            assert choice[name] == spec[name][max(spec[name].index(first) - 1, 0)]
-        assert choice["costs"]["F"] == 2
-        programs = {name: variant(name).build(choice["ranks"], choice["microbatches"]) for name, _ in found}
-        scores = {name: score(program, Cost(**choice["costs"])) for name, program in programs.items()}
-        assert found == [[name, pytest.approx(float(scores[name].makespan))] for name, _ in found]
-        cards = dict(element.evaluate("e => [...e.cards].map(([key, card]) => [key, card.cells])"))
-        narrowest = dict(element.evaluate(NARROWEST))
-        # below one and a half pixels there is the overview of the shares of work, which has no cells
-        expected = {name: len(list(p)) if narrowest[name] >= 1.5 else 0 for name, p in programs.items()}
-        assert {name: cards[name] for name in programs} == expected
-        assert sum(map(bool, expected.values())) > len(expected) / 2
     assert opened.complaints == []

@@ -67,12 +67,6 @@ def test_formulas_are_set_from_local_files(visit):
     assert page.locator("mjx-container").count() > 30
 
 
-def test_home_page_shows_the_dualpipe_picture_with_its_numbers(visit):
-    timeline = visit.open("book/intro").page.locator("dp-timeline").first
-    timeline.get_by_text("66 ticks").first.wait_for()
-    assert timeline.bounding_box()["width"] <= DESK["width"]
-
-
 def test_executed_pages_offer_their_notebook_and_no_dead_buttons(visit):
     links = [link.get_attribute("href") or "" for link in visit.open("book/intro").page.locator("a").all()]
     assert "../_sources/book/intro.ipynb" in links

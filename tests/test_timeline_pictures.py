@@ -9,17 +9,6 @@ from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline import Span, Timeline
 
 
-def test_text_of_1f1b():
-    assert str(simulate(one_f_one_b(2, 3))).splitlines() == [
-        "1F1B: 2 ranks, simulated",
-        "time    0              5              10  12 ticks",
-        "rank 0  F0 F1 ......B0    F2 B1    ...B2",
-        "rank 1  ...F0 B0    F1 B1    F2 B2    ......",
-        "makespan 12 ticks, bubble 25.0% (6 of 24 idle), peak activations 2",
-        "F forward, B backward, . idle",
-    ]
-
-
 def test_text_shows_letters_where_microbatches_do_not_fit():
     lines = str(simulate(DUALPIPE)).splitlines()
     assert lines[2] == "rank 0  FFFFFFFfiwfiwfiwf&  ...&  &  &  &  &  b .&  b .&  b .&  b IWIWIWIW"
@@ -97,15 +86,6 @@ def test_svg_of_pairs_shows_both_microbatches():
     assert {"F7", "b13"} <= set(letters)  # (0F7;7B13)OVERLAP_F_B
     cells = sum(1 for _ in DUALPIPE)
     assert len([letter for letter in letters if letter and letter[0] in "FBIWfbiw" and letter[1:].isdigit()]) == cells
-
-
-def test_letters_alone_share_one_text_with_a_place_for_each():
-    root = ET.fromstring(simulate(one_f_one_b(8, 20)).to_svg())
-    texts = [(node.text or "", node.get("x").split()) for node in root.iter(f"{SVG}text")]
-    lines = [(letters, places) for letters, places in texts if letters and set(letters) <= set("FB")]
-    assert all(len(letters) == len(places) for letters, places in lines)
-    numbered = sum(text[:1] in ("F", "B") and text[1:].isdigit() for text, _ in texts)
-    assert 0 < numbered < 320 == numbered + sum(len(letters) for letters, _ in lines)
 
 
 def test_svg_of_a_long_run_stays_small():

@@ -104,6 +104,7 @@ def test_the_program_is_the_registry_s():
         ({"dp": 2.0}, r"needs dp to be an integer of at least 1, got 2\.0"),
         ({"num_microbatches": True}, "needs num_microbatches to be an integer of at least 1, got True"),
         ({"chunks": 0}, "needs chunks to be an integer of at least 1, got 0"),
+        ({"loss_chunk": 0}, "needs loss_chunk to be an integer of at least 1, got 0"),
         ({"schedule": "2f2b"}, "no schedule named '2f2b'; use one of gpipe, 1f1b"),
         ({"zero": 4}, "zero is one of 0, 1, 2, 3, got 4"),
         ({"zero": True}, "zero is one of 0, 1, 2, 3, got True"),

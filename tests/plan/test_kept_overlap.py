@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from kept_overlap_runs import counted
-from test_kept_experts import LENGTH, MLA, QWEN, V3
+from kept_runs import LENGTH, counted
+from test_kept_experts import MLA, QWEN, V3
 
 import dualpipe_lab as lab
 from dualpipe_lab.plan.kept import ID_BYTES, ExpertTable, Tables

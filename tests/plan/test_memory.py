@@ -1,5 +1,7 @@
 """Memory: states equal what the trainer holds, byte for byte; tables and peaks are those of the library."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -7,25 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept_runs import CONFIG, LENGTH, V3, Held
 
 import dualpipe_lab as lab
 from dualpipe_lab import plan as planner
 from dualpipe_lab.dp.measure import storage_bytes
-from dualpipe_lab.models import LlamaConfig, V3MoEConfig
+from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan.kept import LayerTable
-from dualpipe_lab.plan.memory import model_states
+from dualpipe_lab.plan.memory import kept_counts, model_states
 from dualpipe_lab.pp.program import F
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
 from dualpipe_lab.train import Batch, Trainer, TrainOptions
 
-CONFIG = LlamaConfig(
-    vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, qk_norm=True
-)
-V3 = V3MoEConfig(
-    vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, expert_ffn_size=6,
-    num_experts=4, num_groups=2, num_groups_per_token=1,
-)  # fmt: skip
-LENGTH = 8
 SYNCHRONOUS = lab.schedules.names(synchronous=True)
 PRECISIONS = ("float64", "float32", "bfloat16")
 
@@ -121,18 +116,11 @@ def test_layers_of_a_stage_keep_what_autograd_keeps(precision):
     def fn(rank, world_size):
         trainer = Trainer(CONFIG, plan, TrainOptions(sequence_length=LENGTH, global_batch=1))
         (stage,) = trainer.model.stages.values()
-        weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
-        x, kept = torch.ones(1, LENGTH, CONFIG.hidden_size, dtype=stage.dtype, requires_grad=True), {}
-
-        def pack(saved):
-            storage = saved.untyped_storage()
-            kept.setdefault(storage.data_ptr(), (saved, storage.nbytes()))
-            return saved
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        x, kept = torch.ones(1, LENGTH, CONFIG.hidden_size, dtype=stage.dtype, requires_grad=True), Held(stage)
+        with kept.saving():
             for layer in stage.layers:
                 x = layer(x, None)
-        return sum(size for place, (_, size) in kept.items() if place not in weights)
+        return kept.num_bytes
 
     (measured,) = lab.launch(fn, 1)
     assert measured == CONFIG.num_layers * LayerTable(CONFIG, plan, 1, LENGTH).layer_bytes
@@ -157,6 +145,35 @@ def test_the_peak_has_as_many_activations_as_the_timeline(schedule):
         assert sum(action.kind == F for action in plan.program.actions(rank)) >= num_kept
 
 
+def walk(plan, pp_rank, kept_bytes, working):
+    """The first of the largest peaks: bytes of the kept activations and of the action."""
+    kept, best = Counter(), (-1, None)
+    for action in plan.program.actions(pp_rank):
+        kept[action.stage] += action.kind == "F"
+        total = sum(count * kept_bytes[stage] for stage, count in kept.items()) + working[action.stage, action.kind]
+        best = max(best, (total, str(action)), key=lambda one: one[0])
+        kept[action.stage] -= action.kind in ("B", "W")
+    return best
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+@pytest.mark.parametrize(("pp", "num_microbatches"), [(2, 4), (4, 8), (4, 16)])
+def test_the_peak_is_among_the_moments_whatever_a_stage_weighs(name, pp, num_microbatches):
+    plan, draw = lab.Plan(pp=pp, schedule=name, num_microbatches=num_microbatches), random.Random(pp)
+    for pp_rank in range(pp):
+        moments = kept_counts(plan, pp_rank)
+        assert len(moments) < len(list(plan.program.actions(pp_rank)))
+        for _ in range(20):
+            stages = range(plan.num_stages)
+            kept_bytes = {stage: draw.randrange(1, 100) for stage in stages}
+            working = {(stage, kind): draw.randrange(0, 300) for stage in stages for kind in "FBIW"}
+            found = (-1, None)
+            for action, kept in moments:
+                total = sum(count * kept_bytes[stage] for stage, count in kept) + working[action.stage, action.kind]
+                found = max(found, (total, str(action)), key=lambda one: one[0])
+            assert found == walk(plan, pp_rank, kept_bytes, working)
+
+
 def test_the_head_can_make_the_last_rank_the_largest():
     config = LlamaConfig(vocabulary_size=128256, hidden_size=512, ffn_size=1024, num_layers=8, num_heads=8)
     plan = lab.Plan(pp=4, num_microbatches=8, layers=(2, 2, 2, 2), precision="bfloat16")
@@ -178,6 +195,8 @@ def test_recomputation_keeps_inputs_and_one_layer():
     gradients = 64 + 3 * 80 + 80 + 160  # of the layer's output and the network's tensors, the product, one weight
     logits = 8 * 19  # freed by then
     assert (one.peak_action, one.working) == ("0B0", 4 * (again + gradients - logits))
+    head = 8 * 19 + 19 * 8 + 2 * 8 * 8  # gradients of logits and weight; the head's input and its gradient
+    assert LayerTable(CONFIG, plan, 1, LENGTH).head_bytes == 4 * head
 
 
 @given(
@@ -201,12 +220,6 @@ def test_the_parts_of_every_rank_add_up(config, sizes, schedule, zero, recompute
     assert not found.fits(found.largest.total - 1)
 
 
-def test_it_prints_a_row_for_ranks_that_are_equal():
-    plan = lab.Plan(pp=2, dp=2, tp=2, num_microbatches=4)
-    lines = str(planner.memory(replace(CONFIG, vocabulary_size=20), plan, LENGTH, 8)).splitlines()
-    assert [line.split("  ")[0] for line in lines[1:]] == ["ranks", "pp 0, tp 0-1", "pp 1, tp 0-1"]
-
-
 def test_ranks_whose_buffers_alone_differ_have_rows_of_their_own():
     """On tp 4 every second rank has copies of two KV heads, which are in buckets of their own."""
     config = LlamaConfig(vocabulary_size=64, hidden_size=32, ffn_size=48, num_layers=1, num_heads=4, num_kv_heads=2)
@@ -221,6 +234,7 @@ def test_ranks_whose_buffers_alone_differ_have_rows_of_their_own():
     [
         (lambda: planner.memory(CONFIG, lab.Plan(dp=2), LENGTH, 3), "use 4"),
         (lambda: planner.memory(V3, lab.Plan(), LENGTH, 1, imbalance="2"), "got imbalance='2'; use 1"),
+        (lambda: planner.memory(V3, lab.Plan(ep=2), LENGTH, 2, imbalance=0.5), "or more, got imbalance=0.5; use 1"),
         (lambda: planner.memory(CONFIG, lab.Plan(tp=3), LENGTH, 3), "the nearest plan of 3 ranks"),
         (lambda: planner.memory(CONFIG, lab.Plan(), LENGTH, 1).of(1), "the plan has ranks 0 to 0, got 1"),
     ],

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 import dualpipe_lab as lab
-from dualpipe_lab import viz
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 
 LLAMA = LlamaConfig(num_layers=4, num_heads=8, num_kv_heads=2)
@@ -90,12 +89,6 @@ def test_the_table_prints_and_shows_and_a_plan_that_does_not_fit_is_refused():
     assert table._repr_html_().count("<tr>") == 6
     with pytest.raises(ValueError, match="that fits is"):
         lab.Plan(tp=3).sums(LLAMA)
-
-
-def test_a_plan_shows_its_grid():
-    plan = lab.Plan(pp=2, dp=2)
-    assert str(viz.grid(plan)).splitlines()[0] == "pp 2 x dp 2 = 4 ranks; the pp group of rank 0: 0, 2"
-    assert "<svg" in viz.grid(plan, "dp", rank=1).to_svg()
 
 
 @pytest.mark.parametrize("config", [LLAMA, V3])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import chapter_cells
 import yaml
+from scripts import load
 
 import dualpipe_lab
 from dualpipe_course.registry import topic
@@ -16,40 +17,6 @@ ROOT = Path(__file__).parents[2]
 BOOK = ROOT / "book"
 PAGES = sorted(page for page in BOOK.rglob("*.md") if ".ipynb_checkpoints" not in page.parts)
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
-# no topics of the lecture table
-BEYOND_THE_MAP = {
-    *(f"{part}/door.md" for part in ("dp", "tp", "pp", "cp", "ep")),
-    "cp/ring-layouts.md",
-    "ep/balance.md",
-    "dp/crash-safety.md",
-    "dp/hybrid-zero.md",
-    "dp/mixed-precision-options.md",
-    "dp/topology.md",
-    "ep/eplb.md",
-    "pp/dualpipe-copies.md",
-    "pp/dualpipe-overlap.md",
-    "pp/dualpipev.md",
-    "pp/explorer.md",
-    "pp/studio.md",
-    "pp/interleaved.md",
-    "pp/two-towers.md",
-    "pp/one-f-one-b.md",
-    "pp/v-shapes.md",
-    "tp/block.md",
-    "tp/chunked-loss.md",
-    "tp/latent-attention.md",
-    "tp/sequence-parallelism.md",
-}
-TOPICS = """
-data parallel|column-parallel|gradient checkpointing|ring all-reduce|all-to-all
-DP gradients|row-parallel|PP basic|softmax|async all-to-all
-distributed Adam|SwiGLU|GPipe|online softmax|top-k gradient
-ZeRO-1|GQA|PipeDream|ring softmax|SMoE
-ZeRO-2|LM head|Zero Bubble|FlashAttention-2|GShard
-ZeRO-3|embedding|Easy-DualPipe|ring attention|1F1B basic
-mixed-precision Adam|RMSNorm|DualPipe||1F1B overlap
-IO: save and load|cross-entropy|||V3-MoE structure
-"""
 
 
 def toc_files(entry=TOC):
@@ -59,17 +26,9 @@ def toc_files(entry=TOC):
     return own + [file for child in below for file in toc_files(child)]
 
 
-def test_toc_lists_every_page_once_by_its_source():
-    files = toc_files()
-    pages = sorted(page.relative_to(ROOT).as_posix() for page in PAGES)
-    assert sorted(file for file in files if file.startswith("book/")) == pages
-    assert all((ROOT / file).is_file() for file in files)
-    assert len(set(files)) == len(files)
-
-
-def test_toc_lists_every_exercise_and_no_other_page():
-    exercises = [page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "exercises").rglob("*.md"))]
-    assert sorted(file for file in toc_files() if not file.startswith("book/")) == exercises
+def test_toc_lists_every_page_and_exercise_once_by_its_source():
+    exercises = sorted((ROOT / "exercises").rglob("*.md"))
+    assert sorted(toc_files()) == sorted(page.relative_to(ROOT).as_posix() for page in (*PAGES, *exercises))
 
 
 def test_every_address_that_the_book_had_leads_somewhere():
@@ -80,16 +39,6 @@ def test_every_address_that_the_book_had_leads_somewhere():
     assert set(had) - pages == set(moved)
     assert pages <= set(had), f"new pages for book/addresses.txt: {sorted(pages - set(had))}"
     assert had == sorted(set(had))
-
-
-def test_reading_paths_name_no_page_before_what_it_needs():
-    paths = re.findall(r"^(?:\d+\. .*\n)+", (BOOK / "paths.md").read_text(), re.MULTILINE)
-    assert len(paths) >= 5
-    for lines in paths:
-        pages = re.findall(r"^\d+\. \[.*?\]\((.*?)\)", lines, re.MULTILINE)
-        for number, page in enumerate(pages):
-            later = {f"book/{other}" for other in pages[number + 1 :]}
-            assert later.isdisjoint(needs(BOOK / page)), page
 
 
 def needs(page):
@@ -175,26 +124,18 @@ def test_what_a_page_needs_comes_before_it():
         if page.startswith("book/")
     }
     assert {page: pages for page, pages in late.items() if pages} == {}
+    for path in re.findall(r"^(?:\d+\. .*\n)+", (BOOK / "paths.md").read_text(), re.MULTILINE):
+        pages = [f"book/{page}" for page in re.findall(r"^\d+\. \[.*?\]\((.*?)\)", path, re.MULTILINE)]
+        assert all(set(pages[number:]).isdisjoint(needs(ROOT / page)) for number, page in enumerate(pages)), path
     assert sum(bool(needs(ROOT / page)) for page in files) >= 50
 
 
-def map_cells():
-    """The cells of the map on the home page, row by row."""
-    text = (BOOK / "intro.md").read_text()
-    table = text[text.index(":class: dp-map") :]
-    rows = [line for line in table[: table.index("\n:::")].splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
-
-
-def test_map_holds_the_lecture_table():
-    names = [[re.sub(r"\[(.*)\]\(.*\)", r"\1", cell) for cell in row] for row in map_cells()]
-    assert names == [row.split("|") for row in TOPICS.strip().splitlines()]
-
-
-def test_map_links_exactly_the_chapters_that_exist():
-    linked = {match[1] for row in map_cells() for cell in row if (match := re.fullmatch(r"\[.*\]\((.*)\)", cell))}
-    written = {file.removeprefix("book/") for file in toc_files() if re.match("book/(dp|tp|pp|cp|ep)/", file)}
-    assert linked == written - BEYOND_THE_MAP
+def test_every_cell_of_the_lecture_table_keeps_its_promises():
+    """Chapter, notebook, real processes, exercises, backward, NCCL cell and widget."""
+    tool = load(ROOT / "tools" / "lecture_table.py")
+    rows = tool.table(ROOT)
+    assert len(rows) == 37
+    assert tool.broken(rows) == []
 
 
 def test_a_page_with_code_has_the_header_that_makes_it_run_and_a_notebook():
@@ -250,15 +191,10 @@ def test_every_part_has_a_page_in_the_reference():
     assert sorted(shown) == sorted({"dualpipe_lab", *facades})
 
 
-def notation_symbols():
-    text = (BOOK / "appendix" / "notation.md").read_text()
-    rows = re.findall(r"^\| (\S.*?) \|", text, re.MULTILINE)
-    symbols = [row.strip("$").split(",") for row in rows if row not in ("Symbol",) and not row.startswith("-")]
-    return [symbol.strip().strip("$") for row in symbols for symbol in row]
-
-
 def test_every_symbol_has_one_meaning():
-    symbols = notation_symbols()
+    rows = re.findall(r"^\| (\S.*?) \|", (BOOK / "appendix" / "notation.md").read_text(), re.MULTILINE)
+    cells = [row.strip("$").split(",") for row in rows if row != "Symbol" and not row.startswith("-")]
+    symbols = [symbol.strip().strip("$") for cell in cells for symbol in cell]
     assert len(symbols) > 50
     assert sorted({symbol for symbol in symbols if symbols.count(symbol) > 1}) == []
     assert {"F", "B", "I", "W", "F&B", "p", "m", "t_F", r"\Psi", r"\beta"} <= set(symbols)

@@ -1,13 +1,13 @@
-"""The chunked loss against plain torch and the plain loss: values, raw gradients, messages, what is kept, its peak."""
+"""The loss, in chunks and at once, against plain torch: values, raw gradients, messages, what is kept, its peak."""
+
+from math import prod
 
 import pytest
 import torch
-from runs import RANKS, counted, draw, launch, leaf
+from runs import RANKS, Made, assert_a1, counted, distances, draw, launch, leaf
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from tp_runs import assert_a1, distances, local
+from tp_runs import local
 
 from dualpipe_lab.tp import (
     LMHead,
@@ -25,7 +25,9 @@ OPTIONS = {
     "sum": {"reduction": "sum"},
     "none": {"reduction": "none"},
     "smoothing": {"options": LossOptions(label_smoothing=0.1)},
+    "all smoothing": {"options": LossOptions(label_smoothing=1.0, packed=False), "reduction": "sum"},
     "z loss": {"options": LossOptions(z_loss=0.01, packed=False), "reduction": "sum"},
+    "z loss of each": {"options": LossOptions(z_loss=0.01), "reduction": "none"},
     "both": {"options": LossOptions(label_smoothing=0.3, z_loss=0.01)},
     "of a step": {"num_tokens": 50},
     "ignored 5": {"options": LossOptions(ignored=5)},
@@ -110,7 +112,7 @@ def test_it_equals_plain_torch(world_size):
                     aimed = targets.clamp(min=0) if name == "ignored 5" else targets
                     theirs = plain(x, weight_of(), aimed, **options)
                     theirs["dx"] = local(theirs["dx"], 1, tp, tp.sequence_parallel)
-                    for chunk in (4, 7, 100) if name == "mean" else (5,):
+                    for chunk in (None, 4, 7, 100) if name == "mean" else (None, 5):
                         mine = ours(x, weight_of(), aimed, chunk, tp, **options)
                         found[mode, case, name, chunk] = distances(mine, theirs)
             x, targets = cases()["gaps"]
@@ -125,19 +127,6 @@ def test_it_equals_plain_torch(world_size):
         return found
 
     assert_a1(launch(fn, world_size))
-
-
-class LargestTensors(TorchDispatchMode):
-    """The sizes of all tensors that operations return."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.sizes += [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        return result
 
 
 def test_messages_what_is_kept_and_no_tensor_of_all_logits():
@@ -160,13 +149,13 @@ def test_messages_what_is_kept_and_no_tensor_of_all_logits():
                     kept.append(saved)
                     return saved
 
-                with LargestTensors() as sizes, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+                with Made() as sizes, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
                     messages = [counted(forward)]
                 with sizes:
                     messages.append(counted(losses[0].backward))
                 known = {x.data_ptr(), head.weight.data_ptr(), targets.data_ptr()}
                 numbers = sum(tensor.numel() for tensor in kept if tensor.data_ptr() not in known and tensor.dim())
-                found[is_sharded, chunk] = messages, numbers, max(sizes.sizes)
+                found[is_sharded, chunk] = messages, numbers, max(map(prod, sizes.shapes))
         return found
 
     for found in launch(fn, 2):

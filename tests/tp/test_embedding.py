@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from runs import RANKS, assert_refused, counted, draw, launch, leaf
+from runs import RANKS, assert_refused, draw, launch
 from torch import nn
-from tp_runs import TOKENS, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes
 
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
-from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.shard import full_state_dict
 
 
@@ -40,45 +39,6 @@ def test_the_bits_are_those_of_one_table(world_size):
         return different
 
     assert launch(fn, world_size) == [[]] * world_size
-
-
-def test_the_oracle_s_tables_and_parts():
-    block = oracle("embedding")
-    ids = torch.tensor(block["ids"])
-
-    def fn(rank, world_size):
-        full = nn.Embedding.from_pretrained(tensor(block["table"]), freeze=False)
-        table = VocabParallelEmbedding.from_full(full)
-        out = table(ids)
-        out.backward(tensor(block["dout"]))
-        return out.tolist(), full_state_dict(table, of="grad")["weight"].tolist(), list(table.shards["weight"][1:3])
-
-    for world_size in (2, 3):
-        for rank, (out, grad, span) in enumerate(launch(fn, world_size)):
-            assert out == block["expected"]["out"]
-            assert grad == block["expected"]["dtable"]
-            assert span == block["spans"][str(world_size)][rank]
-
-
-def test_bytes_of_the_lookup_and_of_the_head():
-    def fn(rank, world_size):
-        found = {}
-        for name, tp in modes().items():
-            table = VocabParallelEmbedding(8, 4, tp=tp, dtype=torch.float64)
-            head = LMHead(4, 8, tp=tp, dtype=torch.float64)
-            x = leaf(draw(1, TOKENS // (world_size if tp.sequence_parallel else 1), 4))
-            found[name] = (
-                counted(lambda table=table: table(torch.zeros(TOKENS, dtype=torch.int64)).sum().backward()),
-                counted(lambda head=head, x=x: head(x).sum().backward()),
-            )
-        return found
-
-    for found in launch(fn, 4):
-        part = TOKENS * 4 * 8 * 3 // 4
-        assert found["plain"] == ({"all_reduce": (1, 2 * part)},) * 2
-        lookup, head = found["sequence"]
-        assert lookup == {"reduce_scatter_single": (1, part), "all_gather_single": (1, part)}
-        assert head == {"all_gather_single": (2, 2 * part), "reduce_scatter_single": (1, part)}
 
 
 def test_tokens_outside_of_the_vocabulary_are_refused():

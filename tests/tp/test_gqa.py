@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from runs import counted, draw, launch, leaf
+from runs import assert_a1, distances, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import assert_a1, attention_step, distance, distances, local, modes
+from tp_runs import attention_step, local, modes
 
-from dualpipe_lab.tp.closed_forms import check_heads, kv_bytes
-from dualpipe_lab.tp.gqa import GroupedQueryAttention, causal_attention
-from dualpipe_lab.tp.rope import apply_rope, rope_cos_sin
+from dualpipe_lab.tp.closed_forms import check_heads
+from dualpipe_lab.tp.gqa import GroupedQueryAttention
 from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict
 
 BATCH, TOKENS, HIDDEN, HEAD = 2, 12, 10, 4
@@ -72,74 +71,6 @@ def test_it_equals_plain_torch(world_size):
         return found
 
     assert_a1(launch(fn, world_size))
-
-
-def test_key_heads_have_their_copies_on_neighbours_and_stay_the_same():
-    def fn(rank, world_size):
-        layer = GroupedQueryAttention(HIDDEN, 8, 2, HEAD)
-        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
-        for step in range(5):
-            optimizer.zero_grad()
-            layer(draw(step, BATCH, TOKENS, HIDDEN).float()).square().sum().backward()
-            optimizer.step()
-        return layer.k.shards["weight"][1:3], layer.k.weight.detach(), layer.v.weight.detach()
-
-    found = launch(fn, 4)
-    assert [span for span, _, _ in found] == [(0, HEAD), (0, HEAD), (HEAD, 2 * HEAD), (HEAD, 2 * HEAD)]
-    for kind in (1, 2):
-        assert torch.equal(found[0][kind], found[1][kind])
-        assert torch.equal(found[2][kind], found[3][kind])
-        assert not torch.equal(found[0][kind], found[2][kind])
-
-
-def test_messages_are_one_sum_each_way_and_that_of_the_copies():
-    def fn(rank, world_size):
-        found = {}
-        for heads in ((4, 4), (4, 2), (4, 1)):
-            layer = GroupedQueryAttention(16, *heads, HEAD, dtype=torch.float64)
-            x = leaf(draw(1, BATCH, TOKENS, 16))
-            found[heads] = counted(lambda layer=layer, x=x: layer(x).sum().backward())
-        return found
-
-    for found in launch(fn, 4):
-        whole = BATCH * TOKENS * 16 * 8
-        for heads, copies in (((4, 4), 0), ((4, 2), 2), ((4, 1), 2)):
-            extra = kv_bytes(16, HEAD, heads[1], 8, 4)
-            assert (extra > 0) == (copies > 0)
-            assert found[heads] == {"all_reduce": (2 + copies, 2 * whole * 2 * 3 // 4 + extra)}
-
-
-def test_attention_s_own_backward_is_torch_s():
-    for heads, kv_heads, tokens in ((4, 2, 7), (3, 1, 5), (2, 2, 1)):
-        values = [draw(number, 2, n, tokens, 6) for number, n in enumerate((heads, kv_heads, kv_heads))]
-        grad = draw(9, 2, heads, tokens, 6)
-        found = []
-        for attend in (
-            causal_attention,
-            lambda *qkv: functional.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True),
-        ):
-            leaves = [leaf(value) for value in values]
-            out = attend(*leaves)
-            out.backward(grad)
-            found.append([out, *(value.grad for value in leaves)])
-        assert max(map(distance, *found)) < 1e-13
-
-
-def test_rotations_keep_lengths_and_depend_on_distances_alone():
-    x, other = leaf(draw(1, 1, 1, 6, 8)), leaf(draw(1, 1, 1, 6, 8))
-    y, expected = (
-        apply_rope(x, *rope_cos_sin(torch.arange(6), 8, 100.0, torch.float64)),
-        turned(other, torch.arange(6), 100.0),
-    )
-    assert distance(y, expected) < 1e-14
-    assert distance(y.norm(dim=-1), x.norm(dim=-1)) < 1e-14
-    grad = draw(2, 1, 1, 6, 8)
-    y.backward(grad)
-    expected.backward(grad)
-    assert distance(x.grad, other.grad) < 1e-14
-    same = draw(3, 8).expand(1, 1, 6, 8)
-    near, far = (apply_rope(same, *rope_cos_sin(torch.arange(6) + shift, 8, 100.0, torch.float64)) for shift in (0, 50))
-    assert distance(near @ near.transpose(-1, -2), far @ far.transpose(-1, -2)) < 1e-13
 
 
 @pytest.mark.parametrize(

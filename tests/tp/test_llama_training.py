@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 from llama_runs import BATCH, SIZES, batch, plain
-from runs import launch
-from tp_runs import distance
+from runs import distance, launch
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.param_specs import ModelSpec
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.grads import sum_partial_gradients
@@ -50,58 +48,29 @@ def test_replicated_parameters_stay_equal_to_the_bit(world_size):
                 assert torch.equal(ours[parameter], first[parameter]), (name, parameter)
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.every)])
-def test_the_norm_of_the_gradient_counts_every_element_once(world_size):
-    """Norms are on all ranks, KV heads on several: neither may count more than once."""
-    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
-
-    def fn(rank, world_size):
-        model = Llama(config, lab.Topology([("tp", world_size)]), dtype=torch.float64)
-        model.loss(*batch(37)).backward()
-        norm = ModelSpec(model, model.mesh).gradient_norm()
-        return norm, torch.cat([grad.flatten() for grad in full_state_dict(model, of="grad").values()]).norm()
-
-    for norm, expected in launch(fn, world_size):
-        assert norm == pytest.approx(float(expected), rel=1e-12)
-
-
 def test_16_bits_are_no_worse_than_on_one_process():
-    """The loss and every gradient in 16 and 32 bits, against float64.
-
-    A number of a gradient passes about 12 roundings per layer forward and as many backward, each at most half a step;
-    the mean over all tensors does not depend on one machine's luck, and is compared with that of plain torch.
-    """
+    """Against float64, in the mean over all tensors, which does not depend on one machine's luck."""
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
+    ids, targets = batch(37)
 
     def fn(rank, world_size):
         found = []
         for dtype, sequence_parallel in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)):
             model = Llama(config, lab.Topology([("tp", 2)]), sequence_parallel, dtype=dtype)
             state = full_state_dict(model)
-            ids, targets = batch(37)
             exact = plain(config, {name: value.double() for name, value in state.items()}, ids, targets)
-            usual = plain(config, state, ids, targets, dtype)
             loss = model.loss(ids, targets)
             loss.backward()
             ours = {"loss": loss.detach()} | full_state_dict(model, of="grad")
-            errors = [
-                {
-                    name: float((value.double() - exact[name]).norm() / exact[name].norm())
-                    for name, value in result.items()
-                }
-                for result in (ours, usual)
-            ]
-            found.append((dtype, {name: (error, errors[1][name]) for name, error in errors[0].items()}))
+            results = ours, plain(config, state, ids, targets, dtype)
+            found.append(
+                [math.hypot(*(distance(each[name].double(), exact[name]) for name in ours)) for each in results]
+            )
         return found
 
     for found in launch(fn, 2):
-        for dtype, errors in found:
-            step = 2 ** (-8 if dtype == torch.bfloat16 else -23)
-            for name, (ours, _) in errors.items():
-                assert ours <= 2 * 12 * SIZES["num_layers"] * step / 2, (dtype, name)
-            mine, theirs = zip(*errors.values(), strict=True)
-            assert math.hypot(*mine) <= 1.5 * math.hypot(*theirs), dtype
-            assert max(ours for ours, _ in errors.values()) > step / 100  # it was not float64 after all
+        for (ours, usual), step in zip(found, (2**-8, 2**-8, 2**-23), strict=True):
+            assert step / 100 < ours <= 1.5 * usual
 
 
 def test_microbatches_add_up():

@@ -8,7 +8,6 @@ from dualpipe_lab.tp import mappings as operators
 from dualpipe_lab.tp.mappings import (
     gather_from_ranks,
     gather_tokens,
-    reduce_from_ranks,
     reduce_scatter_tokens,
     slice_to_ranks,
 )
@@ -94,22 +93,6 @@ def test_forward_and_backward_are_those_of_the_table(world_size):
         forward, backward = TABLE[name]
         assert all(map(torch.equal, forward(xs, dim), ys)), key
         assert all(map(torch.equal, backward(dys, dim), dxs)), key
-
-
-def test_a_replicated_loss_has_its_gradient_once():
-    """Where torch's functional all-reduce, which takes each rank's loss for its own, has it t times."""
-
-    def fn(rank, world_size):
-        from torch.distributed.nn.functional import all_reduce
-
-        found = []
-        for operator in (reduce_from_ranks, all_reduce):
-            x = leaf(torch.full((), float(rank + 1)))
-            operator(x.clone()).square().backward()
-            found.append(float(x.grad))
-        return found
-
-    assert launch(fn, 2) == [[6.0, 12.0]] * 2
 
 
 def test_a_dimension_that_does_not_divide_is_refused():

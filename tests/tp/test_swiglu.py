@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from runs import RANKS, counted, draw, launch, leaf
+from runs import RANKS, assert_a1, distances, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, distances, kept_bytes, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.shard import TensorParallel, full_state_dict
@@ -54,34 +54,6 @@ def test_it_equals_plain_torch_and_the_oracle(world_size):
         return found
 
     assert_a1(launch(fn, world_size))
-
-
-def test_both_branches_share_one_sum_of_dx():
-    whole = TOKENS * 4 * 8
-
-    def fn(rank, world_size):
-        layer = SwiGLU(4, 8, dtype=torch.float64)
-        return counted(lambda: layer(leaf(draw(1, TOKENS, 4))).sum().backward())
-
-    assert launch(fn, 3) == [{"all_reduce": (2, 2 * 2 * whole * 2 // 3)}] * 3
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_the_input_and_two_products_are_kept(world_size):
-    """T (h + 2 f / t) numbers; with a cut sequence T / t of the input."""
-
-    def fn(rank, world_size):
-        found = {}
-        for name, tp in modes().items():
-            layer = SwiGLU(4, 8, tp=tp, dtype=torch.float64)
-            x = leaf(local(draw(1, 2, TOKENS, 4), -2, tp, tp.sequence_parallel))
-            found[name] = kept_bytes(lambda layer=layer, x=x: layer(x), layer)
-        return found
-
-    inner = 8 * 2 * TOKENS * 2 * 8 // world_size
-    whole, part = inner + 8 * 2 * TOKENS * 4, inner + 8 * 2 * TOKENS * 4 // world_size
-    expected = {"plain": whole, "in turn": whole, "sequence": part, "sequence, kept": whole}
-    assert launch(fn, world_size) == [expected] * world_size
 
 
 def test_an_odd_pack_is_refused():

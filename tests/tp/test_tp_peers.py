@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from runs import launch
+from runs import assert_a1, distances, launch
 from torch.distributed.tensor import DTensor
-from tp_runs import assert_a1, distances
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama

@@ -5,8 +5,7 @@ from itertools import product
 import pytest
 import torch
 from llama_runs import SIZES
-from runs import launch
-from tp_runs import distance
+from runs import distance, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW

@@ -1,9 +1,9 @@
-"""What the tests of tensor parallelism share: their oracle, parts of tensors, and how far two runs are apart."""
+"""What the tests of tensor parallelism share: their oracle, parts of tensors, the modes of a layer."""
 
 import json
 
 import torch
-from runs import A1, ORACLES, leaf
+from runs import ORACLES, leaf
 
 from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import TensorParallel, full_state_dict
@@ -26,32 +26,6 @@ def local(x, dim, tp, is_sharded=True):
         return x
     start, stop = tp.span(x.shape[dim])
     return x.narrow(dim, start, stop - start)
-
-
-def distance(found, expected):
-    """The largest difference, relative to the largest number; infinite for another shape."""
-    if found.shape != expected.shape:
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    return float((found - expected).detach().abs().max() / max(float(expected.detach().abs().max()), 1e-30))
-
-
-def distances(found, expected):
-    """The same by name; a name that only one has is infinitely far."""
-    names = found.keys() | expected.keys()
-    return {n: distance(found[n], expected[n]) if n in found and n in expected else float("inf") for n in names}
-
-
-def assert_a1(launched, limit=A1):
-    """Every number that the ranks found is within the limit: `launched` holds a dict of distances by case per rank."""
-    seen = 0
-    for rank, found in enumerate(launched):
-        for case, numbers in found.items():
-            for name, value in numbers.items():
-                seen += 1
-                assert value <= limit, f"rank {rank}, {case}: {name} is off by {value:.1e}"
-    assert seen  # a test that compared nothing proves nothing
 
 
 def attention_step(layer, x, dy, positions):

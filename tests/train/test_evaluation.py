@@ -12,7 +12,7 @@ EVALUATION = data.frozen_corpus("evaluation")
 EXTRAS = {"evaluation": EVALUATION, "evaluate_every": 5, "sample": "A rank ", "sample_length": 20, "temperature": 0.0}
 PLANS = [
     plan(pp=2, cp=2, num_microbatches=4, schedule="dualpipe"),
-    plan(dp=2, tp=2, zero=3),
+    plan(dp=2, tp=2, zero=3, loss_chunk=5),
     plan(dp=2, tp=2, zero=1),
     plan(pp=2, tp=2, num_microbatches=2, sequence_parallel=True),
 ]

@@ -12,10 +12,14 @@ ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def python(*arguments):
+def started(*arguments):
     command = [sys.executable, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=environment)
+
+
+def python(*arguments):
+    done = started(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -71,9 +75,7 @@ def test_a_model_trains_in_both_ways_and_goes_on_under_another_plan(tmp_path):
     ],
 )
 def test_wrong_arguments_are_refused_before_any_process(script, options, message):
-    command = [sys.executable, f"examples/{script}.py", *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=environment)
+    done = started(f"examples/{script}.py", *options)
     assert done.returncode
     assert message in done.stderr
     assert "RankError" not in done.stderr

@@ -15,7 +15,7 @@ CASES = {
         [
             plan(num_microbatches=2),
             plan(dp=2, num_microbatches=2),
-            plan(dp=2, zero=3, num_microbatches=2),
+            plan(dp=2, zero=3, num_microbatches=2, loss_chunk=5),
             plan(**DUALPIPEV, cp=2, zero=2),
             plan(pp=2, dp=2, tp=2, num_microbatches=2, zero=1, sequence_parallel=True),
         ],

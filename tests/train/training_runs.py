@@ -77,10 +77,9 @@ def script(folder, code, *words, begins=None, **environment):
         yield process
 
 
-def torchrun(num_ranks, *words, restarts=0):
+def torchrun(num_ranks, *words):
     """The words that start a script with so many ranks."""
-    starter = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, "--max-restarts", restarts)
-    return (*starter, "script.py", *words)
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, "script.py", *words)
 
 
 def sums_of(weights):

@@ -1,25 +1,42 @@
-"""What the tests of whole models share: a batch for all data ranks, one step on any cut, and plain torch's."""
+"""What the tests of whole models share: a batch for all data ranks, one step on any cut, and plain torch's.
 
-from functools import cache
+Stages run as they are, or in pieces (`hook`), whose experts' all-to-alls overlap.  Gradients are summed by the test, or
+by an optimizer (`zero`).
+"""
+
+from functools import cache, partial
+from math import prod
 
 import torch
-from runs import A1
+from runs import assert_a1, distances
 
 import dualpipe_lab as lab
-from dualpipe_lab import comm
+from dualpipe_lab import comm, dp
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
+from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.ep.moe import expert_parameters
+from dualpipe_lab.ep.overlap import overlappable_stage, overlapped_forward_backward
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.mtp import next_tokens
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
+from dualpipe_lab.models.plain_v3_moe import PlainMTP, PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime import PipelineRuntime
+from dualpipe_lab.pp.runtime.stage import run_pair_serially
+from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.tp.shard import initialize_parameters
 
 ROWS, LENGTH, SEED = 3, 12, 5  # no powers of two: 1 / 12 has no exact form in any type
+SIZES = {"vocabulary_size": 19, "hidden_size": 8, "ffn_size": 10, "num_heads": 2, "num_kv_heads": 1, "num_layers": 5}
+LLAMA = LlamaConfig(**SIZES)
+TIED = LlamaConfig(**SIZES, tied=True, qk_norm=True)
+V3 = V3MoEConfig(**SIZES, expert_ffn_size=6, balance=0.3)
+LATENT = V3MoEConfig(**SIZES, expert_ffn_size=6, balance=0.3, latent=LatentSizes(6, 5, content=4, position=2, value=3))
+HOOKS = {"overlapped": overlapped_forward_backward, "serial": run_pair_serially}
 
 
 def batch(vocabulary, num_microbatches, num_data=1):
@@ -38,9 +55,12 @@ def bias_of(number, num_experts):
     return 0.5 * torch.randn(num_experts, generator=generator, dtype=torch.float64)
 
 
-def plain_model(config, dtype=torch.float64):
-    """The full model in plain torch, drawn by name, with biases."""
-    model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, dtype)
+def plain_model(config, dtype=torch.float64, mtp=None):
+    """The full model in plain torch, drawn by name, with biases; `mtp`: the weight of a second token's loss."""
+    make = (
+        PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE if mtp is None else partial(PlainMTP, weight=mtp)
+    )
+    model = make(config, dtype=dtype)
     initialize_parameters(model, SEED)
     for number, router in routers(model):
         if router.selection_bias is not None:
@@ -49,33 +69,27 @@ def plain_model(config, dtype=torch.float64):
 
 
 def routers(model):
-    """The numbers of layers with experts, and their routers."""
-    named = model.layers.named_children()
-    return [(int(number), layer.mlp.router) for number, layer in named if hasattr(layer.mlp, "router")]
+    """The numbers of layers with experts, and their routers; the layer of a second token comes behind all others."""
+    layers = [(int(number), layer) for number, layer in model.layers.named_children()]
+    if hasattr(model, "mtp"):
+        layers.append((model.config.num_layers, model.mtp.get_submodule("layer")))
+    return [(number, layer.mlp.router) for number, layer in layers if hasattr(layer.mlp, "router")]
 
 
 @cache
-def plain(config, num_microbatches, num_data=1, dtype=torch.float64):
-    """Loss and gradients of one process on the whole batch."""
-    model = plain_model(config, dtype)
-    ids, targets = batch(config.vocabulary_size, num_microbatches, num_data)
-    loss = model.loss(ids.flatten(0, 2), targets.flatten(0, 2))
-    loss.backward()
-    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-    return {"loss": loss.detach()} | grads
-
-
-def plain_loads(config, num_microbatches, num_data=1):
-    """By layer, how often one process chooses each expert."""
-    model, loads = plain_model(config), {}
+def plain(config, num_microbatches, num_data=1, mtp=None):
+    """Loss, gradients and loads of one process on the whole batch."""
+    model, loads = plain_model(config, mtp=mtp), {}
     for number, router in routers(model):
         router.register_forward_hook(
             lambda _, x, out, number=number: loads.update(
-                {number: out[1].flatten().bincount(minlength=config.num_experts)}
+                {f"load {number}": out[1].flatten().bincount(minlength=config.num_experts)}
             )
         )
-    model.loss(*(tensor.flatten(0, 2) for tensor in batch(config.vocabulary_size, num_microbatches, num_data)))
-    return loads
+    loss = model.loss(*(x.flatten(0, 2) for x in batch(config.vocabulary_size, num_microbatches, num_data)))
+    loss.backward()
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    return {"loss": loss.detach()} | grads | loads
 
 
 def data_axes(mesh, axes=("dp", "ep", "cp")):
@@ -92,14 +106,43 @@ def build(config, mesh, program, layout=None, dtype=torch.float64, **options):
     return model
 
 
-def step(model, explicit=True):
+def runs(config, axes, names, num_microbatches=4, edp=None, over=("dp",), zero=None, hook=None, plainly=(), **options):
+    """In a rank: the distances of each schedule.  `plainly`: the stages that do not run in pieces."""
+    torch.manual_seed(lab.comm.get_rank())  # weights or shards that are not drawn by name would differ
+    mesh = lab.Mesh(lab.Topology(axes, edp=edp, experts_over=over))
+    num_data = prod(size for axis, size in axes if axis in ("dp", "ep"))
+    expected, found = plain(config, num_microbatches, num_data, options.get("mtp")), {}
+    for name in names:
+        model = build(config, mesh, schedules.build(name, mesh.size("pp"), num_microbatches), **options)
+        units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
+        optimizer = zero and zero(model, mesh, **units, program=model.program)
+        found[name] = distances(step(model, True, optimizer, hook, plainly) | loads_of(model), expected)
+    return found
+
+
+def step(model, explicit=True, optimizer=None, hook=None, plainly=()):
     """One step of a rank: loss and raw gradients of the full model."""
-    total = backward(model, explicit)
-    sum_gradients(model)
+    total = backward(model, explicit, hook, plainly)
+    if optimizer is None:
+        sum_gradients(model)
+    else:
+        sums = full_gradients(optimizer)
+        for parameter, name in optimizer.names.items():
+            parameter.grad = sums[name]
     return {"loss": total} | model.full_state_dict("grad")
 
 
-def backward(model, explicit=True):
+def loads_of(model):
+    """By layer, how often all ranks have chosen each expert; every rank of tp has chosen the same."""
+    mine = [(n, router.load) for stage in model.stages.values() for n, router in routers(stage)]
+    total = {}
+    for found in comm.all_gather_object(mine if model.mesh.rank("tp") == 0 else []):
+        for number, load in found:
+            total[f"load {number}"] = total.get(f"load {number}", 0) + load
+    return total
+
+
+def backward(model, explicit=True, hook=None, plainly=()):
     """Forward and backward of a rank's microbatches; returns the loss of the step, over all ranks."""
     mesh, program = model.mesh, model.program
     number, axes = program.num_microbatches, data_axes(mesh, ("dp", "ep"))
@@ -111,22 +154,34 @@ def backward(model, explicit=True):
         layout = next(iter(model.stages.values())).layout
         ids, targets, *shifted = (shard_sequence(x, layout, mesh.rank("cp"), dim=-1) for x in (ids, targets, *shifted))
     model.begin_step(num_valid_tokens(targets, data), number * ROWS * _size(mesh, axes))
-    extra = model.extra_inputs(*shifted) if model.mtp else None
-    total = _run(model, program, ids, targets, explicit, extra)
-    comm.all_reduce(total, group=data)
-    return total
-
-
-def _run(model, program, ids, targets, explicit, extra=None):
     boundary = model.boundary(ROWS, ids.shape[-1]) if explicit else None
-    runtime = PipelineRuntime(program, model.stages, model.loss_fn(), boundary, group=model.mesh.group("pp"))
-    result = runtime.step(list(ids), list(targets), weights=[1.0] * program.num_microbatches, extra=extra)
+    stages, options = model.stages, {}
+    if hook:
+        stages = {s: module if s in plainly else overlappable_stage(module, s) for s, module in stages.items()}
+        boundary, options = None, {"overlapped": HOOKS[hook]}
+    runtime = PipelineRuntime(program, stages, model.loss_fn(), boundary, group=mesh.group("pp"), **options)
+    calls, extra = count_calls(model.stages), model.extra_inputs(*shifted) if model.mtp else None
+    result = runtime.step(list(ids), list(targets), weights=[1.0] * number, extra=extra)
+    for (
+        s,
+        counts,
+    ) in calls.items():  # a gradient is whole when its hooks are called: once for each backward of its stage
+        assert set(counts.values()) == {sum(a.kind in "BW" and a.stage == s for a in program.actions(mesh.rank("pp")))}
     if model.tied:
         runtime.sum_tied(model.tied)
     losses = [*result.losses.values(), *result.stage_losses.values()]
     total = torch.stack([torch.zeros((), dtype=torch.float64), *losses]).sum()
-    comm.all_reduce(total, group=model.mesh.group("pp"))
+    comm.all_reduce(total, group=mesh.group(*data_axes(mesh, ("dp", "ep", "cp", "pp"))))
     return total
+
+
+def count_calls(modules):
+    """By stage and parameter, how often the hooks of the parameter will have been called."""
+    counts = {s: dict.fromkeys(module.parameters(), 0) for s, module in modules.items()}
+    for found in counts.values():
+        for parameter in found:
+            parameter.register_post_accumulate_grad_hook(lambda p, found=found: found.update({p: found[p] + 1}))
+    return counts
 
 
 def sum_gradients(model):
@@ -152,25 +207,19 @@ def _number(mesh, axes):
     return number
 
 
-def worst(found, expected):
-    """The largest distance relative to a tensor's largest number, and its name; infinite for other names."""
-    if found.keys() != expected.keys():
-        return float("inf"), str(sorted(found.keys() ^ expected.keys()))
-    far = {
-        name: float((found[name] - value).abs().max() / max(float(value.abs().max()), 1e-30))
-        for name, value in expected.items()
-    }
-    name = max(far, key=far.get)
-    return far[name], name
+def check_cuts(cuts):
+    """Run every cut, all of one number of ranks: (config, axes, schedules, options) by name; one launch for all."""
 
+    def fn(rank, world_size):
+        return {
+            (cut, name): error
+            for cut, (config, axes, names, options) in cuts.items()
+            for name, error in runs(config, axes, names, **options).items()
+        }
 
-def assert_exact(launched):
-    """Every rank's every case is within the limit."""
-    assert launched
-    for rank, found in enumerate(launched):
-        assert found
-        for case, (error, name) in found.items():
-            assert error <= A1, f"rank {rank}, {case}: {name} is off by {error:.1e}"
+    launched = launch(fn, prod(size for _, size in next(iter(cuts.values()))[1]))
+    assert len(launched[0]) == sum(len(names) for _, _, names, _ in cuts.values())
+    assert_a1(launched)
 
 
 def launch(fn, world_size, *args):

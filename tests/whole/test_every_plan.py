@@ -48,7 +48,6 @@ def test_drawn_plans_train_as_in_one_process(some):
     plans = [case.plan for case in chosen]
     assert len(set(map(str, chosen))) >= 27
     assert {plan.schedule for plan in plans if plan.pp > 1} == SYNCHRONOUS
-    assert {plan.zero for plan in plans} == {0, 1, 2, 3}
     assert {plan.zero for plan in plans if plan.pp > 1} == {0, 1, 2, 3}
     for axis in ("pp", "dp", "cp", "tp", "ep"):
         assert sum(getattr(plan, axis) > 1 for plan in plans) >= 3, f"{axis} is drawn too seldom"
@@ -59,7 +58,6 @@ def test_drawn_plans_train_as_in_one_process(some):
 
 
 def test_a_plan_of_16_ranks_with_all_five_axes_trains_as_in_one_process():
-    assert all(getattr(FIVE_AXES, axis) > 1 for axis in ("pp", "dp", "cp", "tp", "ep"))
     assert FIVE_AXES.world_size == 16
     assert_right([_proof.Case("v3", FIVE_AXES)])
 

@@ -3,54 +3,25 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from stage_runs import LENGTH, ROWS, assert_exact, batch, build, launch, plain, step, worst
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from runs import Made
+from stage_runs import LENGTH, ROWS, TIED, V3, batch, build, check_cuts, launch
 
 import dualpipe_lab as lab
-from dualpipe_lab import dp, train
-from dualpipe_lab.models import Llama, LlamaConfig, V3MoEConfig, build_stages
-from dualpipe_lab.pp import schedules
+from dualpipe_lab import dp
+from dualpipe_lab.models import Llama, LlamaConfig, build_stages
 
-SIZES = {"hidden_size": 8, "ffn_size": 10, "num_heads": 2, "num_kv_heads": 1}
-TIED = LlamaConfig(vocabulary_size=19, num_layers=4, tied=True, **SIZES)
-V3 = V3MoEConfig(vocabulary_size=19, num_layers=4, expert_ffn_size=6, balance=0.3, **SIZES)
 WIDE = LlamaConfig(vocabulary_size=256, num_layers=1, hidden_size=16, ffn_size=16, num_heads=2, num_kv_heads=2)
 
 
 def test_every_cut_has_the_gradients_of_one_process():
     """Chunks of 5 tokens, of 36 in a microbatch; one microbatch has no target at all."""
-    pipeline, sharded = [("pp", 2)], {"sequence_parallel": True, "recompute": True}
-    cuts = [(TIED, pipeline, name, {}) for name in ("1f1b", "zero_bubble_h1", "dualpipe")]
-    cuts += [(V3, pipeline, name, {}) for name in ("interleaved", "dualpipev")]
-    cuts += [(config, [("tp", 2)], "1f1b", sharded) for config in (TIED, V3)]
-    cuts += [(TIED, [("cp", 2)], "1f1b", {"layout": "zigzag"})]
-
-    def fn(rank, world_size):
-        found = {}
-        for number, (config, axes, name, options) in enumerate(cuts):
-            mesh = lab.Mesh(lab.Topology(axes))
-            program = schedules.build(name, mesh.size("pp"), 4)
-            model = build(config, mesh, program, loss_chunk=5, **options)
-            found[number, name, str(axes)] = worst(step(model), plain(config, 4))
-        return found
-
-    assert_exact(launch(fn, 2))
-
-
-class LogitsMade(TorchDispatchMode):
-    """Counts the tensors that operations return and that are as wide as this rank's vocabulary, by rows."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.width, self.rows = width, set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        wide = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.dim() > 1]
-        self.rows |= {x.numel() // self.width for x in wide if x.shape[-1] == self.width}
-        return result
+    chunk = {"loss_chunk": 5}
+    sharded = chunk | {"sequence_parallel": True, "recompute": True}
+    cuts = [(TIED, [("pp", 2)], ("1f1b", "zero_bubble_h1", "dualpipe"), chunk)]
+    cuts += [(V3, [("pp", 2)], ("interleaved", "dualpipev"), chunk)]
+    cuts += [(config, [("tp", 2)], ("1f1b",), sharded) for config in (TIED, V3)]
+    cuts += [(TIED, [("cp", 2)], ("1f1b",), chunk | {"layout": "zigzag"})]
+    check_cuts(dict(enumerate(cuts)))
 
 
 def test_no_step_makes_more_rows_of_logits_than_a_chunk_has():
@@ -59,9 +30,9 @@ def test_no_step_makes_more_rows_of_logits_than_a_chunk_has():
         for chunk in (None, 17):  # more than the 16 rows of the transposed weight
             model = Llama(WIDE, lab.Topology([("tp", 2)]), loss_chunk=chunk)
             ids = batch(256, 1)[0][0, 0]
-            with LogitsMade(128) as made:
+            with Made() as made:
                 model.loss(ids, ids).backward()
-            found.append(max(made.rows))
+            found.append(max(shape.numel() // 128 for shape in made.shapes if len(shape) > 1 and shape[-1] == 128))
             logits = model(ids) if chunk is None else model.logits_of(model(ids))
             found.append(tuple(logits.shape))
         return found
@@ -70,48 +41,12 @@ def test_no_step_makes_more_rows_of_logits_than_a_chunk_has():
     assert launch(fn, 2) == [[ROWS * LENGTH, whole, 17, whole]] * 2
 
 
-def test_a_training_in_chunks_follows_one_process_also_under_zero_3_and_evaluates():
-    options = {
-        "sequence_length": 16,
-        "global_batch": 8,
-        "lr": 1e-2,
-        "evaluate_every": 2,
-        "evaluation": lab.data.frozen_corpus("evaluation"),
-        "sample": "A rank ",
-        "sample_length": 6,
-        "temperature": 0.0,
-    }
-    text = lab.data.frozen_corpus()
-    config = LlamaConfig(hidden_size=16, ffn_size=32, num_layers=2, num_heads=2, num_kv_heads=2)
-
-    def run(**fields):
-        plan = lab.Plan(precision="float64", **fields)
-        return train.run(config, plan, text, steps=3, timeout=240, log_every=0, **options)
-
-    expected = run()
-    for fields in ({"dp": 2, "zero": 3}, {"pp": 2, "num_microbatches": 2}):
-        found = run(loss_chunk=5, **fields)
-        assert found.losses == pytest.approx(expected.losses, rel=1e-10)
-        assert found.norms == pytest.approx(expected.norms, rel=1e-10)
-        assert found.metrics[1].evaluation == pytest.approx(expected.metrics[1].evaluation, rel=1e-10)
-        assert found.text == expected.text
-
-
-def test_a_wrong_chunk_is_refused():
-    with pytest.raises(ValueError, match="a plan needs loss_chunk to be an integer of at least 1, got 0"):
-        lab.Plan(loss_chunk=0)
-
-    def fn(rank, world_size):
-        with pytest.raises(ValueError, match="at least 1, got 0; use 1024"):
-            build_stages(V3, lab.Topology([("dp", 1)]), loss_chunk=0)
-
-    launch(fn, 1)
-
-
 def test_a_head_that_zero_3_has_freed_is_refused_instead_of_read_as_nan():
     def fn(rank, world_size):
         mesh = lab.Mesh(lab.Topology([("dp", 2)]))
         ids = batch(TIED.vocabulary_size, 1)[0][0, 0]
+        with pytest.raises(ValueError, match="at least 1, got 0; use 1024"):
+            build_stages(V3, mesh, loss_chunk=0)
         for config, has_units in ((TIED, False), (replace(TIED, tied=False), False), (replace(TIED, tied=False), True)):
             model = build(config, mesh, None, loss_chunk=5)
             stage = model.stages[0]

@@ -1,122 +1,50 @@
 """A second token: loss and gradients of one process on every axis and schedule; what is shifted, what is refused."""
 
 from dataclasses import replace
-from functools import cache
-from math import inf, nan, prod
+from math import inf, nan
 
 import pytest
 import torch
-from stage_runs import SEED, assert_exact, batch, bias_of, build, launch, routers, step, worst
+from stage_runs import LATENT, V3, batch, build, check_cuts, launch
 
 import dualpipe_lab as lab
-from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.cp.sequence import shard_sequence
-from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.mtp import next_tokens
-from dualpipe_lab.models.plain_v3_moe import PlainMTP
 from dualpipe_lab.models.stage_rules import check_stages, stage_layers
-from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.pp import schedules
-from dualpipe_lab.tp.latent_sizes import LatentSizes
-from dualpipe_lab.tp.shard import initialize_parameters
 
-WEIGHT = 0.3
-V3 = V3MoEConfig(
-    vocabulary_size=19, hidden_size=8, num_layers=5, num_heads=2, num_kv_heads=1, ffn_size=10, expert_ffn_size=6,
-    balance=0.3,
-)  # fmt: skip
-LATENT = replace(V3, latent=LatentSizes(query_rank=6, kv_rank=5, content=4, position=2, value=3))
-
-
-def plain_second(config):
-    """The full model in plain torch, drawn by name, with biases."""
-    model = PlainMTP(config, WEIGHT, torch.float64)
-    initialize_parameters(model, SEED)
-    for number, router in [*routers(model), (V3.num_layers, model.mtp["layer"].mlp.router)]:
-        router.selection_bias = bias_of(number, V3.num_experts)
-    return model
-
-
-@cache
-def plain(config, num_microbatches, num_data):
-    model = plain_second(config)
-    loss = model.loss(*(tensor.flatten(0, 2) for tensor in batch(V3.vocabulary_size, num_microbatches, num_data)))
-    loss.backward()
-    return {"loss": loss.detach()} | {
-        n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()
-    }
-
-
-def runs(axes, names=("1f1b",), edp=None, num_microbatches=4, config=V3, **options):
-    """In a rank: the worst error of each schedule."""
-    torch.manual_seed(lab.comm.get_rank())
-    mesh = lab.Mesh(lab.Topology(axes, edp=edp))
-    num_data = prod(size for axis, size in axes if axis in ("dp", "ep"))
-    expected, found = plain(config, num_microbatches, num_data), {}
-    for name in names:
-        program = schedules.build(name, mesh.size("pp"), num_microbatches)
-        model = build(config, mesh, program, mtp=WEIGHT, **options)
-        for stage in model.stages.values():
-            if hasattr(stage, "mtp"):
-                stage.mtp.layer.mlp.router.bias.copy_(bias_of(V3.num_layers, V3.num_experts))
-        found[name] = worst(step(model), expected)
-    return found
-
-
-CUTS = {
-    "dp": ([("dp", 2)], ("gpipe",), {}),
-    "tp": ([("tp", 2)], ("gpipe",), {}),
-    "sequence parallel": ([("tp", 2)], ("gpipe",), {"sequence_parallel": True, "recompute": True}),
-    "loss in chunks": ([("pp", 2)], ("1f1b",), {"loss_chunk": 5}),
-    "ep": ([("ep", 2)], ("gpipe",), {}),
-    "edp": ([("dp", 2)], ("gpipe",), {"edp": 1}),
-    "latent": ([("tp", 2)], ("gpipe",), {"config": LATENT, "sequence_parallel": True}),
-    "latent, cp": ([("cp", 2)], ("gpipe",), {"config": LATENT, "layout": "zigzag"}),
-    "latent, pp": ([("pp", 2)], ("zero_bubble_h1", "dualpipe"), {"config": LATENT}),
-    "zigzag": ([("cp", 2)], ("gpipe",), {"layout": "zigzag"}),
-    "contiguous": ([("cp", 2)], ("gpipe",), {"layout": "contiguous"}),
-    "pp": ([("pp", 2)], ("1f1b", "zero_bubble_h1", "interleaved", "dualpipe", "dualpipev"), {}),
+WEIGHT = {"mtp": 0.3}
+KINDS = ("dualpipe", "zero_bubble_h1", "interleaved", "1f1b", "dualpipev")
+MANY = WEIGHT | {"sequence_parallel": True, "recompute": True}
+CUTS = {  # by number of ranks
+    2: {
+        "dp": (V3, [("dp", 2)], ("gpipe",), WEIGHT),
+        "tp": (V3, [("tp", 2)], ("gpipe",), WEIGHT),
+        "sequence parallel": (V3, [("tp", 2)], ("gpipe",), MANY),
+        "loss in chunks": (V3, [("pp", 2)], ("1f1b",), WEIGHT | {"loss_chunk": 5}),
+        "ep": (V3, [("ep", 2)], ("gpipe",), WEIGHT),
+        "edp": (V3, [("dp", 2)], ("gpipe",), WEIGHT | {"edp": 1}),
+        "latent": (LATENT, [("tp", 2)], ("gpipe",), WEIGHT | {"sequence_parallel": True}),
+        "latent, cp": (LATENT, [("cp", 2)], ("gpipe",), WEIGHT | {"layout": "zigzag"}),
+        "latent, pp": (LATENT, [("pp", 2)], KINDS[:2], WEIGHT),
+        "contiguous": (V3, [("cp", 2)], ("gpipe",), WEIGHT | {"layout": "contiguous"}),
+        "pp": (V3, [("pp", 2)], KINDS, WEIGHT),
+    },
+    4: {
+        "tp": (V3, [("pp", 2), ("tp", 2)], KINDS[:3], MANY),
+        "cp": (V3, [("cp", 2), ("pp", 2)], KINDS[2:], WEIGHT | {"layout": "striped"}),
+        "ep": (V3, [("pp", 2), ("ep", 2)], KINDS[:3], WEIGHT),
+        "dp": (V3, [("dp", 2), ("pp", 2)], KINDS[::3], WEIGHT | {"edp": 1, "layers": (0, 5)}),
+    },
 }
 
 
-def run_cuts(cuts):
-    return {
-        (cut, name): error
-        for cut, (axes, names, options) in cuts.items()
-        for name, error in runs(axes, names, **options).items()
-    }
-
-
-def test_every_axis_has_the_gradients_of_one_process(some):
-    cuts = some(CUTS, 2)
-
-    def fn(rank, world_size):
-        return run_cuts(cuts)
-
-    launched = launch(fn, 2)
-    assert_exact(launched)
-    assert len(launched[0]) == sum(len(names) for _, names, _ in cuts.values())
-
-
-def test_two_axes_have_the_gradients_of_one_process(some, amount):
-    kinds = ("dualpipe", "zero_bubble_h1", "interleaved", "1f1b", "dualpipev")[: amount(5, 3)]
-    cuts = {
-        "tp": ([("pp", 2), ("tp", 2)], kinds, {"sequence_parallel": True, "recompute": True}),
-        "cp": ([("cp", 2), ("pp", 2)], kinds, {"layout": "striped"}),
-        "ep": ([("pp", 2), ("ep", 2)], kinds, {}),
-        "dp": ([("dp", 2), ("pp", 2)], ("1f1b", "dualpipe"), {"edp": 1, "layers": (0, 5)}),
-    }
-    cuts = some(cuts, 2)
-
-    def fn(rank, world_size):
-        return run_cuts(cuts)
-
-    assert_exact(launch(fn, 4))
+def test_every_cut_has_the_gradients_of_one_process(some):
+    for cuts in CUTS.values():
+        check_cuts(some(cuts, 2))
 
 
 def test_the_last_stage_says_what_it_needs_and_leaves_the_second_token_out_of_evaluation():
     def fn(rank, world_size):
-        model = build(V3, lab.Mesh(lab.Topology([("dp", 1)])), None, mtp=WEIGHT)
+        model = build(V3, lab.Mesh(lab.Topology([("dp", 1)])), None, **WEIGHT)
         ids = batch(V3.vocabulary_size, 1)[0][0, 0]
         targets = ids.roll(-1, -1)
         stage, shifted = model.stages[0], next_tokens(ids, targets)
@@ -149,28 +77,10 @@ def test_the_last_stage_says_what_it_needs_and_leaves_the_second_token_out_of_ev
     launch(fn, 1)
 
 
-def test_shards_that_are_shifted_themselves_lose_targets():
-    ids, targets = torch.arange(8), torch.arange(1, 9)
-    layout = make_layout("zigzag", 8, 2)
-    right = [shard_sequence(x, layout, 0, dim=-1).tolist() for x in next_tokens(ids, targets)]
-    wrong = [x.tolist() for x in next_tokens(*(shard_sequence(x, layout, 0, dim=-1) for x in (ids, targets)))]
-    assert right == [[1, 2, 7, 0], [2, 3, 8, -100]]
-    assert wrong == [[1, 6, 7, 0], [2, 7, 8, -100]], "after token 1 it predicts token 7 from token 6"
-
-
-@pytest.mark.parametrize(
-    ("config", "axes", "weight", "message"),
-    [
-        (LlamaConfig(), [("pp", 1)], 0.3, "by a V3-style model, got a LlamaConfig; leave out mtp"),
-        (V3, [("pp", 1)], 0.0, "a finite weight above 0, got mtp=0.0"),
-        (V3, [("pp", 1)], inf, "got mtp=inf"),
-        (V3, [("pp", 1)], nan, "got mtp=nan"),
-        (replace(V3, hidden_size=9, num_heads=2, head_size=2), [("tp", 2)], 0.3, "got 9 on 2; use a size that divides"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_process_starts(config, axes, weight, message):
-    with pytest.raises(ValueError, match=message):
-        check_stages(config, lab.Topology(axes), mtp=weight)
+def test_a_weight_that_cannot_be_is_refused_before_any_process_starts():
+    for weight in (0.0, inf, nan):
+        with pytest.raises(ValueError, match=f"a finite weight above 0, got mtp={weight}"):
+            check_stages(V3, lab.Topology([("pp", 1)]), mtp=weight)
 
 
 def test_shifts_need_two_tokens_and_equal_shapes():

@@ -1,24 +1,17 @@
 """V3 stages with overlapped experts on the virtual clock: the simulated time, to the nanosecond."""
 
-import random
 from dataclasses import replace
 
 import torch
-from overlap_models import CONFIG as FIVE
-from overlap_models import LENGTH, ROWS, batch, build
+from stage_runs import LENGTH, ROWS, V3, batch, build
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, schedules
 from dualpipe_lab.ep.overlap import (
-    Order,
     backward_alone,
-    check_pair,
     emulated,
-    execute,
     forward_alone,
-    host_calls,
     input_grads_alone,
-    one_f_one_b_basic,
     one_f_one_b_overlap,
     overlappable_stage,
     overlapped_forward_backward,
@@ -29,7 +22,7 @@ from dualpipe_lab.ep.overlap import (
 from dualpipe_lab.ep.overlap.order import without_weight_grads
 
 MS = emulated.MS
-CONFIG = replace(FIVE, num_layers=6)
+CONFIG = replace(V3, num_layers=6)
 SIZES = emulated.Sizes(
     tokens=ROWS * LENGTH, hidden=CONFIG.hidden_size, experts=CONFIG.num_experts, top_k=CONFIG.num_experts_per_token
 )
@@ -38,76 +31,17 @@ TICKS = ticks_of(4 * MS, COMM_MS * MS, A_F=9 * MS, S_F=3 * MS, S_B=2 * MS, S_W=5
 UP, DOWN = ["P", "P", "ASDMC", "ASDMC"], ["ASDMC", "ASDMC", "ASDMC", "P"]
 
 
-def orders():
-    pairs = [(UP, DOWN), (DOWN, UP), (UP, UP)]
-    found = [(up, down, one_f_one_b_overlap(up, 2, 1, backward_layers=down)) for up, down in pairs]
-    found += [(up, down, one_f_one_b_overlap(up, 2, 1, False, down)) for up, down in pairs]
-    found += [(up, down, shuffled(up, down, seed)) for seed in range(1) for up, down in pairs]
-    return [*found, (UP, UP, one_f_one_b_basic(UP, 2, 1))]
-
-
-def shuffled(up, down, seed):
-    """Any legal order."""
-    pair, rng = one_f_one_b_overlap(up, 2, 1, backward_layers=down), random.Random(seed)
-    rows, done, left = ([], []), set(), pair.pieces
-    while left:
-        op = rng.choice(sorted(op for op in left if all(needed in done for needed in pair.operands(op))))
-        rows[op.is_comm].append(op)
-        left.remove(op)
-        done.add(op)
-    order = Order(f"shuffled {seed}", *map(tuple, rows), forward=2, backward=1)
-    host_calls(order)
-    return order
-
-
-def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bits():
-    def fn(rank, world_size):
-        fixed, found = emulated.even_choices(SIZES), []
-        program = schedules.build("dualpipe", 2, 4)  # each rank holds both stages
-        mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
-        modules = list(build(CONFIG, mesh, program, [3, 3]).stages.values())
-        stages = [overlappable_stage(module, 1, fixed=fixed) for module in modules]
-        assert [stage.letters for stage in stages] == [UP, DOWN]
-        ids, _ = batch(CONFIG, 2, 2)
-        x = torch.randn(2, ROWS, LENGTH, CONFIG.hidden_size, dtype=torch.float64)
-        dy = [torch.ones_like(x[0]), torch.ones(ROWS, LENGTH, CONFIG.vocabulary_size, dtype=torch.float64)]
-        for up, down, order in orders():
-            new, old = (stages[letters == DOWN].begin_forward for letters in (up, down))
-            inputs = [(ids[mesh.rank("ep"), n] if letters == UP else x[n],) for n, letters in enumerate((up, down))]
-            new, old = new(2, inputs[0]), old(1, inputs[1])
-            for module in modules:
-                module.zero_grad()
-            execute(forward_alone(down, 1), forward=old)
-            old.dy = dy[down == DOWN]
-            comm.barrier()
-            streams = execute(order, new, old, TICKS)
-            grads = [p.grad for p in stages[down == DOWN].module.parameters()]
-            found.append((streams, [new.output, *grads, *([] if old.dx is None else [old.dx])]))
-            assert old.is_over
-        return found
-
-    torch.manual_seed(0)
-    out = lab.launch(fn, 4, clock="virtual", link=SIZES.link(COMM_MS), timeout=120)
-    for found in out:
-        same = {}
-        for (up, down, order), (streams, tensors) in zip(orders(), found, strict=True):
-            check_pair(order, up, down)
-            assert streams == simulate(order, TICKS), order.name
-            first = same.setdefault((str(up), str(down)), tensors)
-            assert all(map(torch.equal, first, tensors)), order.name
-
-
 def test_dualpipe_with_unequal_stages_takes_the_simulated_time():
     layers, number = [2, 4], 4
     letters = [UP[:3], [*DOWN[:1], *DOWN]]
 
     def fn(rank, world_size, program, hook_is_overlapped):
         mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
-        model = build(CONFIG, mesh, program, layers)
+        model = build(CONFIG, mesh, program, layers=layers)
         fixed = emulated.even_choices(SIZES)
         stages = {s: overlappable_stage(m, s, TICKS, fixed=fixed) for s, m in model.stages.items()}
         assert all(stage.letters == letters[s] for s, stage in stages.items())
-        ids, targets = batch(CONFIG, number, 2)
+        ids, targets = batch(CONFIG.vocabulary_size, number, 2)
         like = torch.empty(ROWS, LENGTH, CONFIG.hidden_size, dtype=torch.float64)
         options = {"overlapped": overlapped_forward_backward} if hook_is_overlapped else {}
         runtime = lab.PipelineRuntime(program, stages, model.loss_fn(), like, mesh.group("pp"), **options)

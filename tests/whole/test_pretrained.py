@@ -23,6 +23,7 @@ from published import (
     gradients,
     lie,
     loaded,
+    plain,
     reference,
 )
 from stage_runs import backward, build, step
@@ -84,10 +85,6 @@ def published(tmp_path_factory):
         return folder, gradients(exact(model), *batch())
 
     return of
-
-
-def plain(config):
-    return (models.PlainLlama if isinstance(config, models.LlamaConfig) else models.PlainV3MoE)(config, torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -317,13 +314,6 @@ def test_the_layer_of_a_second_token_is_skipped_and_other_layers_are_not(publish
         models.load_pretrained(models.PlainV3MoE(config, torch.float64), folder)
 
 
-def test_a_folder_that_is_there_is_not_overwritten(published, tmp_path):
-    model = models.PlainLlama(models.config_from_pretrained(published("llama")[0]), torch.float64)
-    (tmp_path / "full").mkdir()
-    with pytest.raises(models.PretrainedError, match="is there already"):
-        models.save_pretrained(model, tmp_path / "full")
-
-
 def test_a_disk_that_fails_leaves_no_half_of_a_model(published, monkeypatch):
     folder = published("llama")[0]
     model = models.PlainLlama(models.config_from_pretrained(folder), torch.float64)
@@ -341,20 +331,17 @@ def test_a_disk_that_fails_leaves_no_half_of_a_model(published, monkeypatch):
     assert all(parameter.isnan().all() for parameter in model.parameters())
 
 
-def test_models_without_a_published_form_are_refused(published, tmp_path):
-    with pytest.raises(models.PretrainedError, match="give it latent="):
-        models.save_pretrained(models.PlainV3MoE(models.V3MoEConfig()), tmp_path / "grouped")
-    config = models.config_from_pretrained(published("v3")[0])
-    with pytest.raises(models.PretrainedError, match="build it without mtp"):
-        models.save_pretrained(models.PlainMTP(config, 0.3), tmp_path / "second")
-
-
-def test_a_head_size_may_be_given_or_follow(published):
-    config = models.config_from_pretrained(published("llama")[0])
+def test_models_that_do_not_fit_are_refused_and_a_head_size_may_follow(published, tmp_path):
+    folder, there = published("llama")[0], tmp_path / "there"
+    config, routed = (models.config_from_pretrained(published(kind)[0]) for kind in ("llama", "v3"))
+    there.mkdir()
+    for refused, message in (
+        (lambda: models.save_pretrained(plain(config), there), "is there already"),
+        (lambda: models.save_pretrained(plain(models.V3MoEConfig()), tmp_path / "grouped"), "give it latent="),
+        (lambda: models.save_pretrained(models.PlainMTP(routed, 0.3), tmp_path / "second"), "build it without mtp"),
+        (lambda: models.load_pretrained(plain(models.LlamaConfig()), folder), "build it from config_from_pretrained"),
+    ):
+        with pytest.raises(models.PretrainedError, match=message):
+            refused()
     assert config.head_size is not None
-    models.load_pretrained(models.PlainLlama(replace(config, head_size=None), torch.float64), published("llama")[0])
-
-
-def test_a_model_of_other_sizes_is_refused(published):
-    with pytest.raises(models.PretrainedError, match="build it from config_from_pretrained"):
-        models.load_pretrained(models.PlainLlama(models.LlamaConfig(), torch.float64), published("llama")[0])
+    models.load_pretrained(plain(replace(config, head_size=None)), folder)

@@ -2,10 +2,9 @@
 
 import os
 import re
-import time
-from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import dualpipe_lab as lab
@@ -109,24 +108,9 @@ class Waits(Misbehaving):
 @pytest.mark.on_gloo("the checks start their ranks on GLOO")
 def test_a_misbehaving_answer_gets_a_verdict_and_leaves_no_process(answer, says, capfd):
     lab.launch(lambda rank, world_size: None, 1)  # starts the fork server, which stays
-    before = below(os.getpid())
+    before = set(psutil.Process().children(recursive=True))
     verdict = project.optimizer.verdict(answer)
     assert not verdict.passed
     assert says in verdict.message
-    end = time.monotonic() + 10
-    while not below(os.getpid()) <= before and time.monotonic() < end:
-        time.sleep(0.1)
-    assert below(os.getpid()) <= before
-
-
-def below(pid):
-    """The processes that a process has started, and theirs."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            parents[int(path.parent.name)] = int(fields[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+    more = set(psutil.Process().children(recursive=True)) - before
+    assert psutil.wait_procs(more, timeout=10)[1] == []

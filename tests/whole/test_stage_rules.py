@@ -51,19 +51,10 @@ def test_what_cannot_be_is_refused_before_any_process_starts(subtests):
         (LLAMA, PP2, schedules.gpipe(4, 2), {}, "got GPipe for 4 in pp 2 = 2 ranks; build it for 2"),
         (LLAMA, [("dp", 2)], schedules.gpipe(2, 2), {}, "GPipe for 2 in dp 2 = 2 ranks; build it for 1"),
         (LLAMA, [("ep", 2)], None, {}, "a Llama has no experts to shard, got ep 2"),
-        (V3, [("ep", 3)], None, {}, "got 8 experts on 3 ranks"),
         (replace(V3, num_experts_per_token=9), PP1, None, {}, "1..8 of 8 experts, got num_experts_per_token=9"),
         (replace(V3, expert_ffn_size=0), PP1, None, {}, "a width of at least 1, got balance=.* expert_ffn_size=0"),
         (replace(V3, balance=nan), PP1, None, {}, "got balance=nan"),
         (replace(LLAMA, rope_base=0.0), PP1, None, {}, "a rope_base above 0"),
-        (V3, [("tp", 3)], None, {}, "num_heads must divide among the ranks, got 4 on 3"),
-        (
-            LLAMA,
-            [("tp", 2)],
-            None,
-            {"sequence_parallel": True, "num_tokens": 5},
-            "got 5 tokens on 2 ranks; pad it to 6",
-        ),
         (V3, [("tp", 2)], None, {"sequence_parallel": True, "num_tokens": 5}, "got 5 tokens on 2 ranks; pad it to 6"),
     ]:
         with (
@@ -94,22 +85,3 @@ def test_one_stage_is_the_model_and_others_say_what_they_lack():
             build_stages(config, mesh, layout=lab.cp.make_layout("zigzag", LENGTH, 2))
 
     launch(fn, 1)
-
-
-def test_recomputation_keeps_one_input_per_layer():
-    def fn(rank, world_size):
-        mesh, found = lab.Mesh(lab.Topology([("dp", 1)])), []
-        for config in (LLAMA, V3):
-            ids = batch(config.vocabulary_size, 1)[0][0, 0]
-            for again in (False, True):
-                model, kept = build_stages(config, mesh, seed=SEED, recompute=again), []
-                shape = (*ids.shape, config.hidden_size)
-                with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
-                    model(ids)
-                found.append(sum(tuple(tensor.shape) == shape for tensor in kept))
-        return found
-
-    kept, llama, many, v3 = launch(fn, 1)[0]
-    assert llama == v3 == 6 + 2, "every layer's input; the norm and the head keep theirs"
-    assert kept > 20
-    assert many > 20

@@ -1,4 +1,4 @@
-"""What overlapped stages keep and repeat in a run of the library, counted: bytes of tensors, FLOPs of products."""
+"""What the tests of memory share: models, bytes that autograd holds, FLOPs that overlapped stages repeat."""
 
 import dataclasses
 import sys
@@ -9,7 +9,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dualpipe_lab.ep.overlap import order, overlappable_stage
+from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.train import Trainer, TrainOptions
+
+LENGTH = 8
+CONFIG = LlamaConfig(
+    vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, qk_norm=True
+)
+V3 = V3MoEConfig(
+    vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, expert_ffn_size=6,
+    num_experts=4, num_groups=2, num_groups_per_token=1,
+)  # fmt: skip
 
 
 class Flops(TorchDispatchMode):
@@ -29,7 +39,7 @@ class Held:
 
     def __init__(self, stage):
         self.ignored = {one.untyped_storage().data_ptr() for one in (*stage.parameters(), *stage.buffers())}
-        self.storages = {}
+        self.storages, self.rows = {}, None
 
     def saving(self):
         return torch.autograd.graph.saved_tensors_hooks(self.add, lambda saved: saved)
@@ -50,15 +60,17 @@ class Held:
         elif dataclasses.is_dataclass(value):
             self.walk([getattr(value, field.name) for field in dataclasses.fields(value)])
         elif hasattr(value, "_roots"):
-            self._walk_nodes([edge.node for edge in value._roots])
+            self.walk_nodes([edge.node for edge in value._roots])
 
-    def _walk_nodes(self, todo):
+    def walk_nodes(self, todo):
+        """Add what nodes hold as attributes, and keep the number of rows of the last layer with experts."""
         seen = set()
         while todo:
             if (node := todo.pop()) is None or node in seen:
                 continue
             seen.add(node)
             self.walk(getattr(node, "__dict__", {}))
+            self.rows = sum(node.routes.counts) if hasattr(node, "routes") else self.rows
             todo += [parent for parent, _ in node.next_functions]
 
     @property
