@@ -1,6 +1,5 @@
 import pickle
 import random
-from itertools import product
 
 import pytest
 from hypothesis import given
@@ -79,34 +78,6 @@ def test_programs_differ_by_their_ranks_and_counts_only():
     assert one != Program("a", [[Action(0, "F", 0)]], num_microbatches=2)
     assert one != Program("a", [[Action(0, "F", 1)]])
     assert one != "0F0"
-
-
-def test_schedules_are_found_by_name_however_it_is_written():
-    assert schedules.names()[:2] == ["gpipe", "1f1b"]
-    for name in ("1F1B", "1f1b", "one_f_one_b", "One F One B"):
-        assert schedules.build(name, 3, 5) == schedules.one_f_one_b(3, 5)
-    with pytest.raises(ValueError, match="no schedule named 'zigzag'; use one of gpipe, 1f1b"):
-        schedules.build("zigzag", 2, 2)
-
-
-def test_sizes_that_no_schedule_has_are_refused(subtests):
-    for (ranks, microbatches), name in product(
-        [(0, 4), (4, 0), (-1, 4), (2.0, 4), (2, "8"), (True, 4)], schedules.names()
-    ):
-        with (
-            subtests.test(ranks=ranks, microbatches=microbatches, name=name),
-            pytest.raises(ValueError, match="to be an integer of at least 1, got"),
-        ):
-            schedules.build(name, ranks, microbatches)
-
-
-def test_gpipe_runs_its_backwards_first_in_first_out():
-    assert schedules.gpipe(2, 3).rows() == ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"]
-
-
-def test_one_f_one_b_with_few_microbatches():
-    assert schedules.one_f_one_b(4, 2).rows()[0] == "0F0 0F1 0B0 0B1"
-    assert schedules.one_f_one_b(4, 2).rows()[3] == "3F0 3B0 3F1 3B1"
 
 
 def test_random_programs_have_all_shapes():

@@ -2,23 +2,19 @@ import gc
 import subprocess
 import sys
 import time
-from fractions import Fraction
-from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import EXACT, ORACLES
+from schedule_grid import ORACLES
 from slow_reference import random_cost, random_program, solve
 
-from dualpipe_lab.pp import closed_forms, schedules
+from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram
-
-GRID = [(p, m) for p in (1, 2, 3, 8) for m in (1, 2, 3, 8, 13)]
 
 
 def oracle(kind):
@@ -36,45 +32,6 @@ def test_every_time_equals_the_slow_reference(rng):
     }
     assert found == expected
     assert simulate(lower(program), cost) == timeline
-
-
-def test_closed_forms_are_exact_on_a_grid(subtests):
-    for cost, (p, m) in product([Cost(), Cost(F=3, B=4), Cost(F=Fraction(1, 3), I=Fraction(2, 7), W=5)], GRID):
-        with subtests.test(cost=cost, p=p, m=m):
-            work = m * (cost.per_stage(p)["F"][0] + cost.per_stage(p)["B"][0])
-            for build, makespan in (
-                (schedules.gpipe, closed_forms.gpipe_makespan),
-                (schedules.one_f_one_b, closed_forms.one_f_one_b_makespan),
-            ):
-                timeline = simulate(build(p, m), cost)
-                assert timeline.makespan == makespan(p, m, cost)
-                assert {timeline.bubble_time(rank) for rank in range(p)} == {makespan(p, m, cost) - work}
-                assert timeline.bubble_fraction == float(closed_forms.bubble_fraction(p, m))
-                assert len(timeline.messages) == closed_forms.num_messages(p, m)
-                held = [closed_forms.one_f_one_b_peak_activations(p, m, rank) for rank in range(p)]
-                held = [closed_forms.gpipe_peak_activations(m)] * p if build is schedules.gpipe else held
-                assert [timeline.peak_activations(rank) for rank in range(p)] == held
-
-
-@given(
-    m=st.integers(1, 9), stages=st.lists(st.tuples(EXACT, EXACT), min_size=1, max_size=6), latency=EXACT, transfer=EXACT
-)
-def test_gpipe_closed_form_for_unequal_stages_and_slow_links(m, stages, latency, transfer):
-    cost = Cost(F=[f for f, _ in stages], B=[b for _, b in stages], latency=latency, transfer=transfer)
-    p = len(stages)
-    assert simulate(schedules.gpipe(p, m), cost).makespan == closed_forms.gpipe_makespan(p, m, cost)
-
-
-def test_one_f_one_b_has_no_closed_form_for_slow_links():
-    with pytest.raises(ValueError, match="use simulate"):
-        closed_forms.one_f_one_b_makespan(4, 8, Cost(latency=1))
-
-
-def test_dualpipe_row():
-    timeline = simulate(oracle("dualpipe"), Cost(F=1, I=1, W=1, overlap=3))
-    assert timeline.makespan == 66  # work 60
-    assert [timeline.bubble_time(rank) for rank in range(8)] == [6] * 8  # (P/2 - 1) (F&B + B - 3W), P = 8
-    assert [timeline.peak_activations(rank) for rank in range(8)] == [9] * 8  # P + 1
 
 
 def test_messages_on_a_link_queue_first_in_first_out():

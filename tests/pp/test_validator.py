@@ -3,12 +3,11 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import SIZES, legal, num_crossings
 from slow_reference import random_program
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower, strip
-from dualpipe_lab.pp.program import MESSAGE_KINDS, Action, Overlap, Program, actions_of
+from dualpipe_lab.pp.program import Action, Overlap, Program, actions_of
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
@@ -17,28 +16,6 @@ def problems_of(rows, **options):
     with pytest.raises(InvalidProgram) as caught:
         validate(rows if isinstance(rows, Program) else Program.parse("broken", rows), **options)
     return "\n".join(caught.value.problems)
-
-
-def test_schedules_are_valid_plain_and_lowered(subtests):
-    for name in schedules.names():
-        with subtests.test(name=name):
-            programs = list(legal(name, SIZES[::3]))
-            assert len(programs) >= 3
-            for program in programs:
-                lowered = validate(lower(validate(program)), blocking=True, in_order=True)
-                kinds = [action.kind for action in lowered]
-                assert [kinds.count(kind) for kind in MESSAGE_KINDS] == [num_crossings(program)] * 4
-
-
-def test_gradients_are_summed_in_the_order_of_the_microbatches(subtests):
-    for name in schedules.names():
-        with subtests.test(name=name):
-            kinds = "BI" if name.startswith("paired") else "BW"  # a twin's B overtakes the W that it puts off
-            for program in legal(name, [(1, 5), (2, 4), (3, 6), (4, 11), (4, 12)]):
-                for rank in range(program.num_ranks):
-                    done = [(a.stage, a.microbatch) for a in program.actions(rank) if a.kind in kinds]
-                    by_stage = [[m for s, m in done if s == stage] for stage in {stage for stage, _ in done}]
-                    assert program.num_directions == 2 or all(row == sorted(row) for row in by_stage)
 
 
 @given(st.randoms(use_true_random=False))
