@@ -44,18 +44,6 @@ def test_messages_on_a_link_queue_first_in_first_out():
     ]
 
 
-def test_a_pair_releases_its_forward_before_its_backward():
-    program = Program.parse("v", ["0F0 3F0 3B0 0F1 (3F1;0B0)OVERLAP_F_B 3B1 0B1", "1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1"])
-    timeline = simulate(program, Cost(transfer=1))
-    assert [span.kind for span in timeline.spans_by_rank[0]].count("F&B") == 1
-    two = Program.parse(
-        "two", ["1F0 1F1 (1F2;1B0)OVERLAP_F_B 1B1 1B2", "0F0 2F0 0F1 2B0 0F2 0B0 2F1 2B1 0B1 2F2 2B2 0B2"]
-    )
-    released = [m for m in simulate(two, Cost(transfer=3)).messages if m.label in ("1F2", "1B0")]
-    assert [(m.label, m.sent) for m in released] == [("1F2", released[0].sent), ("1B0", released[0].sent)]
-    assert released[1].left == released[0].sent + 3
-
-
 def test_infeasible_and_incomplete_programs_are_explained():
     with pytest.raises(InvalidProgram, match="deadlock: ranks 0 and 1 wait for each other"):
         simulate(Program.parse("x", ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"]))
