@@ -85,18 +85,6 @@ def test_time_equals_the_simulation_to_the_nanosecond():
         assert [list(passes) for passes in zip(*times, strict=True)] == list(simulated(layout, causal)), layout
 
 
-def test_messages_hide_behind_work_but_for_the_last_hop():
-    """Equal work: c steps of it, and in the backward one more message, whatever the shorter messages take."""
-    work, c = [[100] * 4] * 4, 4
-    for message in (0, 30, 49):  # two of them fit behind the work of a step of the backward
-        each = MessageTimes([[message] * c] * c, latency=1)
-        assert ring_forward_ns(work, each) == [c * 100] * c
-        assert ring_backward_ns(work, each, each) == [c * 100 + message + 1] * c
-    slow = MessageTimes([[150] * c] * c, latency=7)
-    assert ring_forward_ns(work, slow) == [3 * 157 + 100] * c
-    assert ring_forward_ns([[5]], MessageTimes([[9]], 9)) == ring_backward_ns([[5]], slow, slow) == [5]
-
-
 def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
     num_ranks, heads, length = 4, 2, 256
     sizes = AttentionSizes(BATCH, heads, heads, SIZE, 8, 8)
@@ -168,12 +156,6 @@ def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():
     for parts in zip(*launch(fn, 3), strict=True):
         for mine, other in zip(whole(parts, layout), expected, strict=True):
             assert_close(mine, other, tolerance)
-
-
-def test_torch_s_kernel_refuses_other_corners():
-    q = draw(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="a full block or a triangle, got offset=1; use FlashTiles"):
-        TorchFlash().forward(q, q, q, 1, 1.0)
 
 
 def test_merge_with_nothing_on_either_side():

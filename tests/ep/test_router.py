@@ -94,8 +94,6 @@ def test_a_normalised_single_expert_gives_the_router_exactly_nothing(scoring):
     logits.grad = None
     expert_weights(logits, indices, scoring).backward(grad)  # Switch: the score itself
     assert logits.grad.any(-1).all()
-    with pytest.raises(ValueError, match="as Switch does"):
-        TopKRouter(4, 5, 1, scoring=scoring, normalise=True)
 
 
 def test_equal_scores_are_chosen_in_the_order_of_their_numbers():
@@ -131,15 +129,6 @@ def test_masked_experts_are_never_chosen():
     assert logits.grad[0, 1] == 0
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_are_refused(bad):
-    router = TopKRouter(3, 4, 2, normalise=True)
-    x = torch.ones(5, 3)
-    x[3, 1] = bad
-    with pytest.raises(ValueError, match="token 3"):
-        router(x)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -148,6 +137,9 @@ def test_logits_that_are_no_numbers_are_refused(bad):
         (lambda: TopKRouter(3, 4, 2, scoring="tanh"), "'softmax' or 'sigmoid', got 'tanh'"),
         (lambda: expert_weights(torch.zeros(1, 2), torch.zeros(1, 1).long(), "tanh"), "got 'tanh'"),
         (lambda: top_experts(torch.tensor([[1.0, -torch.inf]]), 2), "needs 2 finite scores"),
+        (lambda: TopKRouter(3, 4, 2, normalise=True)(torch.tensor([[1.0] * 3, [1, torch.nan, 1]])), "token 1"),
+        (lambda: TopKRouter(3, 4, 2, normalise=True)(torch.tensor([[1.0] * 3, [1, torch.inf, 1]])), "token 1"),
+        (lambda: TopKRouter(4, 5, 1, scoring="sigmoid", normalise=True), "as Switch does"),
     ],
 )
 def test_what_is_refused(call, message):

@@ -29,6 +29,7 @@ TOPOLOGIES = {
     "ep 2": lab.Topology([("ep", 2)]),
     "ep 4": lab.Topology([("ep", 4)]),
     "dp 2 x ep 2": lab.Topology([("dp", 2), ("ep", 2)]),
+    "ep 2 x dp 2": lab.Topology([("ep", 2), ("dp", 2)]),
     "dp 4, edp 2": lab.Topology([("dp", 4)], edp=2),
     "dp 2": lab.Topology([("dp", 2)]),
     "ep 2 x tp 2": lab.Topology([("ep", 2), ("tp", 2)]),
@@ -92,7 +93,7 @@ def step(mesh, config, layout=None, is_sequence_parallel=False, **options):
     return state, found, loads, [router.bias.clone() for router in routers(model)]
 
 
-REFUTES = ("dp 2 x ep 2", "dp 4, edp 2", "dp 2 x cp 2, edp 2")  # what the others would refute, too
+REFUTES = ("dp 2 x ep 2", "ep 2 x dp 2", "dp 4, edp 2", "dp 2 x cp 2, edp 2")  # what the others would refute, too
 OTHERS = [pytest.param(name, False, marks=pytest.mark.every) for name in TOPOLOGIES if name not in REFUTES]
 
 

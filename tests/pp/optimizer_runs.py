@@ -1,7 +1,5 @@
 """Stages of four kinds under every optimizer: one training step of a pipeline, and the same on one process."""
 
-from math import hypot
-
 import torch
 from runs import Stages
 from stage_zoo import Product
@@ -96,51 +94,12 @@ def split_off_experts(stage):
     return stage, None
 
 
-class Trainer:
-    """The optimizers of one rank: one per stage, or one for all of them.
-
-    Args:
-        kind: of optimizer.
-        stages: of this rank, by number.
-        mesh: pp x dp, whose data ranks share the experts.
-        program: of the pipeline.
-        joint: one optimizer for all stages.
-    """
-
-    def __init__(self, kind, stages, mesh, program, joint):
-        self.optimizers = []
-        self.keys = {p: (i, name) for i, stage in stages.items() for name, p in stage.named_parameters()}
-        for held in [stages] if joint else [{index: stages[index]} for index in sorted(stages)]:
-            self._add(kind, Stages(held), mesh, program)
-
-    def _add(self, kind, module, mesh, program):
-        options = {**HYPER, "bucket_bytes": 100}
-        if kind == "zero3":
-            units = [layer for layer in module.modules() if layer._parameters]
-            optimizer = Zero3(module, mesh, units=units, **options, program=program)
-        else:
-            optimizer = OPTIMIZERS[kind](module, mesh, **options, program=program)
-        self.optimizers.append(optimizer)
-
-    def gradients(self):
-        return self._by_stage(full_gradients)
-
-    def step(self):
-        """One clipped step; the norm is that of the whole model."""
-        norms = [optimizer.grad_norm() for optimizer in self.optimizers]
-        for optimizer in self.optimizers:
-            assert optimizer.step(max_norm=MAX_NORM, norm=hypot(*norms)).stepped
-        return hypot(*norms)
-
-    def weights(self):
-        return self._by_stage(full_weights)
-
-    def _by_stage(self, of):
-        found = {}
-        for optimizer in self.optimizers:
-            keys = {name: self.keys[p] for p, name in optimizer.names.items()}
-            found |= {keys[name]: value for name, value in of(optimizer).items()}
-        return found
+def make_optimizer(kind, stages, mesh, program):
+    """One optimizer for the stages of a rank, with buckets across them; pp x dp, whose data ranks share the experts."""
+    module, options = Stages(stages), {**HYPER, "bucket_bytes": 100, "program": program}
+    if kind == "zero3":
+        options["units"] = [layer for layer in module.modules() if layer._parameters]
+    return OPTIMIZERS[kind](module, mesh, **options)
 
 
 def shard_fully(stages, dp):
@@ -155,7 +114,7 @@ def full(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def train(rank, world_size, kind, layers, programs, weights, joint):
+def train(rank, world_size, kind, layers, programs, weights):
     """One step of every program: which parts of parameters they are, gradients, norm and weights; or the refusal.
 
     Of torch's `fully_shard` the gradients alone: its optimizer is torch's.
@@ -179,13 +138,19 @@ def train(rank, world_size, kind, layers, programs, weights, joint):
             if is_torch_s:
                 shard_fully(mine, device_mesh["dp"])
             else:
-                training = Trainer(kind, mine, mesh, program, joint)
+                optimizer = make_optimizer(kind, mine, mesh, program)
             runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp)
             runtime.step(list(xs), list(ys), [1 / (DP * M)] * M)
             if is_torch_s:
                 results.append((shards(mine), by_stage(mine, lambda p: full(p.grad))))
             else:
-                results.append((shards(mine), training.gradients(), training.step(), training.weights()))
+                numbers = {p: key for key, p in by_stage(mine, lambda p: p).items()}
+                keys = {name: numbers[p] for p, name in optimizer.names.items()}
+                grads = {keys[name]: grad for name, grad in full_gradients(optimizer).items()}
+                report = optimizer.step(max_norm=MAX_NORM)
+                assert report.stepped
+                after = {keys[name]: weight for name, weight in full_weights(optimizer).items()}
+                results.append((shards(mine), grads, report.norm, after))
         except ValueError as error:
             results.append(str(error))
     return results

@@ -13,6 +13,17 @@ BYTES = WIDTH * ROWS * 8
 LIKE = torch.empty(ROWS, WIDTH, dtype=torch.float64)
 
 
+class Returns(nn.Module):
+    """What a function makes of its input."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
 def make_stages(number, seed=0):
     torch.manual_seed(seed)
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for _ in range(number)]

@@ -37,11 +37,11 @@ def error(ours, theirs, shards):
     return worst
 
 
-def compare(kind, layers, programs, joint=False):
+def compare(kind, layers, programs):
     """The worst error of all programs."""
     numbers = {program.num_stages for program in programs.values()}
     weights = {number: reference(layers, number)[0] for number in numbers}
-    out = lab.launch(train, PP * DP, kind, layers, programs, weights, joint, output="collect", timeout=400)
+    out = lab.launch(train, PP * DP, kind, layers, programs, weights, output="collect", timeout=400)
     worst = 0.0
     for name, ranks in zip(programs, zip(*out, strict=True), strict=True):
         rule, (_, grads, after, norm) = refused(kind, name), reference(layers, programs[name].num_stages)
@@ -65,18 +65,8 @@ def compare(kind, layers, programs, joint=False):
 FSDP2 = pytest.param("fsdp2", marks=pytest.mark.on_gloo("torch's fully_shard asks for CUDA itself, which is not there"))
 
 
-SEVERAL = {name: program for name, program in PROGRAMS.items() if program.num_stages > PP or name in MIRRORED}
-
-
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, FSDP2])
 def test_gradients_and_a_clipped_step_are_those_of_one_process(kind, layers):
+    """Of loops, V shapes and both directions one optimizer holds the two stages of a rank."""
     print(f"{kind} x {layers}: {compare(kind, layers, PROGRAMS):.1e}")
-
-
-@pytest.mark.parametrize("layers", ["custom", "experts"])
-@pytest.mark.parametrize("kind", list(OPTIMIZERS))
-def test_one_optimizer_holds_several_stages(kind, layers):
-    """Loops, V shapes and both directions: one optimizer for the two stages of a rank, with buckets across them."""
-    assert len(SEVERAL) >= 7
-    print(f"{kind} over both stages x {layers}: {compare(kind, layers, SEVERAL, joint=True):.1e}")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rank_runs import LIKE, WIDTH, grads_of, make_batch, make_stages
+from rank_runs import LIKE, WIDTH, Returns, grads_of, make_batch, make_stages
 from runs import assert_refused
 from test_runtime import Scaled
 from torch import nn
@@ -19,15 +19,6 @@ from dualpipe_lab.pp.runtime.check import Buffers, check_stages
 from dualpipe_lab.pp.schedules import build
 
 BATCH = make_batch(2)
-
-
-class Returns(nn.Module):
-    def __init__(self, make):
-        super().__init__()
-        self.make = make
-
-    def forward(self, x):
-        return self.make(x)
 
 
 def integers(x):

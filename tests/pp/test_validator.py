@@ -155,15 +155,10 @@ def swapped(program, rank, first, second):
 
 def test_the_number_of_held_activations_can_be_bounded():
     program = schedules.one_f_one_b(4, 8)
-    assert validate(program, in_flight=4) is program
-    assert validate(program, in_flight=[4, 3, 2, 1]) is program
     assert "rank 0, position 3: 0F3 makes it hold 4 activations, the bound is 3" in problems_of(program, in_flight=3)
     assert "rank 1" in problems_of(schedules.gpipe(2, 2), in_flight=[2, 1])
     with pytest.raises(ValueError, match="in_flight lists 2 bounds, the program has 4 ranks"):
         validate(program, in_flight=[1, 2])
-    dualpipe = schedules.dualpipe(8, 20)
-    assert validate(dualpipe, in_flight=9) is dualpipe
-    assert problems_of(dualpipe, in_flight=8)
 
 
 def test_many_problems_are_listed_briefly_and_the_error_crosses_processes():
