@@ -123,15 +123,3 @@ def test_a_strided_tensor_is_refused_by_name():
 
     with pytest.raises(lab.RankError, match=r"(?s)rank 1.*ring_all_reduce needs a contiguous tensor"):
         launch(fn, 2)
-
-
-def test_time_is_2_n_minus_2_latencies_and_the_optimal_bytes():
-    def fn(rank, world_size):
-        ring_all_reduce(torch.zeros(4000, dtype=torch.float64))
-        return lab.now()
-
-    link = lab.Link(gbps=1, latency_ms=0.5)
-    for num_ranks in (2, 4):
-        chunk_ns = link.transfer_ns(4000 // num_ranks * 8)
-        expected = 2 * (num_ranks - 1) * (chunk_ns + 500_000)
-        assert launch(fn, num_ranks, link=link, clock="virtual") == [expected] * num_ranks

@@ -11,7 +11,6 @@ from runs import launch, rounding
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.closed_forms import AttentionSizes, saved_bytes, sent_bytes
 from dualpipe_lab.cp.flash_attention import FlashTiles
 from dualpipe_lab.cp.layouts import MessageTimes, make_layout, ring_backward_ns, ring_forward_ns, visible_pairs
@@ -128,16 +127,6 @@ def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
             assert found["all-gather", total] == q_and_out + state * total // length + total * sizes.kv_position
         queries = state * SIZE  # which the caller holds anyhow
         assert most == [2 * block + queries + out_lse] * num_ranks
-
-
-def test_both_forms_merge_in_the_same_order():
-    layout = make_layout("zigzag", 16, 4)
-
-    def fn(rank, world_size):
-        parts = [shard_sequence(tensor, layout, rank, 2) for tensor in inputs(16, 4, 2)[:3]]
-        return torch.equal(ring_attention(*parts, layout), all_gather_attention(*parts, layout))
-
-    assert launch(fn, 4) == [True] * 4
 
 
 def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():

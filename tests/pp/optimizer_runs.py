@@ -87,11 +87,9 @@ def by_stage(stages, of):
     return {(index, name): of(p) for index, stage in stages.items() for name, p in stage.named_parameters()}
 
 
-def split_off_experts(stage):
-    """What every data rank has a copy of, as a module; and the experts, if there are any."""
-    if isinstance(stage, WithExperts):
-        return nn.ModuleDict({"dense": stage.dense, "router": stage.moe.router}), stage.moe.experts
-    return stage, None
+def copies(stage):
+    """What every data rank has a copy of, as a module: all but experts."""
+    return nn.ModuleList([stage.dense, stage.moe.router]) if isinstance(stage, WithExperts) else stage
 
 
 def make_optimizer(kind, stages, mesh, program):
@@ -132,7 +130,7 @@ def train(rank, world_size, kind, layers, programs, weights):
             mine[index] = make_stage(layers, ExpertParallel(dp))
             load_full_state_dict(mine[index], {rest: value for (stage, rest), value in state.items() if stage == index})
         if not is_torch_s and mesh.rank("dp"):  # its optimizer has to make copies equal
-            for parameter in (p for stage in mine.values() for p in split_off_experts(stage)[0].parameters()):
+            for parameter in (p for stage in mine.values() for p in copies(stage).parameters()):
                 nn.init.normal_(parameter)
         try:
             if is_torch_s:

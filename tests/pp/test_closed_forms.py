@@ -185,16 +185,6 @@ def test_how_long_one_more_microbatch_takes_on_a_v(p):
                 assert Fraction(longer, 12) == form(p, cost)
 
 
-def test_no_order_on_a_v_of_equal_times_is_shorter_than_zbv():
-    for p in range(1, 9):
-        for m in range(1, 33):
-            first_f_of_the_last_rank = p - 1
-            first_i_of_the_last_rank = 3 * p - 1  # down, up, down again; until then it has 2m forwards
-            first_i_of_stage_0 = 4 * p - 1  # until then rank 0 has F of stage 0, and all work of its other stage
-            bound = max(first_f_of_the_last_rank, first_i_of_the_last_rank - 2 * m, first_i_of_stage_0 - 4 * m)
-            assert forms.zbv_makespan(p, m) == 6 * m + bound
-
-
 REFUSED = [
     (
         forms.one_f_one_b_makespan,

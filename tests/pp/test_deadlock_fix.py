@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from slow_reference import how_far, random_program, runs_to_its_end
 
 from dualpipe_lab.pp.lowering import lower, strip
-from dualpipe_lab.pp.program import Overlap, Program, parse_action
+from dualpipe_lab.pp.program import parse_action
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 MOVE = re.compile(r"move (\S+) on rank (\d+) from position (\d+) to position (\d+), (before|behind) (\S+)[;,] ")
@@ -102,12 +102,3 @@ def test_the_advice_for_programs_with_messages_is_right_too(rng, blocking):
         if text is None:
             break
     validate(lower(program) if not program.is_lowered else program, blocking=blocking)
-
-
-def test_two_pairs_that_need_each_other_are_taken_apart():
-    rows = ["0F0 (0F1;0B0)OVERLAP_F_B 0B1", "1F0 (1F1;1B0)OVERLAP_F_B 1B1"]
-    text = deadlock(Program.parse("pairs", rows))
-    assert "take 1B0 out of (1F1;1B0)OVERLAP_F_B on rank 1 (position 1) and run it at position 1, before 1F1" in text
-    mended, promised = followed(Program.parse("pairs", rows), text)
-    assert promised
-    assert sum(isinstance(step, Overlap) for steps in validate(mended).ranks for step in steps) == 1

@@ -43,14 +43,6 @@ def test_no_split_is_better(costs, stages, embedding, head):
     assert [layer for stage in found.stages for layer in stage] == list(range(len(costs)))
 
 
-@given(st.integers(1, 60), st.integers(1, 20))
-def test_equal_layers_differ_by_at_most_one_and_early_stages_have_fewer(layers, stages):
-    stages = min(stages, layers)
-    sizes = partition(layers, stages).sizes
-    assert list(sizes) == sorted(sizes)
-    assert sizes[-1] - sizes[0] <= 1
-
-
 def test_a_thousand_layers_on_many_stages():
     costs = [1 + layer * layer % 17 for layer in range(1000)]
     found = partition(costs, 64, embedding=30, head=70)

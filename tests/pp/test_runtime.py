@@ -192,59 +192,6 @@ def test_a_whole_batch_is_split_and_its_loss_is_that_of_one_process(name):
         assert sum(found[kind][2] for found in out) == pytest.approx(loss.item(), abs=1e-12)
 
 
-def test_two_pipelines_in_one_process():
-    """Every rank belongs to a pipeline along its row and to one along its column."""
-    program, stages = build("1f1b", 2, 3), make_stages(2)
-    batches = [make_batch(3, seed=seed) for seed in range(4)]
-
-    def fn(rank, world_size):
-        row, column = divmod(rank, 2)
-        groups = [lab.comm.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
-        results = []
-        for group, place, number in ((groups[row], column, row), (groups[2 + column], row, 2 + column)):
-            runtime = PipelineRuntime(program, {place: stages[place]}, mse_loss, group=group)
-            runtime.step(*batches[number])
-            results.append((number, place, [grad.clone() for grad in grads_of(stages[place])]))
-            stages[place].zero_grad()
-        return results
-
-    for number, place, grads in [entry for results in lab.launch(fn, 4) for entry in results]:
-        expected, _ = expected_grads(program, batches[number])
-        assert bitwise(grads, expected[place][place])
-
-
-class Doubled(Stage):
-    """A forward and a backward by hand: y = x W, twice its input's gradient sent on as it is."""
-
-    def __init__(self, index, module):
-        super().__init__(index, module)
-        self.kept, self.log = {}, []
-
-    def forward(self, microbatch, inputs, extra=None, loss_fn=None, weight=1):
-        self.log.append(f"F{microbatch}")
-        return super().forward(microbatch, inputs, extra, loss_fn, weight)
-
-    def backward(self, microbatch, grads):
-        self.log.append(f"B{microbatch}")
-        return super().backward(microbatch, tuple(2 * grad for grad in grads))
-
-
-def test_a_stage_may_bring_its_own_forward_and_backward():
-    program, stages = build("1f1b", 2, 3), make_stages(2)
-    batch = make_batch(3)
-
-    def fn(rank, world_size):
-        stage = Doubled(0, stages[0]) if rank == 0 else stages[1]
-        PipelineRuntime(program, {rank: stage}, mse_loss, LIKE).step(*batch)
-        return grads_of(stages[rank]), getattr(stage, "log", None)
-
-    (first, log), (second, _) = lab.launch(fn, 2)
-    expected, _ = expected_grads(program, batch)
-    assert bitwise([grad / 2 for grad in first], expected[0][0])
-    assert bitwise(second, expected[1][1])
-    assert log == ["F0", "F1", "B0", "F2", "B1", "B2"]
-
-
 def test_overlapped_pairs_go_to_the_hook():
     program, stages = build("dualpipev", 2, 6), make_stages(4)
     batch = make_batch(6)
@@ -269,19 +216,6 @@ def test_overlapped_pairs_go_to_the_hook():
     expected, _ = expected_grads(program, batch)
     for (grads, _), theirs in zip(out, expected, strict=True):
         assert all(bitwise(grads[stage], theirs[stage]) for stage in grads)
-
-
-def test_a_hook_that_forgets_a_task_is_named():
-    program = build("dualpipev", 1, 2)
-
-    def fn(rank, world_size):
-        runtime = PipelineRuntime(
-            program, dict(enumerate(make_stages(2))), mse_loss, LIKE, overlapped=lambda f, b: f.run()
-        )
-        runtime.step(*make_batch(2))
-
-    with pytest.raises(lab.RankError, match=r"the hook for overlapped pairs has not run [01]B0"):
-        lab.launch(fn, 1)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "zero_bubble_h1", "interleaved", "dualpipe", "dualpipev"])

@@ -65,6 +65,10 @@ def test_what_would_train_on_something_else_is_refused():
     def detached(y, target):
         return cross_entropy(y.detach(), target)
 
+    def forgetful():
+        pairs, halves = build("dualpipev", 1, 2), make_stages(2)
+        PipelineRuntime(pairs, halves, mse_loss, overlapped=lambda f, b: f.run()).step(*BATCH)
+
     def without_grad():
         with torch.no_grad():
             PipelineRuntime(one, {0: linear}, cross_entropy).step(x, y)
@@ -104,6 +108,7 @@ def test_what_would_train_on_something_else_is_refused():
             "stage 0 is wrapped in torch's DistributedDataParallel.* sum its gradients with DDP of dualpipe_lab.dp",
         ),
         (without_grad, "use evaluate"),
+        (forgetful, "the hook for overlapped pairs has not run [01]B0"),
         (shared, "stages 0 and 1 of this rank share a parameter"),
         (lambda: split_batch(torch.zeros(0, 2), 1), "use a batch that has rows"),
     ]

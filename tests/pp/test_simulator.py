@@ -1,4 +1,5 @@
 import gc
+import re
 import subprocess
 import sys
 import time
@@ -6,19 +7,12 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import ORACLES
 from slow_reference import random_cost, random_program, solve
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
-from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.validator import InvalidProgram
-
-
-def oracle(kind):
-    return next(Program.parse(name, rows) for name, rows in ORACLES.items() if name.startswith(kind + " "))
 
 
 @given(st.randoms(use_true_random=False))
@@ -44,35 +38,22 @@ def test_messages_on_a_link_queue_first_in_first_out():
     ]
 
 
-def test_infeasible_and_incomplete_programs_are_explained():
-    with pytest.raises(InvalidProgram, match="deadlock: ranks 0 and 1 wait for each other"):
-        simulate(Program.parse("x", ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"]))
-    with pytest.raises(InvalidProgram, match="W"):
-        simulate(Program.parse("x", ["0F0 0I0"]))
+REFUSED = [
+    (lambda: Cost(F=0.5), "scale all costs to integer ticks"),
+    (lambda: Cost(W=[1, 2.0]), "Cost.W must be an exact number, got 2.0"),
+    (lambda: Cost(latency=-1), "Cost.latency must not be negative"),
+    (lambda: Cost(overlap=2.5), "Cost.overlap must be an exact number"),
+    (lambda: Cost(B={0: "1"}), "Cost.B must be an exact number"),
+    (lambda: simulate(schedules.gpipe(2, 1), Cost(F=[1, 2, 3])), "Cost.F lists 3 stages, the program has 2"),
+    (lambda: simulate(schedules.gpipe(2, 1), Cost(I={0: 1})), "Cost.I has no entry for stage 1"),
+    (lambda: simulate(schedules.dualpipev(2, 4), Cost(overlap=lambda pair: 2.5)), "overlap of"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"F": 0.5}, "scale all costs to integer ticks"),
-        ({"W": [1, 2.0]}, "Cost.W must be an exact number, got 2.0"),
-        ({"latency": -1}, "Cost.latency must not be negative"),
-        ({"overlap": 2.5}, "Cost.overlap must be an exact number"),
-        ({"B": {0: "1"}}, "Cost.B must be an exact number"),
-    ],
-)
-def test_costs_that_are_not_exact_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Cost(**arguments)
-
-
-def test_costs_must_fit_the_stages():
-    with pytest.raises(ValueError, match=r"Cost\.F lists 3 stages, the program has 2"):
-        simulate(schedules.gpipe(2, 1), Cost(F=[1, 2, 3]))
-    with pytest.raises(ValueError, match=r"Cost\.I has no entry for stage 1"):
-        simulate(schedules.gpipe(2, 1), Cost(I={0: 1}))
-    with pytest.raises(ValueError, match="overlap of"):
-        simulate(oracle("dualpipev"), Cost(overlap=lambda pair: 2.5))
+def test_costs_that_are_not_exact_or_do_not_fit_the_stages_are_refused(subtests):
+    for call, message in REFUSED:
+        with subtests.test(message=message), pytest.raises(ValueError, match=re.escape(message)):
+            call()
 
 
 def test_pure_parts_import_quickly_and_without_torch():

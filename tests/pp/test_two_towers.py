@@ -1,28 +1,12 @@
-"""CLIP through a pipeline: gradients of one process with the negatives of all data ranks, and what crosses."""
+"""The contrastive loss of two towers: gradients of one process with the negatives of all ranks, and its traffic."""
 
-import clip_runs
 import pytest
 import torch
 from runs import A1, counted, draw, launch, leaf
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
 from dualpipe_lab.models.clip import ClipConfig, clip_layers, clip_stages
 from dualpipe_lab.models.contrastive import contrastive_loss
-
-NAMES = ("1f1b", "dualpipe", "zbv")
-
-
-def test_clip_on_four_ranks_has_the_gradients_of_one_process():
-    """Ids ride along, and on the last schedule they are given to the text tower itself."""
-    out, (grads, loss) = launch(clip_runs.run, 4, NAMES, timeout=400), clip_runs.one_process(2)
-    for name in NAMES:
-        seen = set()
-        for ours, _ in (rank[name] for rank in out):
-            seen |= ours.keys()
-            for key, value in ours.items():
-                assert (value - grads[key]).abs().max() <= A1 * max(1, grads[key].abs().max()), (name, key)
-        assert seen == grads.keys(), name
-        assert abs(sum(found for _, found in (rank[name] for rank in out)) - loss) <= A1 * loss, name
 
 
 def features(num_ranks, pairs=3, width=5):
@@ -30,17 +14,34 @@ def features(num_ranks, pairs=3, width=5):
     return normalize(drawn[0], dim=-1), normalize(drawn[1], dim=-1)
 
 
-def test_the_traffic_of_the_loss_is_counted():
-    """A gather of features, and a reduce-scatter of their gradients."""
+def test_the_loss_of_two_ranks_is_that_of_all_pairs_and_its_traffic_is_counted():
     images, texts = features(2)
 
     def fn(rank, world_size):
-        image, text = (leaf(part[3 * rank : 3 * rank + 3]) for part in (images, texts))
-        scale, group = leaf(torch.tensor(3.0).double()), torch.distributed.group.WORLD
-        return counted(lambda: contrastive_loss(image, text, scale, group).backward())
+        rows = slice(3 * rank, 3 * rank + 3)
+        image, text, scale = leaf(images[rows]), leaf(texts[rows]), leaf(torch.tensor(3.0).double())
+        group = torch.distributed.group.WORLD
 
-    for sent in launch(fn, 2):
-        assert sum(bytes_sent for _, bytes_sent in sent.values()) == 2 * 3 * 10 * 8
+        losses = []
+
+        def both():
+            losses.append(contrastive_loss(image, text, scale, group))
+            losses[0].backward()
+
+        return counted(both), image.grad, text.grad, scale.grad, losses[0].detach()
+
+    image, text, scale = leaf(images), leaf(texts), leaf(torch.tensor(3.0).double())
+    logits, own = scale * image @ text.t(), torch.arange(6)
+    loss = cross_entropy(logits, own) + cross_entropy(logits.t(), own)
+    loss.backward()  # twice the mean, as is the sum over two ranks
+    out = launch(fn, 2)
+    for rank, (sent, d_image, d_text, _, _) in enumerate(out):
+        rows = slice(3 * rank, 3 * rank + 3)
+        assert (d_image - image.grad[rows]).abs().max() <= A1
+        assert (d_text - text.grad[rows]).abs().max() <= A1
+        assert sum(bytes_sent for _, bytes_sent in sent.values()) == 2 * 3 * 10 * 8  # a gather, a reduce-scatter
+    assert abs(sum(one[3] for one in out) - scale.grad) <= A1
+    assert abs(sum(one[4] for one in out) - loss.detach()) <= A1
 
 
 def test_the_backward_by_hand_passes_gradcheck():
