@@ -53,16 +53,9 @@ def test_the_rules_show_exactly_what_positions_allow(layout, causal):
     assert sum(map(sum, pairs)) == total
 
 
-def test_pairs_and_critical_paths_of_4_ranks_and_16_positions():
-    pairs = {name: visible_pairs(make_layout(name, 16, 4)) for name in LAYOUTS}
-    assert pairs["contiguous"] == [[10, 0, 0, 0], [10, 16, 0, 0], [10, 16, 16, 0], [10, 16, 16, 16]]
-    assert pairs["zigzag"] == [[10, 8, 8, 8]] * 4
-    assert pairs["striped"] == [[10, 6, 6, 6], [10, 10, 6, 6], [10, 10, 10, 6], [10, 10, 10, 10]]
-    assert {name: critical_path(found) for name, found in pairs.items()} == {
-        "contiguous": 58,
-        "striped": 40,
-        "zigzag": 34,
-    }
+def test_critical_paths_of_4_ranks_and_16_positions():
+    found = {name: critical_path(visible_pairs(make_layout(name, 16, 4))) for name in LAYOUTS}
+    assert found == {"contiguous": 58, "striped": 40, "zigzag": 34}
 
 
 @pytest.mark.parametrize(

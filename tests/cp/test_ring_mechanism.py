@@ -170,11 +170,7 @@ def test_the_trace_shows_blocks_that_go_round_and_gradients_that_come_home():
     start, middle = [{f"KV {rank}": f"KV {rank}"} for rank in range(3)], min(run)
     forward = Steps.of_run(run.timeline.between(0, middle), start=start, moves=True)
     backward = Steps.of_run(run.timeline.between(middle, math.inf), start=start, moves=True)
-    lines = str(forward).splitlines()
-    assert [line.partition(": ")[2] for line in lines[1:3]] == [
-        "0->1 KV 0, 1->2 KV 1, 2->0 KV 2",
-        "0->1 KV 2, 1->2 KV 0, 2->0 KV 1",
-    ]
+    assert str(forward).splitlines()[2].endswith(": 0->1 KV 2, 1->2 KV 0, 2->0 KV 1")
     lines = [line.partition(": ")[2] for line in str(backward).splitlines()[1:]]
     assert lines[0] == "0->1 KV 0, 0->1 dKV 0, 1->2 KV 1, 1->2 dKV 1, 2->0 KV 2, 2->0 dKV 2"
     assert lines[2] == "0->1 dKV 1, 1->2 dKV 2, 2->0 dKV 0"

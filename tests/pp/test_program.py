@@ -8,7 +8,7 @@ from slow_reference import random_program
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower
-from dualpipe_lab.pp.program import Action, Overlap, Program, parse_action
+from dualpipe_lab.pp.program import Action, Program
 
 PROGRAMS = {name: rows for name, rows in ORACLES.items() if name != "legend"}
 
@@ -20,19 +20,6 @@ def test_random_programs_round_trip_through_text_and_pickle(rng):
     assert Program.parse("lowered", str(lower(program))) == lower(program)
     assert pickle.loads(pickle.dumps(program)) == program
     assert hash(Program.parse("x", program.rows())) == hash(program)
-
-
-def test_dualpipe_keeps_a_stage_on_two_ranks_by_microbatch():
-    program = Program.parse("DualPipe", PROGRAMS["dualpipe 8 ranks 20 microbatches"])
-    assert (program.num_ranks, program.num_stages, program.num_microbatches) == (8, 8, 20)
-    assert all(program.rank_of(stage, m) == (stage if m < 10 else 7 - stage) for stage in range(8) for m in range(20))
-    assert sum(1 for _ in program) == sum(len(list(program.actions(rank))) for rank in range(8))
-
-
-def test_a_pair_is_written_as_torch_writes_it():
-    pair = Overlap(Action(0, "F", 7), Action(7, "I", 3))
-    assert parse_action(str(pair)) == pair
-    assert parse_action("12RECV_B345") == Action(12, "RECV_B", 345)
 
 
 def test_a_bad_token_is_named_with_its_rank_and_position(subtests):

@@ -10,7 +10,6 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Action, B, F, Overlap, Program
-from dualpipe_lab.pp.schedules.dualpipe import eight_steps
 from dualpipe_lab.pp.schedules.looped import round_sizes
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
@@ -80,11 +79,6 @@ def test_dualpipe_cut_in_half_is_dualpipev(p, m):
     whole = schedules.dualpipe(2 * p, 2 * m)
     half = [[one_numbering(step, m) for step in steps] for steps in whole.ranks[:p]]
     assert half == [list(steps) for steps in schedules.dualpipev(p, m).ranks]
-
-
-def test_the_middle_rank_s_first_pair_stands_apart():
-    steps = eight_steps(position=3, num_positions=4, num_microbatches=10)
-    assert " ".join(steps[3]).startswith("F0 B1 F1&B0 F0&B1 F1&B0")
 
 
 def test_each_direction_of_easy_dualpipe_alone_is_1f1b():

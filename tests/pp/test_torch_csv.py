@@ -11,22 +11,6 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
 
 PROGRAMS = [Program.parse(name, rows) for name, rows in ORACLES.items() if name != "legend"]
-EXPRESSIBLE = [schedules.gpipe(4, 8), schedules.one_f_one_b(4, 8), schedules.one_f_one_b(4, 2), *PROGRAMS[1:]]
-
-
-def read_by_torch(text):
-    return {
-        rank: [torch_schedules._Action.from_str(cell) for cell in row]
-        for rank, row in enumerate(csv.reader(text.splitlines()))
-    }
-
-
-@pytest.mark.parametrize("program", EXPRESSIBLE, ids=lambda program: program.name)
-def test_torch_reads_and_validates_the_program(program):
-    actions = read_by_torch(to_torch_csv(program))
-    assert [" ".join(map(str, actions[rank])) for rank in range(program.num_ranks)] == program.rows()
-    homes = torch_schedules._validate_schedule(actions, program.num_ranks, program.num_stages, program.num_microbatches)
-    assert homes == {stage: program.rank_of(stage, 0) for stage in range(program.num_stages)}
 
 
 def test_what_torch_cannot_express_is_refused(subtests):

@@ -7,7 +7,7 @@ from slow_reference import random_program
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower, strip
-from dualpipe_lab.pp.program import Action, Overlap, Program, actions_of
+from dualpipe_lab.pp.program import Action, Overlap, Program
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
@@ -169,12 +169,3 @@ def test_many_problems_are_listed_briefly_and_the_error_crosses_processes():
     assert str(caught.value).endswith("and 88 more")
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.problems) == (str(caught.value), caught.value.problems)
-
-
-def test_stages_on_one_rank_hand_over_without_messages():
-    v = Program.parse("v", ["0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"])
-    assert lower(v).rows() == [
-        "0F0 0SEND_F0 3RECV_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0",
-        "1RECV_F0 1F0 2F0 2SEND_F0 2RECV_B0 2B0 1B0 1SEND_B0",
-    ]
-    assert [actions_of(step)[0].kind for step in lower(schedules.gpipe(1, 2)).ranks[0]] == ["F", "F", "B", "B"]
