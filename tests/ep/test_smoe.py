@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from moe_cases import FFN, HIDDEN, all_cases, check, make_case
-from runs import assert_refused, counted, draw, launch, leaf
+from ep_runs import distance
+from moe_cases import FFN, HIDDEN, all_cases, check, make_case, plain
+from runs import A1, assert_refused, counted, draw, launch, leaf
 from torch import nn
 
 import dualpipe_lab as lab
@@ -190,6 +191,20 @@ def test_experts_choices_and_means_that_cannot_be_are_refused():
         (lambda: reduce_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0), "got 0 on all ranks together; skip"),
     ]
     assert_refused(2, cases)
+
+
+def test_gradients_of_a_mean_are_sums_divided_by_all_tokens():
+    case = make_case("chosen at random", (3, 5))
+
+    def fn(rank, world_size):
+        layer = Experts.from_full(case.gate, case.up, case.down)
+        x, weights, experts, dy = case.of(rank)
+        layer(x, weights, experts).backward(dy)
+        reduce_gradients(layer, layer.ep, 8)
+        return full_state_dict(layer, of="grad")
+
+    for found in launch(fn, 2):
+        assert all(distance(8 * grad, plain(case)[name]) <= A1 for name, grad in found.items())
 
 
 def test_expert_parameters_are_those_of_all_layers():
