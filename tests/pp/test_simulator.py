@@ -12,6 +12,7 @@ from slow_reference import random_cost, random_program, solve
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
+from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
 
 
@@ -36,6 +37,14 @@ def test_messages_on_a_link_queue_first_in_first_out():
         ("0F1", 2, 6, 13),
         ("0F2", 3, 11, 18),
     ]
+
+
+def test_a_pair_releases_its_forward_before_its_backward():
+    rows = ["1F0 1F1 (1F2;1B0)OVERLAP_F_B 1B1 1B2", "0F0 2F0 0F1 2B0 0F2 0B0 2F1 2B1 0B1 2F2 2B2 0B2"]
+    messages = simulate(Program.parse("two", rows), Cost(transfer=3)).messages
+    forward, backward = (message for message in messages if message.label in ("1F2", "1B0"))
+    assert (forward.label, backward.label) == ("1F2", "1B0")
+    assert backward.left == backward.sent + 3 == forward.sent + 3
 
 
 REFUSED = [
