@@ -119,17 +119,18 @@ def test_loops_with_pairs(p, m, v, room, cost):
 @any_size(num_ranks=16)
 def test_stages_on_a_v(p, m, v, room, cost):
     f, i, w = cost.F, cost.I, cost.W
+    is_even = f == i == w
+    for size in (m, 2 * p - 1 + room):
+        is_full = i == max(f, i, w) and size >= 2 * p - 1
+        local = (p - 1) * max(i - f, 2 * (i - w)) if is_full else None
+        stated = {"peaks": forms.zbv_peak_activations(p, size), "num_messages": forms.dualpipev_num_messages(p, size)}
+        makespan = partial(forms.zbv_makespan, p, size, cost)
+        check(schedules.zbv(p, size), makespan, is_even or is_full, cost=cost, local_bubble=local, **stated)
     stated = {"num_messages": forms.dualpipev_num_messages(p, m), "cost": cost}
-    zbv, v_half, v_min = (
-        partial(form, p, m, cost) for form in (forms.zbv_makespan, forms.v_half_makespan, forms.v_min_makespan)
-    )
-    is_even, is_full = f == i == w, i == max(f, i, w) and m >= 2 * p - 1
-    local = (p - 1) * max(i - f, 2 * (i - w)) if is_full else None
-    peak = forms.zbv_peak_activations(p, m)
-    check(schedules.zbv(p, m), zbv, is_even or is_full, peaks=peak, local_bubble=local, **stated)
-    check(schedules.v_half(p, m), v_half, is_even, peaks=forms.v_half_peak_activations(p, m), **stated)
+    half, least = (partial(form, p, m, cost) for form in (forms.v_half_makespan, forms.v_min_makespan))
+    check(schedules.v_half(p, m), half, is_even, peaks=forms.v_half_peak_activations(p, m), **stated)
     exists = p == 1 or (w <= min(f, i) and (f == i or (p > 3 and p % 3 > 0)))
-    check(schedules.v_min(p, m), v_min, exists, peaks=forms.v_min_peak_activations(p, m), **stated)
+    check(schedules.v_min(p, m), least, exists, peaks=forms.v_min_peak_activations(p, m), **stated)
 
 
 @any_size(num_ranks=8)
