@@ -120,17 +120,18 @@ def test_loops_with_pairs(p, m, v, room, cost):
 def test_stages_on_a_v(p, m, v, room, cost):
     f, i, w = cost.F, cost.I, cost.W
     is_even = f == i == w
-    for size in (m, 2 * p - 1 + room):
+    for size in (m, 2 * p - 1):
         is_full = i == max(f, i, w) and size >= 2 * p - 1
         local = (p - 1) * max(i - f, 2 * (i - w)) if is_full else None
         stated = {"peaks": forms.zbv_peak_activations(p, size), "num_messages": forms.dualpipev_num_messages(p, size)}
         makespan = partial(forms.zbv_makespan, p, size, cost)
         check(schedules.zbv(p, size), makespan, is_even or is_full, cost=cost, local_bubble=local, **stated)
-    stated = {"num_messages": forms.dualpipev_num_messages(p, m), "cost": cost}
-    half, least = (partial(form, p, m, cost) for form in (forms.v_half_makespan, forms.v_min_makespan))
-    check(schedules.v_half(p, m), half, is_even, peaks=forms.v_half_peak_activations(p, m), **stated)
+    stated = {"num_messages": forms.dualpipev_num_messages(p, m)}
+    half, even = forms.v_half_peak_activations(p, m), Cost(F=f, I=f, W=f)
+    check(schedules.v_half(p, m), partial(forms.v_half_makespan, p, m, even), peaks=half, cost=even, **stated)
     exists = p == 1 or (w <= min(f, i) and (f == i or (p > 3 and p % 3 > 0)))
-    check(schedules.v_min(p, m), least, exists, peaks=forms.v_min_peak_activations(p, m), **stated)
+    least, makespan = forms.v_min_peak_activations(p, m), partial(forms.v_min_makespan, p, m, cost)
+    check(schedules.v_min(p, m), makespan, exists, peaks=least, cost=cost, **stated)
 
 
 @any_size(num_ranks=8)
