@@ -11,12 +11,6 @@ from dualpipe_lab.pp.schedules.variants import variant
 contests = load(Path(__file__).parents[2] / "benchmarks" / "contests.py")
 
 
-def test_the_staircase():
-    found = {words: (float(one.makespan), float(one.peak), one.weights) for words, one in contests.staircase()}
-    assert len(found) == 8
-    assert (found["1F1B"], min(found.values())) == ((81, 8, 1), (57.5, 11.5, 1))
-
-
 def test_one_rule_for_all():
     names = {variant(name).name for name in contests.CONTESTANTS}
     assert names == set(schedules.names(synchronous=True, pairs=False)) - {"looped_bfs"}  # as interleaved, holding all

@@ -88,12 +88,6 @@ def test_each_direction_of_easy_dualpipe_alone_is_1f1b():
         assert tuple(downwards) == schedules.one_f_one_b(p, m // 2).ranks
 
 
-def test_room_decides_from_zb_h1_on():
-    for p, m in SIZES:
-        assert schedules.zero_bubble_h2(p, m, in_flight=p) == schedules.zero_bubble_h1(p, m)
-        assert schedules.zero_bubble_h2(p, m, in_flight=2 * p - 1) == schedules.zero_bubble_h2(p, m)
-
-
 def test_rounds_are_full_wherever_they_can_be():
     for p, m in SIZES:
         sizes = round_sizes(p, m)
