@@ -1,4 +1,4 @@
-"""The table of contests and the staircase: what two directions, the split backward and the overlap bring."""
+"""The table of contests: what two directions, the split backward and the overlap bring."""
 
 from fractions import Fraction
 from pathlib import Path
