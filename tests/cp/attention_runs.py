@@ -45,16 +45,15 @@ def run_part(form, layout, rank, tensors, causal, **options):
     return [out.detach(), *grads], (forward, backward)
 
 
-def whole(parts, layout, dim=2):
+def join(shards, layout, dim=2):
+    """The whole of a tensor from the shards of all ranks."""
+    held = torch.cat([positions(layout, rank) for rank in range(layout.num_ranks)])
+    return torch.cat(shards, dim).index_select(dim, held.argsort())
+
+
+def whole(parts, layout):
     """The whole of every tensor from the parts of all ranks."""
-    found = []
-    for tensors in zip(*parts, strict=True):
-        total = torch.full((*tensors[0].shape[:dim], layout.length, *tensors[0].shape[dim + 1 :]), torch.nan)
-        total = total.to(tensors[0].dtype)
-        for rank, part in enumerate(tensors):
-            total[:, :, positions(layout, rank)] = part
-        found.append(total)
-    return found
+    return [join(shards, layout) for shards in zip(*parts, strict=True)]
 
 
 def cases(num_ranks, lengths):

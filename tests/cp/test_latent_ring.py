@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_runs import join
 from cp_runs import assert_close, draw
 from runs import RANKS, assert_refused, launch
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,7 +14,7 @@ from dualpipe_lab.cp.closed_forms import latent_sent_bytes, unfolding_flops
 from dualpipe_lab.cp.latent_ring import LatentRing, latent_ring_attention, sends_latents
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import positions, shard_sequence
+from dualpipe_lab.cp.sequence import shard_sequence
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.tp.latent_attention import LatentSizes
 
@@ -86,12 +87,8 @@ def part(layout, causal, sizes, rank, dtype=torch.float64):
 
 def whole(parts, layout):
     """All positions of output, dq and dc from the ranks' shards; the sum of their dw."""
-    found = []
-    for dim, tensors in zip((2, 2, 1), zip(*parts, strict=True), strict=False):
-        rows = torch.cat([x.movedim(dim, 0) for x in tensors])
-        held = torch.cat([positions(layout, rank) for rank in range(layout.num_ranks)])
-        found.append(rows[held.argsort()].movedim(0, dim))
-    return [*found, sum(x[3] for x in parts)]
+    *shards, dw = zip(*parts, strict=True)
+    return [*(join(each, layout, dim) for dim, each in zip((2, 2, 1), shards, strict=True)), sum(dw)]
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from cp_runs import assert_close
 from runs import launch
-from torch.nn.functional import pad
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
@@ -69,24 +68,6 @@ def test_loss_and_gradients_are_those_of_plain_torch(axes):
             assert ours.keys() == expected.keys()
             for name, value in expected.items():
                 assert_close(ours[name], value, case=(case, name))
-
-
-def test_a_length_that_zigzag_cannot_deal_out_is_padded_and_masked():
-    """Nothing sees what stands behind it, and what has no label has no gradient."""
-    ids, labels = (tensor[:, : LENGTH - 3] for tensor in batch())
-    padded = [pad(tensor, (0, 3), value=value) for tensor, value in ((ids, 0), (labels, -100))]
-    layout = make_layout("zigzag", LENGTH, 4)
-
-    def fn(rank, world_size):
-        model = Llama(CONFIG, lab.Topology([("cp", 4)]), dtype=torch.float64, layout=layout)
-        parts = [shard_sequence(tensor, layout, rank) for tensor in padded]
-        model.loss(*parts, num_tokens=int((labels != -100).sum())).backward()
-        all_reduce_gradients(model.parameters())
-        return full_state_dict(model, of="grad"), plain(full_state_dict(model), ids, labels)
-
-    for ours, expected in launch(fn, 4):
-        for name, value in ours.items():
-            assert_close(value, expected[name], case=name)
 
 
 @pytest.mark.parametrize(

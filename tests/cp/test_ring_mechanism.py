@@ -11,7 +11,6 @@ from runs import launch, rounding
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.closed_forms import AttentionSizes, saved_bytes, sent_bytes
 from dualpipe_lab.cp.flash_attention import FlashTiles
 from dualpipe_lab.cp.layouts import MessageTimes, make_layout, ring_backward_ns, ring_forward_ns, visible_pairs
@@ -85,18 +84,6 @@ def test_time_equals_the_simulation_to_the_nanosecond():
         assert [list(passes) for passes in zip(*times, strict=True)] == list(simulated(layout, causal)), layout
 
 
-def test_messages_hide_behind_work_but_for_the_last_hop():
-    """Equal work: c steps of it, and in the backward one more message, whatever the shorter messages take."""
-    work, c = [[100] * 4] * 4, 4
-    for message in (0, 30, 49):  # two of them fit behind the work of a step of the backward
-        each = MessageTimes([[message] * c] * c, latency=1)
-        assert ring_forward_ns(work, each) == [c * 100] * c
-        assert ring_backward_ns(work, each, each) == [c * 100 + message + 1] * c
-    slow = MessageTimes([[150] * c] * c, latency=7)
-    assert ring_forward_ns(work, slow) == [3 * 157 + 100] * c
-    assert ring_forward_ns([[5]], MessageTimes([[9]], 9)) == ring_backward_ns([[5]], slow, slow) == [5]
-
-
 def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
     num_ranks, heads, length = 4, 2, 256
     sizes = AttentionSizes(BATCH, heads, heads, SIZE, 8, 8)
@@ -142,16 +129,6 @@ def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
         assert most == [2 * block + queries + out_lse] * num_ranks
 
 
-def test_both_forms_merge_in_the_same_order():
-    layout = make_layout("zigzag", 16, 4)
-
-    def fn(rank, world_size):
-        parts = [shard_sequence(tensor, layout, rank, 2) for tensor in inputs(16, 4, 2)[:3]]
-        return torch.equal(ring_attention(*parts, layout), all_gather_attention(*parts, layout))
-
-    assert launch(fn, 4) == [True] * 4
-
-
 def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():
     """LSE of two blocks may differ by more than 700, where a plain exponential of it would overflow."""
     layout = make_layout("zigzag", 24, 3)
@@ -168,12 +145,6 @@ def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():
     for parts in zip(*launch(fn, 3), strict=True):
         for mine, other in zip(whole(parts, layout), expected, strict=True):
             assert_close(mine, other, tolerance)
-
-
-def test_torch_s_kernel_refuses_other_corners():
-    q = draw(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="a full block or a triangle, got offset=1; use FlashTiles"):
-        TorchFlash().forward(q, q, q, 1, 1.0)
 
 
 def test_merge_with_nothing_on_either_side():
@@ -199,11 +170,7 @@ def test_the_trace_shows_blocks_that_go_round_and_gradients_that_come_home():
     start, middle = [{f"KV {rank}": f"KV {rank}"} for rank in range(3)], min(run)
     forward = Steps.of_run(run.timeline.between(0, middle), start=start, moves=True)
     backward = Steps.of_run(run.timeline.between(middle, math.inf), start=start, moves=True)
-    lines = str(forward).splitlines()
-    assert [line.partition(": ")[2] for line in lines[1:3]] == [
-        "0->1 KV 0, 1->2 KV 1, 2->0 KV 2",
-        "0->1 KV 2, 1->2 KV 0, 2->0 KV 1",
-    ]
+    assert str(forward).splitlines()[2].endswith(": 0->1 KV 2, 1->2 KV 0, 2->0 KV 1")
     lines = [line.partition(": ")[2] for line in str(backward).splitlines()[1:]]
     assert lines[0] == "0->1 KV 0, 0->1 dKV 0, 1->2 KV 1, 1->2 dKV 1, 2->0 KV 2, 2->0 dKV 2"
     assert lines[2] == "0->1 dKV 1, 1->2 dKV 2, 2->0 dKV 0"

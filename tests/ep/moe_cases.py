@@ -55,42 +55,37 @@ def make_case(name, tokens, num_experts=4, k=2, seed=0, numbers=draw):
     )
 
 
-def plain(case, activation=silu):
+def plain(case):
     """y and all gradients of sum(y * dy), one expert after another."""
     x, weights, *parameters = map(leaf, (case.x, case.weights, case.gate, case.up, case.down))
     gate, up, down = parameters
     y = torch.zeros_like(x)
     for expert in range(len(gate)):
         token, choice = (case.experts == expert).nonzero(as_tuple=True)
-        inner = activation(x[token] @ gate[expert].t()) * (x[token] @ up[expert].t())
+        inner = silu(x[token] @ gate[expert].t()) * (x[token] @ up[expert].t())
         y = y.index_add(0, token, weights[token, choice].unsqueeze(1) * (inner @ down[expert].t()))
     y.backward(case.dy)
     leaves = dict(zip(("x", "weights", "gate", "up", "down"), (x, weights, *parameters), strict=True))
     return {"y": y.detach()} | {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in leaves.items()}
 
 
-def check(launched, cases, limit=A1, activation=silu):
-    """Every rank's results are those of the loop; limit 0 asks for the same bits."""
+def check(launched, cases):
+    """Every rank's results are those of the loop."""
     for rank, found in enumerate(launched):
         for (name, case), results in zip(cases.items(), found, strict=True):
             span = slice(sum(case.tokens[:rank]), sum(case.tokens[: rank + 1]))
-            for key, value in plain(case, activation).items():
+            for key, value in plain(case).items():
                 value = value[span] if key in ("y", "x", "weights") else value
-                assert distance(results[key], value) <= limit, f"rank {rank}, {name}: {key}"
-
-
-def linear(x):
-    """In place of silu: whole numbers stay whole."""
-    return x
+                assert distance(results[key], value) <= A1, f"rank {rank}, {name}: {key}"
 
 
 CASES = ("chosen at random", "one expert", "last unused", "all experts")
 TOKENS = {1: [(5,), (0,)], 2: [(4, 4), (6, 0)], 4: [(3, 3, 3, 3), (5, 0, 1, 4)]}
 
 
-def all_cases(world_size, numbers=draw):
+def all_cases(world_size):
     return {
-        (name, tokens): make_case(name, tokens, seed=17 * seed, numbers=numbers)
+        (name, tokens): make_case(name, tokens, seed=17 * seed)
         for seed, name in enumerate(CASES)
         for tokens in TOKENS[world_size]
     }

@@ -4,21 +4,16 @@ import pytest
 import torch
 from ep_runs import distance
 from runs import A1, counted, draw, launch, leaf
-from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
 from dualpipe_lab.ep.deepseek_moe import (
-    DeepSeekMoE,
     DeepSeekRouter,
     bias_step,
     group_limited_topk,
     update_biases,
 )
-from dualpipe_lab.ep.moe import reduce_gradients
 from dualpipe_lab.ep.router_losses import sequence_loss
-from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.runtime.recompute import recompute
-from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
 
@@ -36,81 +31,6 @@ def test_the_bias_changes_the_choice_and_not_the_weights():
     assert distance(after.weights, SCALE * scores / scores.sum(1, keepdim=True)) <= A1
     assert "bias" not in dict(router.named_parameters())
     assert set(router.state_dict()) == {"weight", "bias"}  # a counter is no state
-
-
-def plain_layer(state, bias, x, dy):
-    """One process, one expert after another, autograd; router, experts and the shared expert."""
-    leaves = {name: leaf(value) for name, value in state.items()}
-    x = leaf(x)
-    logits = x @ leaves["router.weight"].t()
-    chosen = group_limited_topk(logits.detach().sigmoid() + bias, K, GROUPS, KEPT)
-    scores = logits.sigmoid().gather(1, chosen)
-    weights = SCALE * scores / scores.sum(1, keepdim=True)
-    y = silu(x @ leaves["shared.weight"].t())
-    for expert in range(E):
-        token, place = (chosen == expert).nonzero(as_tuple=True)
-        gate, up, down = (leaves[f"experts.{name}"][expert] for name in ("gate", "up", "down"))
-        out = (silu(x[token] @ gate.t()) * (x[token] @ up.t())) @ down.t()
-        y = y.index_add(0, token, weights[token, place, None] * out)
-    y.backward(dy)
-    grads = {name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in leaves.items()}
-    return {"y": y.detach(), "x": x.grad} | grads, chosen.flatten().bincount(minlength=E)
-
-
-class Shared(torch.nn.Linear):
-    """A stand-in for the shared expert that looks at what has been sent when it runs."""
-
-    def forward(self, x):
-        self.seen = [*getattr(self, "seen", []), rank_context().ledger.entries["all_to_all_single"].count]
-        return silu(super().forward(x))
-
-
-def build(seed):
-    torch.manual_seed(seed)  # different on every rank
-    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, scale=SCALE, dtype=torch.float64)
-    shared = Shared(HIDDEN, HIDDEN, bias=False, dtype=torch.float64)
-    return DeepSeekMoE(router, HIDDEN, FFN, shared=shared, dtype=torch.float64)
-
-
-STATE = {
-    "router.weight": draw(10, E, HIDDEN),
-    "experts.gate": draw(11, E, FFN, HIDDEN),
-    "experts.up": draw(12, E, FFN, HIDDEN),
-    "experts.down": draw(13, E, HIDDEN, FFN),
-    "shared.weight": draw(14, HIDDEN, HIDDEN),
-}
-BIAS = draw(15, E)
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_output_gradients_and_load_are_those_of_one_process(world_size):
-    """Ranks with different numbers of tokens, one of them with none; two microbatches per rank."""
-    tokens = [7, 0, 5, 9][:world_size]
-    x, dy = draw(1, 2 * sum(tokens), HIDDEN), draw(2, 2 * sum(tokens), HIDDEN)
-
-    def fn(rank, world_size):
-        layer = build(rank)
-        load_full_state_dict(layer, STATE)
-        layer.router.bias.copy_(BIAS)
-        span = slice(2 * sum(tokens[:rank]), 2 * sum(tokens[: rank + 1]))
-        parts, ys = [leaf(part) for part in x[span].tensor_split(2)], []
-        for part, grad in zip(parts, dy[span].tensor_split(2), strict=True):
-            ys.append(layer(part))
-            ys[-1].backward(grad)
-        reduce_gradients(layer, layer.experts.ep, num_tokens=1)
-        loads = update_biases(layer, 0.5)[0]
-        found = {"y": torch.cat(ys).detach(), "x": torch.cat([part.grad for part in parts])}
-        return found | full_state_dict(layer, of="grad"), loads, layer.router.bias, layer.shared.seen
-
-    expected, load = plain_layer(STATE, BIAS, x, dy)
-    for rank, (found, loads, bias, seen) in enumerate(launch(fn, world_size)):
-        span = slice(2 * sum(tokens[:rank]), 2 * sum(tokens[: rank + 1]))
-        for name, value in expected.items():
-            value = value[span] if name in ("x", "y") else value
-            assert distance(found[name], value) <= A1, f"rank {rank}: {name}"
-        assert loads.tolist() == load.tolist()
-        assert torch.equal(bias, BIAS + bias_step(load, 0.5))
-        assert seen == [2, 7]  # the shared expert runs after counts and dispatch, and before combine
 
 
 BELOW = "torch's checkpoint looks at the device of saved tensors below the stand-in's mode"
@@ -149,21 +69,6 @@ def test_a_load_is_counted_once_per_microbatch(again):
         assert bias == bias_step(torch.tensor(total), 0.001).tolist()
         assert left == 0
         assert sent == {"all_reduce": (1, E * 8)}
-
-
-def test_the_bias_levels_the_load():
-    torch.manual_seed(0)
-    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, dtype=torch.float64)
-    x = draw(0, 2000, HIDDEN) + 1.5 * draw(1, HIDDEN)
-
-    def spread():
-        load = router(x).load.double()
-        return float(load.std() / load.mean())
-
-    first = spread()
-    for _ in range(100):
-        router.bias += bias_step(router(x).load, 0.02)
-    assert spread() < 0.1 * first
 
 
 def test_two_routers_share_one_message_and_16_bits_are_refused():

@@ -1,8 +1,7 @@
 """Selection biases under DualPipe: both copies of a stage count half of the microbatches, and move as one process."""
 
-import pytest
 import torch
-from runs import draw, launch
+from runs import assert_refused, draw, launch
 from torch import nn
 
 import dualpipe_lab as lab
@@ -89,14 +88,14 @@ def test_copies_of_a_router_keep_the_biases_of_one_process():
                     assert set(counted[stage]) <= {7 * K * (M // 2 if is_mirrored else M)}, name
 
 
-@pytest.mark.parametrize(("stages", "given"), [([0, 1], "a ModuleList"), ([1], "stages [1]")])
-def test_stages_that_are_not_the_programs_are_refused(stages, given):
-    def fn(rank, world_size):
-        modules = {stage: Routed(stage) for stage in stages}
-        model = modules if len(stages) == 1 else nn.ModuleList(modules.values())
-        with pytest.raises(ValueError, match="places stages") as caught:
-            update_biases(model, SPEED, None, PROGRAMS["dualpipe"])
-        return str(caught.value)
-
-    for rank, text in enumerate(launch(fn, 2)):
-        assert f"places stages [0, 1] on rank {rank}, got {given}; give {{stage: module}}" in text
+def test_stages_that_are_not_the_programs_are_refused():
+    one, two = {1: Routed(1)}, nn.ModuleList([Routed(0), Routed(1)])
+    said = r"places stages \[0, 1\] on rank [01], got {}; give {{stage: module}}"
+    cases = [(two, "a ModuleList"), (one, r"stages \[1\]")]
+    assert_refused(
+        2,
+        [
+            (lambda model=model: update_biases(model, SPEED, None, PROGRAMS["dualpipe"]), said.format(given))
+            for model, given in cases
+        ],
+    )

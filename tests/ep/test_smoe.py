@@ -1,22 +1,23 @@
-"""The layer of experts against a loop over experts: on 1, 2 and 4 ranks; bits, bytes, order, a shared expert."""
+"""The layer of experts against a loop over experts: on 1, 2 and 4 ranks; bytes, a shared expert."""
 
 from functools import partial
 
 import pytest
 import torch
-from ep_runs import whole
-from moe_cases import FFN, HIDDEN, all_cases, check, linear, make_case
-from runs import counted, draw, launch, leaf
+from ep_runs import distance
+from moe_cases import FFN, HIDDEN, all_cases, check, make_case, plain
+from runs import A1, assert_refused, counted, draw, launch, leaf
+from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import all_to_all_rows_async
-from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
+from dualpipe_lab.ep.expert_rules import check_divides
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE, expert_parameters, reduce_gradients
 from dualpipe_lab.ep.moe.experts import (
+    SwiGLUWeights,
     experts_forward,
     experts_input_grad,
     experts_weight_grad,
-    grouped_product,
-    grouped_weight_grad,
 )
 from dualpipe_lab.ep.moe.operators import (
     permute,
@@ -30,6 +31,7 @@ from dualpipe_lab.ep.moe.operators import (
 )
 from dualpipe_lab.ep.moe.permutation import plan_routes
 from dualpipe_lab.ep.router import TopKRouter
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.tp.shard import full_state_dict
 
 ROW = HIDDEN * 8
@@ -46,52 +48,26 @@ def by_layer(case, rank):
     return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
 
-def by_pieces(case, rank, forward=experts_forward, input_grad=experts_input_grad, weight_grad=experts_weight_grad):
+def by_pieces(case, rank):
     """Through the plain functions, in the order of the package's docstring."""
     layer, ep = Experts.from_full(case.gate, case.up, case.down), ExpertParallel()
     x, weights, experts, dy = case.of(rank)
     routes = plan_routes(experts, len(case.gate), ep)
     back = routes.splits.transposed
     rows = sort_by_expert(all_to_all_rows_async(permute(x, routes), routes.splits).wait(), routes)
-    y, kept = forward(rows, routes.counts, layer.weights)
+    y, kept = experts_forward(rows, routes.counts, layer.weights)
     results = unpermute(all_to_all_rows_async(unsort_by_expert(y, routes), back).wait(), routes)
     y = weighted_sum(results, weights)
     grad, dweights = weighted_sum_grad(dy, results, weights)
     grad = sort_by_expert(all_to_all_rows_async(unpermute_grad(grad, routes), routes.splits).wait(), routes)
-    grad, late = input_grad(grad, layer.weights, kept)
+    grad, late = experts_input_grad(grad, layer.weights, kept)
     dx = permute_grad(all_to_all_rows_async(unsort_by_expert(grad, routes), back).wait(), routes)
-    for parameter, dw in zip(layer.weights, weight_grad(late), strict=True):
+    for parameter, dw in zip(layer.weights, experts_weight_grad(late), strict=True):
         parameter.grad = dw
     return {"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad")
 
 
-@torch.no_grad()
-def linear_forward(rows, counts, w):
-    """Experts without silu, y = (x W_g^T * x W_u^T) W_d^T, are whole on whole numbers, gradients too."""
-    a, u = grouped_product(rows, w.gate, counts), grouped_product(rows, w.up, counts)
-    return grouped_product(a * u, w.down, counts), (rows, a, u, counts)
-
-
-@torch.no_grad()
-def linear_input_grad(grad, w, kept):
-    rows, a, u, counts = kept
-    dh = grouped_product(grad, w.down.mT, counts)
-    dx = grouped_product(dh * u, w.gate.mT, counts) + grouped_product(dh * a, w.up.mT, counts)
-    return dx, [(dh * u, rows, counts), (dh * a, rows, counts), (grad, a * u, counts)]
-
-
-def linear_weight_grad(kept):
-    return [grouped_weight_grad(*each) for each in kept]
-
-
-WAYS = {
-    "layer": (by_layer, draw, {}),
-    "pieces": (by_pieces, draw, {}),
-    "bits": (
-        partial(by_pieces, forward=linear_forward, input_grad=linear_input_grad, weight_grad=linear_weight_grad),
-        whole, {"limit": 0, "activation": linear},
-    ),
-}  # fmt: skip
+WAYS = {"layer": by_layer, "pieces": by_pieces}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -100,13 +76,12 @@ WAYS = {
 )
 def test_it_equals_a_loop_over_experts(world_size, way):
     """All tokens to one expert, an expert without any, k = E, uneven ranks, a rank without tokens."""
-    run, numbers, options = WAYS[way]
-    cases = all_cases(world_size, numbers)
+    cases = all_cases(world_size)
 
     def fn(rank, world_size):
-        return [run(case, rank) for case in cases.values()]
+        return [WAYS[way](case, rank) for case in cases.values()]
 
-    check(launch(fn, world_size), cases, **options)
+    check(launch(fn, world_size), cases)
 
 
 def test_rows_and_bytes_are_those_of_the_routing():
@@ -133,23 +108,6 @@ def test_rows_and_bytes_are_those_of_the_routing():
             there, back = (sum(rows) - rows[rank] for rows in (sends, receives))
             assert forward == {"all_to_all_single": (3, 3 * 8 + (there + back) * ROW)}
             assert backward == {"all_to_all_single": (2, (there + back) * ROW)}
-
-
-def test_an_expert_sees_its_rows_in_the_order_of_all_ranks_tokens():
-    """Two experts per rank: without the second sort the rows of one would lie between those of the other."""
-    case = make_case("chosen at random", (5, 3), num_experts=4, k=2, seed=3)
-
-    def fn(rank, world_size):
-        x, _, experts, _ = case.of(rank)
-        routes = plan_routes(experts, 4, ExpertParallel())
-        first = sum(case.tokens[:rank])
-        ids = torch.arange(first, first + len(x)).view(-1, 1)
-        rows = all_to_all_rows_async(permute(ids, routes), routes.splits).wait()
-        return [part.flatten().tolist() for part in sort_by_expert(rows, routes).split(list(routes.counts))]
-
-    first, second = launch(fn, 2)
-    expected = [(case.experts == expert).any(1).nonzero().flatten().tolist() for expert in range(4)]
-    assert first + second == expected
 
 
 def test_a_shared_expert_runs_while_rows_travel_in_both_directions():
@@ -193,11 +151,67 @@ def test_weights_may_have_more_bits_than_rows():
     assert torch.equal(dweights, (grad.float().unsqueeze(1) * y.float()).sum(-1))
 
 
-def test_a_batch_of_sequences_keeps_its_shape():
+class Shared(nn.Linear):
+    """A shared expert that looks at what has been sent when it runs."""
+
+    def forward(self, x):
+        self.seen = rank_context().ledger.entries["all_to_all_single"].count
+        return super().forward(x)
+
+
+def test_a_batch_of_sequences_keeps_its_shape_and_its_shared_expert_runs_before_rows_return():
     def fn(rank, world_size):
         torch.manual_seed(0)
-        model = MoE(TopKRouter(HIDDEN, 4, 2), Experts(HIDDEN, FFN, 4))
+        shared = Shared(HIDDEN, HIDDEN)
+        model = MoE(TopKRouter(HIDDEN, 4, 2), Experts(HIDDEN, FFN, 4), shared=shared)
         x = torch.randn(2, 3, HIDDEN)
-        return torch.equal(model(x), model(x.view(6, HIDDEN)).view(x.shape)), model(x[:0]).shape
+        y = model(x)
+        assert shared.seen == 2  # counts and rows
+        return torch.equal(y, model(x.view(6, HIDDEN)).view(x.shape)), model(x[:0]).shape
 
     assert launch(fn, 2) == [(True, (0, 3, HIDDEN))] * 2
+
+
+def test_experts_choices_and_means_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="got 6 experts on 4 ranks; use 1, 2, 3, 6 ranks, or 8 experts"):
+        check_divides(6, 4)
+
+    def plan(experts):
+        plan_routes(torch.tensor(experts), 4, ExpertParallel())
+
+    weights = SwiGLUWeights(*(draw(1, 2, 3, 3) for _ in range(3)))
+    rows = r"each of 2 experts that sum to 4 rows, got \[1, 2\]"
+    cases = [
+        (lambda: Experts(HIDDEN, FFN, 3), "got 3 experts on 2 ranks"),
+        (lambda: plan([[0, 0]]), "different experts, got .0, 0. for token 0"),
+        (lambda: plan([[0, 4]]), "numbered 0 to 3, got choices from 0 to 4"),
+        (lambda: plan([[-1, 2]]), "from -1 to 2"),
+        (lambda: plan([0, 1]), "shape .tokens, k."),
+        (lambda: experts_forward(draw(0, 4, 3), (1, 2), weights), rows),
+        (lambda: reduce_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0), "got 0 on all ranks together; skip"),
+    ]
+    assert_refused(2, cases)
+
+
+def test_gradients_of_a_mean_are_sums_divided_by_all_tokens():
+    case = make_case("chosen at random", (3, 5))
+
+    def fn(rank, world_size):
+        layer = Experts.from_full(case.gate, case.up, case.down)
+        x, weights, experts, dy = case.of(rank)
+        layer(x, weights, experts).backward(dy)
+        reduce_gradients(layer, layer.ep, 8)
+        return full_state_dict(layer, of="grad")
+
+    for found in launch(fn, 2):
+        assert all(distance(8 * grad, plain(case)[name]) <= A1 for name, grad in found.items())
+
+
+def test_expert_parameters_are_those_of_all_layers():
+    def fn(rank, world_size):
+        model = nn.ModuleList([Experts(HIDDEN, FFN, 2), nn.Linear(2, 2), Experts(HIDDEN, FFN, 2)])
+        return [float(p.std()) for p in expert_parameters(model)]
+
+    (deviations,) = launch(fn, 1)
+    assert len(deviations) == 6
+    assert all(0.5 * HIDDEN**-0.5 < deviation < 2 * HIDDEN**-0.5 for deviation in deviations)

@@ -29,6 +29,7 @@ TOPOLOGIES = {
     "ep 2": lab.Topology([("ep", 2)]),
     "ep 4": lab.Topology([("ep", 4)]),
     "dp 2 x ep 2": lab.Topology([("dp", 2), ("ep", 2)]),
+    "ep 2 x dp 2": lab.Topology([("ep", 2), ("dp", 2)]),
     "dp 4, edp 2": lab.Topology([("dp", 4)], edp=2),
     "dp 2": lab.Topology([("dp", 2)]),
     "ep 2 x tp 2": lab.Topology([("ep", 2), ("tp", 2)]),
@@ -92,7 +93,7 @@ def step(mesh, config, layout=None, is_sequence_parallel=False, **options):
     return state, found, loads, [router.bias.clone() for router in routers(model)]
 
 
-REFUTES = ("dp 2 x ep 2", "dp 4, edp 2", "dp 2 x cp 2, edp 2")  # what the others would refute, too
+REFUTES = ("dp 2 x ep 2", "ep 2 x dp 2", "dp 4, edp 2", "dp 2 x cp 2, edp 2")  # what the others would refute, too
 OTHERS = [pytest.param(name, False, marks=pytest.mark.every) for name in TOPOLOGIES if name not in REFUTES]
 
 
@@ -166,22 +167,21 @@ def test_a_model_without_shared_experts_and_one_of_dense_layers():
             assert max(far.values()) <= A1
 
 
+DP_CP = lab.Topology([("dp", 2), ("cp", 2)], edp=2)
+
+
 @pytest.mark.parametrize(
-    ("changes", "topology", "message"),
+    ("changes", "topology", "layout", "message"),
     [
-        ({}, lab.Topology([("ep", 3)]), "experts must divide among the ranks, got 8 experts on 3 ranks"),
-        ({}, lab.Topology([("pp", 2), ("ep", 2)]), "got pp 2 in pp 2 x ep 2 = 4 ranks"),
-        ({"num_groups_per_token": 1, "num_experts_per_token": 3}, lab.Topology([("ep", 2)]), "a token needs 3"),
-        ({"num_dense_layers": 4}, lab.Topology([("ep", 2)]), "dense layers are some of the layers"),
-        ({}, lab.Topology([("cp", 2)]), "got layout=None"),
-        ({"num_heads": 3}, lab.Topology([("tp", 2)]), "num_heads must divide among the ranks, got 3 on 2"),
+        ({}, lab.Topology([("ep", 3)]), None, "experts must divide among the ranks, got 8 experts on 3 ranks"),
+        ({}, lab.Topology([("pp", 2), ("ep", 2)]), None, "got pp 2 in pp 2 x ep 2 = 4 ranks"),
+        ({"num_groups_per_token": 1, "num_experts_per_token": 3}, TOPOLOGIES["ep 2"], None, "a token needs 3"),
+        ({"num_dense_layers": 4}, TOPOLOGIES["ep 2"], None, "dense layers are some of the layers"),
+        ({}, lab.Topology([("cp", 2)]), None, "got layout=None"),
+        ({"num_heads": 3}, lab.Topology([("tp", 2)]), None, "num_heads must divide among the ranks, got 3 on 2"),
+        ({}, DP_CP, make_layout("zigzag", 8, 2), "edp counts all replicas"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_before_any_process_starts(changes, topology, message):
+def test_what_cannot_be_cut_is_refused_before_any_process_starts(changes, topology, layout, message):
     with pytest.raises(ValueError, match=message):
-        check_topology(replace(CONFIG, **changes), topology)
-
-
-def test_copies_that_are_left_out_are_refused():
-    with pytest.raises(ValueError, match="edp counts all replicas"):
-        check_topology(CONFIG, lab.Topology([("dp", 2), ("cp", 2)], edp=2), make_layout("zigzag", 8, 2))
+        check_topology(replace(CONFIG, **changes), topology, layout)

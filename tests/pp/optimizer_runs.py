@@ -1,16 +1,14 @@
 """Stages of four kinds under every optimizer: one training step of a pipeline, and the same on one process."""
 
-from math import hypot
-
 import torch
 from runs import Stages
+from stage_zoo import Product
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.ddp import DDP
-from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -26,29 +24,6 @@ MAX_NORM = 0.05  # below every norm here, so that each step is clipped
 HYPER = {"lr": 1e-2, "eps": 1e-3}  # an eps that keeps the quotient of tiny gradients well conditioned
 OPTIMIZERS = {"ddp": DDP, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 MIRRORED = ("easy_dualpipe", "dualpipe")
-
-
-class Scale(torch.autograd.Function):
-    """x * w: autograd computes both of its gradients in one piece."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        return grad * w, (grad * x).sum(0)
-
-
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((WIDTH,), 0.7))
-
-    def forward(self, x):
-        return Scale.apply(x, self.weight)
 
 
 class WithExperts(nn.Module):
@@ -74,7 +49,7 @@ def make_stage(layers, ep=None):
         return WithExperts(ep).double()
     kinds = {
         "plain": lambda: [linear(), nn.Tanh()],
-        "custom": lambda: [linear(), nn.Tanh(), Scaled()],
+        "custom": lambda: [linear(), nn.Tanh(), Product(WIDTH)],
         "two": lambda: [linear(), nn.Tanh(), linear()],
     }
     return nn.Sequential(*kinds[layers]()).double()
@@ -112,133 +87,68 @@ def by_stage(stages, of):
     return {(index, name): of(p) for index, stage in stages.items() for name, p in stage.named_parameters()}
 
 
-def split_off_experts(stage):
-    """What every data rank has a copy of, as a module; and the experts, if there are any."""
-    if isinstance(stage, WithExperts):
-        return nn.ModuleDict({"dense": stage.dense, "router": stage.moe.router}), stage.moe.experts
-    return stage, None
+def copies(stage):
+    """What every data rank has a copy of, as a module: all but experts."""
+    return nn.ModuleList([stage.dense, stage.moe.router]) if isinstance(stage, WithExperts) else stage
 
 
-class Trainer:
-    """The optimizers of one rank: one per stage, or one for all of them.
-
-    Args:
-        kind: of optimizer.
-        stages: of this rank, by number.
-        mesh: pp x dp, whose data ranks share the experts.
-        program: of the pipeline.
-        joint: one optimizer for all stages.
-    """
-
-    def __init__(self, kind, stages, mesh, program, joint):
-        self.optimizers = []
-        self.keys = {p: (i, name) for i, stage in stages.items() for name, p in stage.named_parameters()}
-        for held in [stages] if joint else [{index: stages[index]} for index in sorted(stages)]:
-            self._add(kind, Stages(held), mesh, program)
-
-    def _add(self, kind, module, mesh, program):
-        options = {**HYPER, "bucket_bytes": 100}
-        if kind == "zero3":
-            units = [layer for layer in module.modules() if layer._parameters]
-            optimizer = Zero3(module, mesh, units=units, **options, program=program)
-        else:
-            optimizer = OPTIMIZERS[kind](module, mesh, **options, program=program)
-        self.optimizers.append(optimizer)
-
-    def zero_grad(self):
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
-    def gradients(self):
-        return self._by_stage(full_gradients)
-
-    def step(self):
-        """One clipped step; the norm is that of the whole model."""
-        norms = [optimizer.grad_norm() for optimizer in self.optimizers]
-        for optimizer in self.optimizers:
-            assert optimizer.step(max_norm=MAX_NORM, norm=hypot(*norms)).stepped
-        return hypot(*norms)
-
-    def weights(self):
-        return self._by_stage(full_weights)
-
-    def _by_stage(self, of):
-        found = {}
-        for optimizer in self.optimizers:
-            keys = {name: self.keys[p] for p, name in optimizer.names.items()}
-            found |= {keys[name]: value for name, value in of(optimizer).items()}
-        return found
+def make_optimizer(kind, stages, mesh, program):
+    """One optimizer for the stages of a rank, with buckets across them; pp x dp, whose data ranks share the experts."""
+    module, options = Stages(stages), {**HYPER, "bucket_bytes": 100, "program": program}
+    if kind == "zero3":
+        options["units"] = [layer for layer in module.modules() if layer._parameters]
+    return OPTIMIZERS[kind](module, mesh, **options)
 
 
-class Fsdp:
+def shard_fully(stages, dp):
     """torch's `fully_shard` on every stage; experts stay outside of it."""
-
-    def __init__(self, stages, counted, mesh, device_mesh):
-        self.stages, self.counted, self.mesh = stages, counted, mesh
-        for stage in stages.values():
-            ignored = {p for layer in stage.modules() if isinstance(layer, Experts) for p in layer.parameters()}
-            fully_shard(stage, mesh=device_mesh["dp"], ignored_params=ignored)
-            stage.set_gradient_divide_factor(1.0)  # sums, as everywhere in this library
-
-    def zero_grad(self):
-        for stage in self.stages.values():
-            stage.zero_grad()
-
-    def gradients(self):
-        return by_stage(self.stages, lambda p: full(p.grad))
-
-    def step(self):
-        parts = []
-        for index in self.counted:
-            parts += [(local(p.grad), {"pp", "dp"}) for p in self.stages[index].parameters()]
-        norm = global_norm(parts, {"pp": self.mesh.group("pp"), "dp": self.mesh.group("dp")})
-        weights = [p for stage in self.stages.values() for p in stage.parameters()]
-        for p in weights:
-            local(p.grad).mul_(clip_factor(norm, MAX_NORM))
-        torch.optim.AdamW(weights, **HYPER, foreach=False).step()
-        return norm
-
-    def weights(self):
-        return by_stage(self.stages, lambda p: full(p.detach()))
-
-
-def local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    for stage in stages.values():
+        ignored = {p for layer in stage.modules() if isinstance(layer, Experts) for p in layer.parameters()}
+        fully_shard(stage, mesh=dp, ignored_params=ignored)
+        stage.set_gradient_divide_factor(1.0)  # sums, as everywhere in this library
 
 
 def full(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def trainer(kind, stages, counted, mesh, program, joint, device_mesh):
-    if kind == "fsdp2":
-        return Fsdp(stages, counted, mesh, device_mesh)
-    return Trainer(kind, stages, mesh, program, joint)
+def train(rank, world_size, kind, layers, programs, weights):
+    """One step of every program: which parts of parameters they are, gradients, norm and weights; or the refusal.
 
-
-def train(rank, world_size, kind, layers, programs, weights, joint):
-    """One step of every program: gradients, norm, weights and which parts they are; or the refusal."""
+    Of torch's `fully_shard` the gradients alone: its optimizer is torch's.
+    """
     torch.manual_seed(1000 + rank)
     mesh = lab.Mesh(lab.Topology([("pp", PP), ("dp", DP)], edp=1))
     pp, dp = mesh.group("pp"), mesh.group("dp")
-    device_mesh = mesh.device_mesh() if kind == "fsdp2" else None
+    is_torch_s = kind == "fsdp2"
+    device_mesh = mesh.device_mesh() if is_torch_s else None
     xs, ys = (part[mesh.rank("dp")] for part in batch())
     results = []
-    for name, program in programs.items():
+    for program in programs.values():
         state, mine = weights[program.num_stages], {}
         for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
             mine[index] = make_stage(layers, ExpertParallel(dp))
             load_full_state_dict(mine[index], {rest: value for (stage, rest), value in state.items() if stage == index})
-        if kind in OPTIMIZERS and mesh.rank("dp"):  # its optimizer has to make copies equal
-            for parameter in (p for stage in mine.values() for p in split_off_experts(stage)[0].parameters()):
+        if not is_torch_s and mesh.rank("dp"):  # its optimizer has to make copies equal
+            for parameter in (p for stage in mine.values() for p in copies(stage).parameters()):
                 nn.init.normal_(parameter)
-        counted = {index for index in mine if name not in MIRRORED or index == mesh.rank("pp")}
         try:
-            training = trainer(kind, mine, counted, mesh, program, joint, device_mesh)
+            if is_torch_s:
+                shard_fully(mine, device_mesh["dp"])
+            else:
+                optimizer = make_optimizer(kind, mine, mesh, program)
             runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp)
-            training.zero_grad()
             runtime.step(list(xs), list(ys), [1 / (DP * M)] * M)
-            results.append((training.gradients(), training.step(), training.weights(), shards(mine)))
+            if is_torch_s:
+                results.append((shards(mine), by_stage(mine, lambda p: full(p.grad))))
+            else:
+                numbers = {p: key for key, p in by_stage(mine, lambda p: p).items()}
+                keys = {name: numbers[p] for p, name in optimizer.names.items()}
+                grads = {keys[name]: grad for name, grad in full_gradients(optimizer).items()}
+                report = optimizer.step(max_norm=MAX_NORM)
+                assert report.stepped
+                after = {keys[name]: weight for name, weight in full_weights(optimizer).items()}
+                results.append((shards(mine), grads, report.norm, after))
         except ValueError as error:
             results.append(str(error))
     return results

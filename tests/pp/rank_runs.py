@@ -13,6 +13,17 @@ BYTES = WIDTH * ROWS * 8
 LIKE = torch.empty(ROWS, WIDTH, dtype=torch.float64)
 
 
+class Returns(nn.Module):
+    """What a function makes of its input."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
 def make_stages(number, seed=0):
     torch.manual_seed(seed)
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for _ in range(number)]
@@ -85,6 +96,37 @@ def _sum(parts, stage, order):
         for have, grad in zip(total, parts[microbatch][stage], strict=True):
             have += grad
     return total
+
+
+def assert_trains_as_one_process(program, stages, loss_fn, batch, weights=None):
+    """One step on ranks: the losses, gradients and buffers of one process by plain accumulation."""
+    last, number = program.num_stages - 1, program.num_microbatches
+
+    def tensors_of(module):
+        return [*grads_of(module), *module.buffers()]
+
+    def fn(rank, world_size):
+        torch.manual_seed(100 + rank)
+        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+        result = PipelineRuntime(program, mine, loss_fn).step(*batch, weights)
+        found = {stage: tensors_of(module) for stage, module in mine.items()}
+        if last in mine and isinstance(loss_fn, nn.Module):
+            found["loss"] = tensors_of(loss_fn)
+        return found, sum(map(float, result.losses.values()))
+
+    out, total = lab.launch(fn, program.num_ranks), 0.0
+    for x, y, weight in zip(*batch, weights or [1 / number] * number, strict=True):
+        if weight == 0:
+            continue  # its mean may be 0 / 0
+        for stage in stages:
+            x = stage(*x) if isinstance(x, tuple) else stage(x)
+        loss = loss_fn(x, y) * weight
+        loss.backward()
+        total += float(loss.detach())
+    assert abs(sum(loss for _, loss in out) - total) <= 1e-12
+    for found, _ in out:
+        for stage, ours in found.items():
+            close(ours, tensors_of(loss_fn if stage == "loss" else stages[stage]))
 
 
 def close(ours, theirs):

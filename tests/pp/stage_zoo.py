@@ -50,19 +50,6 @@ class Scaled(nn.Module):
         return self.linear(x * self.scale) * self.scale.exp()
 
 
-class Merged(nn.Module):
-    """A weight made of three parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
-        self.a, self.b = nn.Parameter(torch.randn(WIDTH, 2)), nn.Parameter(torch.randn(2, WIDTH))
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        return self.linear(functional.linear(x, self.weight + self.a @ self.b).tanh())
-
-
 class Auxiliary(nn.Module):
     """Two further outputs: one of a parameter that is used elsewhere too, one of a parameter alone."""
 
@@ -86,13 +73,15 @@ class Multiply(torch.autograd.Function):
         return grad @ weight.t(), x.flatten(0, -2).t() @ grad.flatten(0, -2)
 
 
-class Custom(nn.Module):
-    def __init__(self):
+class Product(nn.Module):
+    """x @ weight: autograd computes both of its gradients in one piece."""
+
+    def __init__(self, width=WIDTH):
         super().__init__()
-        self.weight, self.linear = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH)
+        self.weight = nn.Parameter(torch.randn(width, width))
 
     def forward(self, x):
-        return self.linear(Multiply.apply(x, self.weight))
+        return Multiply.apply(x, self.weight)
 
 
 class Again(nn.Module):
@@ -106,15 +95,6 @@ class Again(nn.Module):
 
     def forward(self, x):
         return self.head(self.how(self.region, x))
-
-
-class Embed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.places, self.block = nn.Embedding(7, WIDTH), nn.Embedding(3, WIDTH), Block()
-
-    def forward(self, tokens):
-        return self.block(self.tokens(tokens) + self.places(torch.arange(3)))
 
 
 class InPlace(nn.Module):
@@ -162,13 +142,11 @@ def reentrant_checkpoint(region, x):
 
 
 ZOO = {
-    "mlp": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)),
     "block": Block,
     "tied": Tied,
     "scaled": Scaled,
-    "merged": Merged,
     "auxiliary": Auxiliary,
-    "custom": Custom,
+    "custom": lambda: nn.Sequential(Product(), nn.Linear(WIDTH, WIDTH)),
     "recompute": lambda: Again(recompute),
     "torch's checkpoint": lambda: Again(torch_checkpoint),
     "nested": lambda: Again(lambda region, x: recompute(lambda x: recompute(region, x), x)),
@@ -177,10 +155,9 @@ ZOO = {
     "convolution": lambda: nn.Sequential(nn.Conv1d(3, 3, 2), nn.BatchNorm1d(3)),
     "recurrent": Recurrent,
     "weight norm": lambda: nn.Sequential(weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh(), nn.Linear(WIDTH, 3)),
-    "attention": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True),
     "no parameters": nn.Tanh,
     "identity": nn.Identity,
-    "embedding": Embed,
+    "embedding": lambda: nn.Sequential(nn.Embedding(7, WIDTH), Block()),
 }
 
 

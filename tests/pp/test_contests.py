@@ -1,4 +1,4 @@
-"""The table of contests and the staircase: what two directions, the split backward and the overlap bring."""
+"""The table of contests: what two directions, the split backward and the overlap bring."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -9,20 +9,6 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.schedules.variants import variant
 
 contests = load(Path(__file__).parents[2] / "benchmarks" / "contests.py")
-
-
-def test_the_staircase():
-    found = {words: (float(one.makespan), float(one.peak), one.weights) for words, one in contests.staircase()}
-    assert found == {
-        "1F1B": (81, 8, 1),
-        "two directions alone": (86, 8, 2),
-        "split backward alone": (67, 8, 1),
-        "two directions and split backward": (66, 9, 2),
-        "split backward on a V": (63.5, 8, 1),
-        "pairs, four stages on a rank": (59.125, 11.5, 1),
-        "pairs, two directions, split backward": (59, 9, 2),
-        "pairs, split backward, four stages on a rank": (57.5, 11.5, 1),
-    }
 
 
 def test_one_rule_for_all():

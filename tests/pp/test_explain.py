@@ -1,6 +1,5 @@
 """What a rank waits for, in words: complete, true to the slow reference, and short."""
 
-import re
 from fractions import Fraction
 from itertools import pairwise
 
@@ -14,10 +13,6 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.explain import explain
 from dualpipe_lab.pp.program import Program, actions_of, parse_action
 from dualpipe_lab.pp.simulator import simulate
-
-SENTENCE = re.compile(
-    r"rank (\d+) waits (\S+) ticks? before (\S+) for the (activation|gradient) of (\S+) from rank (\d+)"
-)
 
 
 @given(st.randoms(use_true_random=False))
@@ -51,18 +46,14 @@ def test_every_wait_is_told_with_its_true_cause(rng):
 
 def test_a_wait_is_a_sentence():
     told = str(explain(schedules.gpipe(4, 2), Cost(F=1, B=2)))
-    sentences = [SENTENCE.search(line).groups() for line in told.splitlines() if line.startswith("  rank")]
-    assert sentences[0] == ("0", "9", "0B0", "gradient", "1B0", "1")
     assert (
         "rank 0 works 6 ticks and waits 9\n  in between: 9 ticks before 0B0 for the gradient of 1B0 from rank 1" in told
     )
     assert "  warm-up:    3 ticks before 3F0 for the activation of 2F0 from rank 2" in told
     assert "  cool-down:  6 ticks after 3B1 for the last rank to end" in told
-
-
-def test_links_and_fractions_are_told():
     told = str(explain(schedules.gpipe(2, 1), Cost(F=Fraction(1, 2), B=1, latency=1)))
     assert "warm-up:    1.5 ticks before 1F0 for the activation of 0F0 from rank 0 (1 on the link)" in told
+    assert str(explain(schedules.gpipe(1, 2))).endswith("in between 0, cool-down 0\nrank 0 works 6 ticks and waits 0")
 
 
 def test_many_microbatches_and_ranks_stay_readable():
@@ -70,14 +61,6 @@ def test_many_microbatches_and_ranks_stay_readable():
     assert len(text.splitlines()) < 120
     assert "and 16 more ranks, told by of_rank(16) and so on" in text
     assert max(map(len, text.splitlines())) < 140
-
-
-def test_one_rank_waits_for_nobody():
-    assert str(explain(schedules.gpipe(1, 2))).splitlines() == [
-        "GPipe: 1 ranks, 6 ticks; idle 0 of 6, 0.0%",
-        "  warm-up 0, in between 0, cool-down 0",
-        "rank 0 works 6 ticks and waits 0",
-    ]
 
 
 def test_an_invalid_program_is_told_by_its_problems():

@@ -1,10 +1,12 @@
 """What a pipeline tells optimizers: unusual stages, sums by hand, overlap, and what is refused."""
 
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
@@ -69,6 +71,7 @@ STAGES = {
     "reentrant checkpoint": lambda: nn.Sequential(linear(), Again(nn.Tanh(), linear())),
     "shared": lambda: nn.Sequential(*[linear(), nn.Tanh()] * 2),
     "unused": lambda: Unused(linear(), nn.Tanh()),
+    "two layers": lambda: nn.Sequential(linear(), nn.Tanh(), linear()),
 }
 
 
@@ -89,235 +92,232 @@ def optimize(name, stage, group, **options):
     return OPTIMIZERS[name](stage, group, bucket_bytes=100, **options)
 
 
-def on_ranks(act, schedule="zero_bubble_h1"):
-    """`act(mesh, program, stages of this rank, inputs, targets)` on pp 2 x dp 2."""
+WEIGHTS = [1 / (2 * M)] * M
+
+
+def placed(program, kind="plain"):
+    """In a rank of pp 2 x dp 2: the mesh, its stages by number, its inputs and targets."""
+    mesh, stages = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)])), make_stages(kind, program.num_stages)
+    numbers = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
+    return mesh, {number: stages[number] for number in numbers}, [list(part[mesh.rank("dp")]) for part in make_batch()]
+
+
+def on_ranks(act, schedule="zero_bubble_h1", cases=tuple((name, "plain") for name in OPTIMIZERS), **options):
+    """On every rank `act(name, step, runtime, optimizers)` for each optimizer and kind of stages, by case."""
     program = build(schedule, 2, M)
-    batch = make_batch()
 
     def fn(rank, world_size):
-        stages = make_stages("plain", program.num_stages)
-        torch.manual_seed(100 + rank)
-        mesh = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)]))
-        mesh.group("pp"), mesh.group("dp")
-        mine = {action.stage: stages[action.stage] for action in program.actions(mesh.rank("pp"))}
-        return act(mesh, program, mine, *(list(part[mesh.rank("dp")]) for part in batch))
+        found = {}
+        for name, kind in cases:
+            mesh, stages, batch = placed(program, kind)
+            wrap = WithoutAutograd if kind == "without autograd" else Stage
+            optimizers = {index: optimize(name, stage, mesh.group("dp")) for index, stage in stages.items()}
+            held = {index: wrap(index, stage) for index, stage in stages.items()}
+            runtime = PipelineRuntime(program, held, mse_loss, group=mesh.group("pp"), **options)
+            found[name, kind] = act(name, partial(runtime.step, *batch, WEIGHTS), runtime, optimizers)
+        return found
 
     return lab.launch(fn, 4, output="collect")
 
 
-def expected(kind, number):
-    stages, (xs, ys) = make_stages(kind, number), make_batch()
+def gradients(optimizers):
+    return {index: full_gradients(optimizer) for index, optimizer in optimizers.items()}
+
+
+def compare(found, kind, times=1):
+    """Gradients by stage, in several steps, with so many times those of one process."""
+    stages, (xs, ys) = make_stages(kind, 2), make_batch()
     model = nn.Sequential(*stages)
     for x, y in zip(xs.flatten(0, 1), ys.flatten(0, 1), strict=True):
-        (nn.functional.mse_loss(model(x), y) / (2 * M)).backward()
-    zeros = torch.zeros_like
-    return [{n: zeros(p) if p.grad is None else p.grad for n, p in stage.named_parameters()} for stage in stages]
-
-
-def close(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        assert (ours[name] - value).abs().max() <= 1e-12 * max(1.0, float(value.abs().max())), name
-
-
-WEIGHTS = [1 / (2 * M)] * M
+        (times * mse_loss(model(x), y) / (2 * M)).backward()
+    for index, ours in (one for grads in found for one in grads.items()):
+        theirs = dict(stages[index].named_parameters())
+        assert ours.keys() == theirs.keys()
+        for name, p in theirs.items():
+            value = torch.zeros_like(p) if p.grad is None else p.grad
+            assert (ours[name] - value).abs().max() <= 1e-12 * max(1.0, float(value.abs().max())), name
 
 
 def test_stages_that_are_hard_to_split(amount):
     """ZB-H1: W that needs the weights once more, W that is done in I, one unit used twice, a parameter without use."""
     cases = list(product(OPTIMIZERS, [*STAGES, "without autograd"]))[:: amount(1, 2)]
 
-    def train(name, mesh, program, mine, inputs, targets):
-        optimizers = {i: optimize(name, stage.module, mesh.group("dp")) for i, stage in mine.items()}
-        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+    def act(name, step, runtime, optimizers):
         found = []
         for _ in range(2):
             for optimizer in optimizers.values():
                 optimizer.zero_grad()
-            runtime.step(inputs, targets, WEIGHTS)
-            found.append({i: full_gradients(optimizer) for i, optimizer in optimizers.items()})
+            step()
+            found.append(gradients(optimizers))
         return found
 
-    def act(mesh, program, mine, inputs, targets):
-        results = {}
-        for name, kind in cases:
-            stages, wrap = make_stages(kind, 2), WithoutAutograd if kind == "without autograd" else Stage
-            results[name, kind] = train(name, mesh, program, {i: wrap(i, stages[i]) for i in mine}, inputs, targets)
-        return results
-
-    out = on_ranks(act)
-    for name, kind in cases:
-        theirs = expected(kind, 2)
-        for grads in (grads for found in out for grads in found[name, kind]):
-            for index, ours in grads.items():
-                close(ours, theirs[index])
+    for results in on_ranks(act, cases=cases):
+        for (_, kind), found in results.items():
+            compare(found, kind)
 
 
 def test_shards_add_up_over_steps_of_a_pipeline_and_sums_on_their_way_do_not():
     """Nor is a step added to a sum that has begun, until the optimizer has made its step."""
 
-    def act(mesh, program, mine, inputs, targets):
-        found = []
-        for name in OPTIMIZERS:
-            ((index, stage),) = make_mine(mesh, program)
-            optimizer = optimize(name, stage, mesh.group("dp"))
-            runtime = PipelineRuntime(program, {index: stage}, nn.functional.mse_loss, group=mesh.group("pp"))
-            runtime.step(inputs, targets, WEIGHTS)
-            if name in ("Zero2", "Zero3"):
-                runtime.step(inputs, targets, WEIGHTS)
-                found.append((index, full_gradients(optimizer)))
-            with pytest.raises(ValueError, match=r"call zero_grad|set num_backwards to the microbatches of all"):
-                runtime.step(inputs, targets, WEIGHTS)
-            if name in ("DDP", "Zero1"):
-                optimizer.step()
-                optimizer.zero_grad()
-                runtime.step(inputs, targets, WEIGHTS)
+    def act(name, step, runtime, optimizers):
+        (optimizer,), found = optimizers.values(), []
+        step()
+        if name in ("Zero2", "Zero3"):
+            step()
+            found.append(gradients(optimizers))
+        with pytest.raises(ValueError, match=r"call zero_grad|set num_backwards to the microbatches of all"):
+            step()
+        if name in ("DDP", "Zero1"):
+            optimizer.step()
+            optimizer.zero_grad()
+            step()
         return found
 
-    theirs = expected("plain", 2)
-    for index, twice in (one for found in on_ranks(act) for one in found):
-        close(twice, {key: 2 * value for key, value in theirs[index].items()})
-
-
-def make_mine(mesh, program):
-    stages = make_stages("plain", program.num_stages)
-    return sorted({action.stage: stages[action.stage] for action in program.actions(mesh.rank("pp"))}.items())
+    for results in on_ranks(act):
+        for found in results.values():
+            compare(found, "plain", times=2)
 
 
 def test_mirrors_by_hand():
     """Shards may be added after the step; sums that have begun may not, and are right by default."""
 
-    def act(mesh, program, mine, inputs, targets):
-        found = []
-        for name in OPTIMIZERS:
-            mine = dict(make_mine(mesh, program))
-            optimizers = {i: optimize(name, stage, mesh.group("dp")) for i, stage in mine.items()}
-            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_copies=False)
-            runtime.step(inputs, targets, WEIGHTS)
-            assert all(optimizer.reducer.lone_copies for optimizer in optimizers.values())
-            if name in ("DDP", "Zero1"):
-                with pytest.raises(ValueError, match="let the pipeline add mirrors"):
-                    runtime.sum_copies()
-                continue
-            runtime.sum_copies()
-            assert not any(optimizer.reducer.lone_copies for optimizer in optimizers.values())
-            found += [(i, full_gradients(optimizer)) for i, optimizer in optimizers.items()]
-        return found
+    def act(name, step, runtime, optimizers):
+        step()
+        assert all(optimizer.reducer.lone_copies for optimizer in optimizers.values())
+        if name in ("DDP", "Zero1"):
+            with pytest.raises(ValueError, match="let the pipeline add mirrors"):
+                runtime.sum_copies()
+            return []
+        runtime.sum_copies()
+        assert not any(optimizer.reducer.lone_copies for optimizer in optimizers.values())
+        return [gradients(optimizers)]
 
-    theirs = expected("plain", 2)
-    for index, ours in (one for found in on_ranks(act, "dualpipe") for one in found):
-        close(ours, theirs[index])
+    for results in on_ranks(act, "dualpipe", sum_copies=False):
+        for found in results.values():
+            compare(found, "plain")
 
 
 def test_tied_weights():
     """Tied to each other: whole sums may be added when they are there; shards of two stages lie differently."""
 
-    def act(mesh, program, mine, inputs, targets):
-        grad, names = None, {0: "0.weight", 1: "0.weight"}
-        for name in OPTIMIZERS:
-            ((index, stage),) = make_mine(mesh, program)
-            optimizer = optimize(name, stage, mesh.group("dp"))
-            runtime = PipelineRuntime(program, {index: stage}, nn.functional.mse_loss, group=mesh.group("pp"))
-            runtime.step(inputs, targets, WEIGHTS)
-            rule = "has begun" if name == "DDP" else "use DDP for stages with tied weights"
-            with pytest.raises(ValueError, match=rule):
-                runtime.sum_tied(names)
-            full_gradients(optimizer)
-            if name == "DDP":
-                runtime.sum_tied(names)
-                grad = stage[0].weight.grad
-        return grad
+    def act(name, step, runtime, optimizers):
+        step()
+        names = {0: "0.weight", 1: "0.weight"}
+        rule = "has begun" if name == "DDP" else "use DDP for stages with tied weights"
+        with pytest.raises(ValueError, match=rule):
+            runtime.sum_tied(names)
+        (own,) = gradients(optimizers).values()
+        if name != "DDP":
+            return None
+        own = own["0.weight"].clone()
+        runtime.sum_tied(names)
+        ((total,),) = ([grads["0.weight"]] for grads in gradients(optimizers).values())
+        return own, total
 
-    one, other = (grads["0.weight"] for grads in expected("plain", 2))
-    for grad in on_ranks(act):
-        assert (grad - one - other).abs().max() <= 1e-12
+    found = [results["DDP", "plain"] for results in on_ranks(act)]
+    for _, total in found:
+        assert (total - found[0][0] - found[-1][0]).abs().max() <= 1e-12  # of the first stage and of the last
 
 
 def test_sums_begin_while_the_last_backward_still_runs():
     """Two buckets under 1F1B: the first leaves before the backward has made the second one's gradients."""
-    events = []
+    program, events = build("1f1b", 2, M), []
 
     def spy(flat, group):
         events.append("sum")
         return all_reduce_async(flat, group)
 
-    def act(mesh, program, mine, inputs, targets):
+    def fn(rank, world_size):
+        mesh, mine, batch = placed(program)
         (stage,) = mine.values()
         stage[0].weight.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
         reducer = GradientReducer(
             reversed(list(stage.parameters())), mesh.group("dp"), bucket_bytes=1, reduce_async=spy
         )
-        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
-        runtime.step(inputs, targets, WEIGHTS)
+        PipelineRuntime(program, mine, mse_loss, group=mesh.group("pp")).step(*batch, WEIGHTS)
         reducer.finish()
         return events
 
-    for found in on_ranks(act, "1f1b"):
+    for found in lab.launch(fn, 4, output="collect"):
         assert found == ["gradient"] * M + ["sum", "sum"]
 
 
-def test_groups_of_other_stages_and_of_mirrors_are_refused():
-    def act(mesh, program, mine, inputs, targets):
-        found = []
-        for kind, group, mirrors in ((1, "pp", False), (2, "dp", True), (2, "pp", True)):
-            program = build("1f1b" if kind == 1 else "dualpipe", 2, M)
-            torch.manual_seed(0)  # copies of a stage begin alike
-            made = [linear() for _ in range(program.num_stages)]
-            stages = {action.stage: made[action.stage] for action in program.actions(mesh.rank("pp"))}
-            optimizers = [DDP(stage, mesh.group(group)) for stage in stages.values()]
-            runtime = PipelineRuntime(
-                program, stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_copies=mirrors
-            )
-            try:
-                runtime.step(inputs, targets)
-                found.append("")
-            except ValueError as error:
-                found.append(str(error))
-            del optimizers
-        return found
-
-    for stages, right, mirrors in on_ranks(act):
-        assert "of this pipeline has other stages; give it the ranks along dp" in stages
-        assert not right
-        assert "say sum_copies=False, or leave out that rank" in mirrors
+def in_another_order(mesh, stages):
+    return [Zero2(nn.ModuleList(stages[::-1] if mesh.rank("pp") else stages), mesh.group("dp"))]
 
 
-def test_mirrors_that_shard_in_other_ways_are_refused():
-    def act(mesh, program, mine, inputs, targets):
-        order = sorted(mine, reverse=bool(mesh.rank("pp")))
-        optimizer = Zero2(nn.ModuleList(mine[i] for i in order), mesh.group("dp"))
-        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
-        with pytest.raises(ValueError, match="over the same stages in the same order"):
-            runtime.step(inputs, targets, WEIGHTS)
-        return optimizer.num_steps
-
-    on_ranks(act, "dualpipe")
+def without_a_unit(mesh, stages):
+    return [Zero3(nn.ModuleList(stages), mesh.group("dp"), units=[stage[0] for stage in stages][1:])]
 
 
-def test_a_root_that_nobody_gathers_is_refused():
-    def act(mesh, program, mine, inputs, targets):
-        zero = Zero3(nn.ModuleList(mine.values()), mesh.group("dp"), units=[stage[0] for stage in mine.values()][1:])
-        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
-        with pytest.raises(ValueError, match=r"0\.0\.weight, 0\.0\.bias belong to none; name units"):
-            runtime.step(inputs, targets, WEIGHTS)
-        return zero.num_steps
+@pytest.mark.parametrize(
+    ("schedule", "make", "message"),
+    [
+        (
+            "1f1b",
+            lambda mesh, stages: [DDP(stage, mesh.group("pp")) for stage in stages],
+            "of this pipeline has other stages; give it the ranks along dp",
+        ),
+        (
+            "dualpipe",
+            lambda mesh, stages: [DDP(stage, mesh.group("pp")) for stage in stages],
+            "say sum_copies=False, or leave out that rank",
+        ),
+        ("dualpipe", in_another_order, "over the same stages in the same order"),
+        ("interleaved", without_a_unit, r"0\.0\.weight, 0\.0\.bias belong to none; name units"),
+    ],
+)
+def test_optimizers_of_other_groups_orders_and_units_are_refused(schedule, make, message):
+    program = build(schedule, 2, M)
 
-    on_ranks(act, "interleaved")
-
-
-@pytest.mark.parametrize("name", ["Zero2", "Zero3"])
-def test_a_split_backward_that_nobody_announces_is_refused(name):
     def fn(rank, world_size):
-        stage = nn.Sequential(linear(), nn.Tanh())
-        optimizer = optimize(name, stage, None)
-        x = torch.ones(2, WIDTH, dtype=torch.float64, requires_grad=True)
-        y = stage(x)
-        split = SplitBackward([torch.autograd.graph.get_gradient_edge(y)], [x], has_hooks=False)
-        split.input_grad([torch.ones_like(y)])
-        with pytest.raises(ValueError, match="run the stages with a PipelineRuntime"):
-            split.weight_grad()
-        comm.barrier()
-        return optimizer.num_steps
+        mesh, mine, batch = placed(program)
+        optimizers = make(mesh, list(mine.values()))
+        with pytest.raises(ValueError, match=message):
+            PipelineRuntime(program, mine, mse_loss, group=mesh.group("pp")).step(*batch)
+        return len(optimizers)
+
+    lab.launch(fn, 4, output="collect")
+
+
+def recomputed(layers, x):
+    """Torch recomputes each layer with an engine of its own."""
+    for layer in layers:
+        x = checkpoint(layer, x, use_reentrant=True)
+    x.sum().backward()
+
+
+def by_hand(layers, x):
+    """W of one layer at a time."""
+    loss = layers(x).sum()
+    for layer in layers:
+        torch.autograd.backward(loss, inputs=list(layer.parameters()), retain_graph=True)
+
+
+def split_in_two(layers, x):
+    y = layers(x)
+    split = SplitBackward([torch.autograd.graph.get_gradient_edge(y)], [x], has_hooks=False)
+    split.input_grad([torch.ones_like(y)])
+    split.weight_grad()
+
+
+def test_a_backward_in_pieces_that_nobody_announces_is_explained():
+    """Under ZeRO without a pipeline: in more runs of the engine than there are microbatches, or in two halves."""
+    number = "this is backward number 3 of the step, and num_backwards=2; .*"
+
+    def fn(rank, world_size):
+        for make, backward, message in (
+            (lambda layers: Zero2(layers, num_backwards=2, bucket_bytes=40), recomputed, number),
+            (lambda layers: Zero2(layers, num_backwards=2, bucket_bytes=40), by_hand, number),
+            (Zero2, split_in_two, ""),
+            (Zero3, split_in_two, ""),
+        ):
+            layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+            optimizer = make(layers)
+            with pytest.raises(ValueError, match=f"{message}run the stages with a PipelineRuntime"):
+                backward(layers, torch.ones(2, WIDTH, requires_grad=True))
+            comm.barrier()
+            assert optimizer.num_steps == 0
 
     lab.launch(fn, 2, output="collect")
 
@@ -333,15 +333,7 @@ def test_a_split_backward_that_nobody_announces_is_refused(name):
 )
 def test_messages_of_each_microbatch(name, schedule, gathers, scatters):
     """Two units, or two buckets: a scatter of each, and gathers for F and B, or for F, I and W."""
-
-    def act(mesh, program, mine, inputs, targets):
-        stages = {index: nn.Sequential(linear(), nn.Tanh(), linear()) for index in mine}
-        optimizers = [optimize(name, stage, mesh.group("dp")) for stage in stages.values()]
-        runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, group=mesh.group("pp"))
-        runtime.step(inputs, targets, WEIGHTS)
-        return len(optimizers)
-
-    ledger = on_ranks(act, schedule).ledger
+    ledger = on_ranks(lambda name, step, *_: step() and None, schedule, [(name, "two layers")]).ledger
     for rank in (2, 3):  # the last stage: the first one has nobody to send an input's gradient to, and no I of its own
         assert ledger.count("all_gather_single", rank) == M * gathers
         assert ledger.count("reduce_scatter_single", rank) == M * scatters

@@ -38,26 +38,13 @@ class Block(nn.Module):
         return outputs0, loss0
 
 
-class InPieces(Block):
-    @classmethod
-    def overlapped_forward_backward(
-        cls, module0, inputs0, criterion0, labels0, module1, loss1, outputs1, output_grads1
-    ):
-        """The backward between the two halves of the forward; labels by position."""
-        x, rows = inputs0
-        h = module0.a(x)
-        torch.autograd.backward(outputs1 or [loss1], output_grads1 or None)
-        outputs0 = [x + module0.b(torch.tanh(h)) * (1 + rows[:, None]), rows]
-        return outputs0, criterion0(outputs0[0], outputs0[1], labels0[0]) if criterion0 else None
-
-
 def loss_of(y, rows, target):
     return mse_loss(y * (1 + rows[:, None]), target)
 
 
-def model_of(number, kind=Block):
+def model_of(number):
     torch.manual_seed(0)
-    return [kind().double() for _ in range(number)]
+    return [Block().double() for _ in range(number)]
 
 
 def batch_of(number):
@@ -79,11 +66,10 @@ def train(rank, world_size, program, model, batch, weights=None, loss=loss_of):
     return {i: grads_of(model[i]) for i in stages}, result.losses, len(seen)
 
 
-@pytest.mark.parametrize("kind", [Block, InPieces])
-def test_a_module_runs_its_pairs_and_equals_one_process(subtests, kind):
+def test_a_module_runs_its_pairs_and_equals_one_process(subtests):
     for name, p, m in (("dualpipe", 2, 6), ("dualpipev", 2, 6), ("paired_interleaved", 2, 4), ("paired_1f1b", 3, 6)):
         program, batch = build(name, p, m), batch_of(m)
-        model = model_of(program.num_stages, kind)
+        model = model_of(program.num_stages)
         weights = [0.0, *torch.linspace(0.1, 0.5, m - 1, dtype=torch.float64).tolist()]
         expected = []
         for (x, rows), y, weight in zip(*batch, weights, strict=True):
@@ -150,7 +136,7 @@ def test_a_pair_of_other_stages_is_refused():
         stages = {0: ModuleStage(0, model[0]), 1: other}
         lab.PipelineRuntime(program, stages, loss_of, overlapped=run_pair_by_module).step(*batch_of(2))
 
-    for other, named in ((Stage(1, model[1]), "Stage(Block)"), (ModuleStage(1, InPieces().double()), "InPieces")):
+    for other, named in ((Stage(1, model[1]), "Stage(Block)"), (ModuleStage(1, OwnLoss().double()), "OwnLoss")):
         with pytest.raises(lab.RankError, match=r"stages 1 and 0 cannot run as a pair .* ModuleStage") as caught:
             lab.launch(mixed, 1, other)
         assert named in str(caught.value)

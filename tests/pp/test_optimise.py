@@ -102,10 +102,3 @@ def test_what_cannot_be_is_refused(subtests):
     for call, message in REFUSED:
         with subtests.test(call=call, message=message), pytest.raises(ValueError, match=message):
             call()
-
-
-def test_a_lowered_program_is_searched_like_its_plain_form():
-    from dualpipe_lab.pp.lowering import lower
-
-    program = schedules.build("1f1b", 3, 4)
-    assert optimise(lower(program), num_moves=5).program == optimise(program, num_moves=5).program

@@ -7,7 +7,8 @@ from schedule_grid import legal, num_crossings
 import dualpipe_lab as lab
 from dualpipe_lab.pp import schedules
 
-COST = lab.Cost(F=3_000_000, I=3_500_000, W=2_000_000, overlap=7_000_000, latency=500_000, transfer=96_000)
+F = {stage: 3_000_000 + 100_000 * stage for stage in range(24)}  # unequal stages
+COST = lab.Cost(F=F, I=3_500_000, W=2_000_000, overlap=7_000_000, latency=500_000, transfer=96_000)
 LINK = lab.Link(gbps=0.008, latency_ms=0.5)  # 96 bytes take 96 us
 MICROBATCHES = {1: (1, 2, 5), 2: (1, 5, 6), 4: (2, 10), 8: (16,)}
 
@@ -17,7 +18,8 @@ def programs(num_ranks):
     options = [(name, {}) for name in schedules.names()]
     options += [("interleaved", {"num_virtual_stages": 3}), ("zero_bubble_h1", {"num_virtual_stages": 2})]
     options += [("zero_bubble_h2", {"in_flight": num_ranks + 1})]
-    return [program for name, more in options for program in legal(name, sizes, **more)]
+    found = [program for name, more in options for program in legal(name, sizes, **more)]
+    return [*found, lab.lower(schedules.build("1f1b", num_ranks, sizes[-1][1]))]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, *(pytest.param(number, marks=pytest.mark.every) for number in (1, 8))])

@@ -1,22 +1,17 @@
 """Several steps in a row: the numbers of the slow reference, and the exact time of one more step."""
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_grid import legal
 from slow_judge import is_right
 from slow_reference import random_cost, random_program, solve
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.program import Action, Program, actions_of, parse_action
+from dualpipe_lab.pp.program import Action, actions_of, parse_action
 from dualpipe_lab.pp.repeat import repeat, simulate_steps, step_time
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
-
-SIZES = [(1, 2), (2, 4), (3, 6), (4, 11)]
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
@@ -68,36 +63,6 @@ def test_the_time_of_a_step_lies_between_work_and_makespan_and_is_the_long_run_s
     assert step_time(program, cost, barrier=True) == one.makespan
     few, many = (simulate_steps(program, n, cost).makespan for n in (8, 40))
     assert abs(many - few - 32 * time) <= one.makespan
-
-
-def test_a_step_without_a_barrier_takes_the_longest_window(subtests):
-    for name in schedules.names():
-        with subtests.test(name=name):
-            for program in legal(name, SIZES):
-                for cost in (Cost(F=2, I=3, W=1), Cost(F=5, I=4, W=6, latency=3), Cost(F=3, B=4, transfer=2)):
-                    timeline = simulate(program, cost)
-                    windows = [end - start for start, end in map(timeline.window, range(program.num_ranks))]
-                    assert step_time(program, cost) == max(windows)
-                    longer = [simulate_steps(program, n, cost).makespan for n in (3, 7)]
-                    assert longer[1] - longer[0] == 4 * max(windows)
-
-
-def test_the_longest_window_is_not_the_whole_truth():
-    # In a long run every rank but one starts its step later than in a single step, so the windows get shorter.
-    rows = ["0F0 2F1 0B0 2B1", "1F0 1F1 1B0 1I1 1W1", "0F1 2F0 2B0 0B1"]
-    program = Program.parse("two directions", rows)
-    timeline = simulate(program)
-    assert max(end - start for start, end in map(timeline.window, range(3))) == timeline.makespan == 14
-    assert step_time(program) == 13
-    assert step_time(program, Cost(F=Fraction(1, 2), I=Fraction(1, 2), W=Fraction(1, 2))) == Fraction(13, 2)
-
-
-def test_zero_bubble_needs_steps_without_a_barrier():
-    program = schedules.build("zero_bubble_h2", 4, 8)
-    assert (step_time(program), step_time(program, barrier=True)) == (24, 27)  # 8 microbatches of 3 ticks
-    several = simulate_steps(program, 5)
-    assert several.makespan == 5 * 24 + 3  # the first warm-up is paid once
-    assert simulate_steps(program, 5, barrier=True).makespan == 5 * 27
 
 
 def test_at_least_one_step():

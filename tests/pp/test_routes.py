@@ -42,13 +42,6 @@ def test_a_stage_on_two_ranks_is_named_where_the_program_states_one_direction():
     ]
 
 
-def test_a_microbatch_that_changes_its_direction_is_a_third_route():
-    rows = ["0F0 2F1 0F2 2F2 0B0 2B1 2B2 0B2", "1F0 1F1 1F2 1B0 1B1 1B2", "2F0 0F1 2B0 0B1"]
-    validate(stated(rows, None))  # each gradient is computed once; the copies' sum is right
-    (problem,) = problems_of(stated(rows, 2))
-    assert problem.startswith("stage 2 works on microbatch 2 on rank 0, on microbatch 0 on rank 2; num_directions=2")
-
-
 @given(st.randoms(use_true_random=False))
 def test_a_program_is_accepted_exactly_with_as_many_directions_as_it_has_routes(rng):
     program = random_program(rng)

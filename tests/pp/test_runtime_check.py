@@ -2,13 +2,18 @@
 
 import pytest
 import torch
-from rank_runs import LIKE, WIDTH, close, grads_of, make_batch, make_stages
+from rank_runs import LIKE, WIDTH, Returns, grads_of, make_batch, make_stages
+from runs import assert_refused
+from test_runtime import Scaled
 from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import spectral_norm
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.dp import DDP
+from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime import PipelineRuntime, WithLoss, check, split_batch
 from dualpipe_lab.pp.runtime.check import Buffers, check_stages
 from dualpipe_lab.pp.schedules import build
@@ -16,14 +21,8 @@ from dualpipe_lab.pp.schedules import build
 BATCH = make_batch(2)
 
 
-class Integers(nn.Module):
-    def forward(self, x):
-        return x.long()
-
-
-class NoLoss(nn.Module):
-    def forward(self, x):
-        return WithLoss(x, x)
+def integers(x):
+    return x.long()
 
 
 def test_check_finds_it_without_ranks(subtests):
@@ -33,63 +32,121 @@ def test_check_finds_it_without_ranks(subtests):
         ({"inputs": BATCH[0][:1]}, "GPipe needs 2 inputs, one per microbatch, got 1"),
         ({"targets": [*BATCH[1], 0]}, "GPipe needs 2 targets, one per microbatch, got 3"),
         ({"extra": {1: []}}, "GPipe needs 2 extra inputs of stage 1, one per microbatch, got 0"),
-        ({"stages": {0: Integers(), 1: nn.Identity()}}, "stage 0 returned torch.int64 for microbatch 0"),
+        ({"stages": [Returns(integers), nn.Identity()]}, "stage 0 returned torch.int64 for microbatch 0"),
         ({"boundary": LIKE.float()}, r"stage 0 made .*float64 .* the boundary says .*float32"),
         ({"targets": make_batch(2, rows=[3, 2])[1]}, "got targets of 12, 8 elements; give step the share"),
         ({"inputs": [x.clone().requires_grad_() for x in BATCH[0]]}, "inputs of microbatch 0 need a gradient"),
         ({"loss_fn": lambda y, target: y}, r"the loss of a microbatch is one number, got shape \(3, 4\)"),
-        ({"stages": {0: nn.Linear(WIDTH, 3).double(), 1: nn.Linear(WIDTH, 1).double()}}, "cannot be multiplied"),
-        ({"stages": {0: NoLoss(), 1: make_stages(1)[0]}}, "the loss of a microbatch is one number"),
+        ({"stages": [nn.Linear(WIDTH, 3).double(), nn.Linear(WIDTH, 1).double()]}, "cannot be multiplied"),
+        ({"stages": [Returns(lambda x: WithLoss(x, x)), *make_stages(1)]}, "the loss of a microbatch is one number"),
     ]:
-        with subtests.test(changes=changes, message=message):
-            arguments = {
-                "stages": dict(enumerate(make_stages(2))), "loss_fn": nn.functional.mse_loss, "inputs": BATCH[0],
-                "targets": BATCH[1], **changes,
-            }  # fmt: skip
-            with pytest.raises((ValueError, RuntimeError), match=message):
-                check(build("gpipe", 2, 2), **arguments)
+        arguments = {"stages": make_stages(2), "loss_fn": mse_loss, "inputs": BATCH[0], "targets": BATCH[1], **changes}
+        with subtests.test(message=message), pytest.raises((ValueError, RuntimeError), match=message):
+            check(build("gpipe", 2, 2), **arguments)
 
 
 def test_check_leaves_no_trace():
     stages = {0: nn.Sequential(nn.BatchNorm1d(WIDTH).double(), nn.Dropout()), 1: make_stages(1)[0]}
     before = {name: value.clone() for name, value in stages[0].state_dict().items()}
     state = torch.get_rng_state()
-    check(build("1f1b", 2, 2), stages, nn.functional.mse_loss, *BATCH, num_ranks=2, boundary=LIKE)
+    check(build("1f1b", 2, 2), stages, mse_loss, *BATCH, num_ranks=2, boundary=LIKE)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in stages[0].state_dict().items())
     assert not any(grad is not None for grad in grads_of(stages[1]))
 
 
-def test_a_batch_that_does_not_split():
-    with pytest.raises(ValueError, match=r"10 rows does not split into 4 equal microbatches; use 1, 2, 5, 10"):
-        split_batch(torch.zeros(10, 2), 4)
-    with pytest.raises(ValueError, match="use a batch that has rows"):
-        split_batch(torch.zeros(0, 2), 1)
-    assert torch.equal(torch.cat(split_batch(torch.arange(6), 3)), torch.arange(6))
+def test_what_would_train_on_something_else_is_refused():
+    """With the rule, the values and the remedy; on one rank, which holds all stages."""
+    linear, ids = nn.Linear(WIDTH, 5), torch.tensor([0, 1, 2, -100])
+    x, y = torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.int64)
+    one, two = build("1f1b", 1, 2), Program.parse("two", ["0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1"])
+    frozen = nn.Sequential(nn.Linear(WIDTH, WIDTH), Returns(torch.detach))
+
+    def detached(y, target):
+        return cross_entropy(y.detach(), target)
+
+    def forgetful():
+        pairs, halves = build("dualpipev", 1, 2), make_stages(2)
+        PipelineRuntime(pairs, halves, mse_loss, overlapped=lambda f, b: f.run()).step(*BATCH)
+
+    def without_grad():
+        with torch.no_grad():
+            PipelineRuntime(one, {0: linear}, cross_entropy).step(x, y)
+
+    def shared():
+        first, last = make_stages(2)
+        last[0].weight = first[0].weight
+        check_stages(build("zbv", 1, 4), 0, {0: first, 1: last}, False)
+        check_stages(build("dualpipe", 2, 4), 0, {0: first, 1: last}, True)
+
+    rows = [
+        (build("1f1b", 1, 3), [linear], (x, y), "4 rows does not split into 3 equal microbatches; use 1, 2, 4"),
+        (one, [linear], (x, torch.tensor(1)), r"a tensor of shape \(\) has none"),
+        (one, [linear], ({"x": x, "m": torch.ones(6)}, y), r"one number of rows, got \[4, 6\]"),
+        (one, [linear], ({"x": x.numpy()}, y), "and ndarray has none"),
+        (one, [linear], (None, y), "holds stage 0, which needs inputs"),
+        (one, [linear], (x,), "holds the last stage, which needs targets"),
+        (one, [linear], (x, ids), "got targets of 2, 1 elements"),
+        (two, [frozen, linear], (x, y), "stage 0 returned tensors without a graph for microbatch 0"),
+        (two, [nn.Linear(WIDTH, WIDTH), frozen], (x, y), "stage 1 returns a tensor without a graph"),
+        (one, linear, (x, y), "give each module under its number"),
+        (one, nn.ModuleDict({"head": linear}), (x, y), r"got the names \['head'\]"),
+        (one, nn.ModuleList([linear, linear]), (x, y), "got 2 modules without numbers"),
+        (one, {0: linear, 1: linear}, (x, y), r"1F1B places stages \[0\] on rank 0, got modules for \[0, 1\]"),
+        (build("gpipe", 2, 2), [linear], (x, y), "GPipe is written for 2 ranks, the group has 1"),
+    ]
+    cases = [
+        (lambda row=row: PipelineRuntime(*row[:2], cross_entropy).step(*row[2]), message) for *row, message in rows
+    ]
+    cases += [
+        (
+            lambda: PipelineRuntime(one, [linear], detached).step(x, y),
+            "the loss function returns a tensor without",
+        ),
+        (
+            lambda: PipelineRuntime(one, [nn.Sequential(DistributedDataParallel(linear))], cross_entropy),
+            "stage 0 is wrapped in torch's DistributedDataParallel.* sum its gradients with DDP of dualpipe_lab.dp",
+        ),
+        (without_grad, "use evaluate"),
+        (forgetful, "the hook for overlapped pairs has not run [01]B0"),
+        (shared, "stages 0 and 1 of this rank share a parameter"),
+        (lambda: split_batch(torch.zeros(0, 2), 1), "use a batch that has rows"),
+    ]
+    assert_refused(1, cases)
+    lab.launch(lambda rank, size: PipelineRuntime(one, [linear], cross_entropy).step(x, ids, [2 / 3, 1 / 3]), 1)
 
 
-def test_an_error_in_a_stage_names_rank_and_action():
-    class Faulty(nn.Module):
-        def forward(self, x):
-            raise KeyError("weights")
+def failing(x):
+    raise KeyError("weights")
 
+
+class Growing(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x[:, : self.calls]
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "message"),
+    [
+        (nn.Identity(), {"boundary": LIKE[:1]}, r"stage 0 made \(3, 4\) of torch.float64 for microbatch 0, the bounda"),
+        (Returns(integers), {}, "stage 0 returned torch.int64 for microbatch 0, and no gradient comes back for integ"),
+        (Returns(lambda x: [x]), {}, "stage 0 must return a tensor, a tuple of tensors or WithLoss"),
+        (Growing(), {}, r"stage 0 made \(3, 2\) .* for microbatch 1, but \(3, 1\) .* the same shape; pass `boundary`"),
+        (Returns(lambda x: (x,) * 8), {}, "a boundary carries at most 7 tensors"),
+        (Returns(failing), {}, "KeyError: 'weights'\n.*at 0F0"),
+    ],
+)
+def test_an_error_names_rank_and_action(stage, options, message):
     def fn(rank, world_size):
-        stages = {rank: Faulty() if rank == 1 else make_stages(1)[0]}
-        PipelineRuntime(build("1f1b", 2, 3), stages, nn.functional.mse_loss, LIKE).step(*make_batch(3))
+        module = stage if rank == 0 else nn.Linear(WIDTH, WIDTH)
+        PipelineRuntime(build("gpipe", 2, 2), {rank: module}, mse_loss, **options).step(*BATCH)
 
-    with pytest.raises(lab.RankError, match=r"KeyError: 'weights'\n.*at 1F0 of '1F1B', rank 1 of the pipeline"):
+    with pytest.raises(lab.RankError, match=message) as caught:
         lab.launch(fn, 2)
-
-
-class Scaled(nn.Module):
-    """A loss with a weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
-    def forward(self, y, target):
-        return (nn.functional.mse_loss(y, target) * self.log_scale.exp() - self.log_scale).mean()
+    assert "of 'GPipe', rank 0 of the pipeline" in str(caught.value)
 
 
 class Table(nn.Module):
@@ -114,14 +171,6 @@ class Counter(nn.Module):
     def forward(self, x):
         self.count = self.count + len(x)
         return x
-
-
-def test_one_parameter_in_two_stages_of_a_rank_is_refused_where_copies_are_added():
-    first, last = make_stages(2)
-    last[0].weight = first[0].weight
-    check_stages(build("zbv", 1, 4), 0, {0: first, 1: last}, False)
-    with pytest.raises(ValueError, match="stages 0 and 1 of this rank share a parameter"):
-        check_stages(build("dualpipe", 2, 4), 0, {0: first, 1: last}, True)
 
 
 def normed():
@@ -173,56 +222,3 @@ def test_what_copies_and_data_ranks_would_not_share_is_refused(schedule, make, m
 
     with pytest.raises(lab.RankError, match=message):
         lab.launch(fn, 2)
-
-
-def test_weights_of_a_loss_that_is_a_part_of_the_last_stage_are_trained():
-    """And without copies and data ranks any loss may have weights."""
-
-    def stages_of():
-        stages = make_stages(2)
-        stages[1].loss = Scaled()
-        stages[1].forward = lambda x: stages[1][1](stages[1][0](x))
-        return stages
-
-    def fn(rank, world_size):
-        found = []
-        for name, apart in (("1f1b", True), ("zero_bubble_h1", False), ("dualpipe", False)):
-            program, stages = build(name, 2, 4), stages_of()
-            mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-            loss = Scaled() if apart else stages[1].loss
-            PipelineRuntime(program, mine, loss).step(*make_batch(4))
-            if 1 in mine:
-                found.append([loss.log_scale.grad, *grads_of(stages[1][0])])
-        return found
-
-    stages = stages_of()
-    for x, y in zip(*make_batch(4), strict=True):
-        (stages[1].loss(stages[1](stages[0](x)), y) / 4).backward()
-    theirs = [stages[1].loss.log_scale.grad, *grads_of(stages[1][0])]
-    first, second = lab.launch(fn, 2)
-    assert (len(first), len(second)) == (1, 3)
-    for ours in (*first, *second):
-        close(ours, theirs)
-
-
-@pytest.mark.parametrize("name", ["1f1b", "zero_bubble_h1", "zbv"])
-def test_running_statistics_are_those_of_one_process_with_the_same_microbatches(name):
-    program, batch = build(name, 2, 4), make_batch(4)
-
-    def stages_of():
-        torch.manual_seed(0)
-        return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(program.num_stages)]
-
-    def fn(rank, world_size):
-        stages = [stage.double() for stage in stages_of()]
-        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-        PipelineRuntime(program, mine, nn.functional.mse_loss).step(*batch)
-        return {stage: ([*module.buffers()], grads_of(module)) for stage, module in mine.items()}
-
-    stages = [stage.double() for stage in stages_of()]
-    for x, y in zip(*batch, strict=True):
-        (nn.functional.mse_loss(nn.Sequential(*stages)(x), y) / 4).backward()
-    for found in lab.launch(fn, 2):
-        for stage, (buffers, grads) in found.items():
-            close([*map(torch.Tensor.double, buffers)], [*map(torch.Tensor.double, stages[stage].buffers())])
-            close(grads, grads_of(stages[stage]))
