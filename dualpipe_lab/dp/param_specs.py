@@ -221,8 +221,8 @@ class ModelSpec:
             return
         raise ValueError(
             f"a norm (max_norm=, grad_norm()) over {self.mesh.topology.shape} ranks would be that of a part of the "
-            f"model: {outside}; give the optimizer the Mesh of all axes in place of a group (and program= in a pipeline), or "
-            "pass the full model's norm to step(norm=)"
+            f"model: {outside}; give the optimizer the Mesh of all axes in place of a group (and program= in a "
+            "pipeline), or pass the full model's norm to step(norm=)"
         )
 
     def gradient_norm(self, p: float = 2.0) -> float:
