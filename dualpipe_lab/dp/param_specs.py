@@ -220,9 +220,9 @@ class ModelSpec:
         else:
             return
         raise ValueError(
-            f"a norm (max_norm=, grad_norm()) over {self.mesh.topology} ranks would be that of a part of the model: "
-            f"{outside}; give the optimizer the Mesh of all axes in place of a group (and program= in a pipeline), or "
-            "pass the full model's norm to step(norm=)"
+            f"a norm (max_norm=, grad_norm()) over {self.mesh.topology.shape} ranks would be that of a part of the "
+            f"model: {outside}; give the optimizer the Mesh of all axes in place of a group (and program= in a "
+            "pipeline), or pass the full model's norm to step(norm=)"
         )
 
     def gradient_norm(self, p: float = 2.0) -> float:
@@ -340,7 +340,7 @@ def copy_axes(topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
         a for a in dense if topology.size(a) > 1
     }:
         raise ValueError(
-            f"edp= counts the copies of an expert among all ranks with other data, got {topology} ranks with "
+            f"edp= counts the copies of an expert among all ranks with other data, got {topology.shape} ranks with "
             f"experts_over={topology.experts_over}; use experts_over={dense}"
         )
     return dense, ("edp",)
@@ -361,16 +361,16 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
             if not set(members(group)) <= set(mesh.ranks("tp")):
                 raise ValueError(
                     f"{name or 'the module'} ({type(layer).__name__}) leaves gradients partial over ranks "
-                    f"{list(members(group))}, and tp of {mesh.topology} ranks has {list(mesh.ranks('tp'))}; build it "
-                    'with mesh.group("tp")'
+                    f"{list(members(group))}, and tp of {mesh.topology.shape} ranks has {list(mesh.ranks('tp'))}; "
+                    'build it with mesh.group("tp")'
                 )
         for axis in {shard.mesh_axis for shard in declared_shards(layer).values()}:
             ranks, along = sharing_ranks(layer), mesh.ranks(axis)
             if ranks and tuple(rank for rank in ranks if rank in members(mesh.everyone)) != along:
                 raise ValueError(
                     f"{name or 'the module'} ({type(layer).__name__}) is sharded over ranks {list(ranks)}, and "
-                    f'{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group("{axis}"), or give '
-                    "an optimizer the Mesh that it is built on, in place of a group"
+                    f'{axis} of {mesh.topology.shape} ranks has {list(along)}; build it with mesh.group("{axis}"), or '
+                    "give an optimizer the Mesh that it is built on, in place of a group"
                 )
 
 
@@ -385,7 +385,7 @@ def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> CopyGroups:
     mine = mesh.ranks(*axes)
     if mesh.topology.ranks_per_node is None:
         raise ValueError(
-            f"hybrid ZeRO shards within nodes, got {mesh.topology} ranks; give the topology ranks_per_node="
+            f"hybrid ZeRO shards within nodes, got {mesh.topology.shape} ranks; give the topology ranks_per_node="
         )
     parts = mesh.topology.parts_by_node(*axes)
     shards = [ranks for each in parts for ranks in each]
@@ -404,10 +404,12 @@ def _check_program(mesh: Mesh, program: Program | None) -> None:
     size = mesh.size("pp")
     if program is None and size > 1:
         raise ValueError(
-            f"{mesh.topology} ranks have a pipeline, whose program says which ranks hold a stage; give program="
+            f"{mesh.topology.shape} ranks have a pipeline, whose program says which ranks hold a stage; give program="
         )
     if program is not None and program.num_ranks != size:
-        raise ValueError(f"program {program.name!r} is for {program.num_ranks} ranks, {mesh.topology} has pp {size}")
+        raise ValueError(
+            f"program {program.name!r} is for {program.num_ranks} ranks, {mesh.topology.shape} has pp {size}"
+        )
 
 
 def _stages(module: nn.Module, program: Program | None, pp_rank: int) -> Mapping[int, nn.Module]:

@@ -32,7 +32,9 @@ class Mesh(RankCoordinates):
     def __init__(self, topology: Topology) -> None:
         world_size = rank_context().world_size
         if topology.world_size != world_size:
-            raise ValueError(f"{topology} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
+            raise ValueError(
+                f"{topology.shape} ranks, the world has {world_size}; the sizes must multiply to {world_size}"
+            )
         super().__init__(topology, rank_context().rank)
         self._groups: dict[tuple[int, ...], Group] = {}  # by their ranks: axes may share a group
         self._made = rank_context().groups

@@ -184,8 +184,8 @@ def check_topology(config: ModelConfig, topology: Topology, layout: SequenceLayo
     if topology.size("pp") > 1:
         rule = "a Llama is sharded along tp" if isinstance(config, LlamaConfig) else "a V3MoE is sharded along ep, tp"
         raise ValueError(
-            f"{rule} and cp and replicated along dp, got pp {topology.size('pp')} in {topology} ranks; for pp use "
-            "build_stages"
+            f"{rule} and cp and replicated along dp, got pp {topology.size('pp')} in {topology.shape} ranks; for pp "
+            "use build_stages"
         )
     check_layout(topology, layout)
     check_sizes(config, topology)
@@ -196,6 +196,6 @@ def check_layout(topology: Topology, layout: SequenceLayout | None) -> None:
     cp_size = topology.size("cp")
     if cp_size != (1 if layout is None else layout.num_ranks):
         raise ValueError(
-            f"{topology} ranks share a sequence along cp {cp_size}, got layout={layout}; "
+            f"{topology.shape} ranks share a sequence along cp {cp_size}, got layout={layout}; "
             f"make_layout(name, length, num_ranks={cp_size})"
         )

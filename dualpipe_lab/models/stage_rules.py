@@ -104,7 +104,7 @@ def check_stages(
     if pp_size != num_ranks:
         got = "no program" if program is None else f"{program.name} for {num_ranks}"
         raise ValueError(
-            f"a pipeline has a program for its ranks, got {got} in {topology} ranks; build it for {pp_size}"
+            f"a pipeline has a program for its ranks, got {got} in {topology.shape} ranks; build it for {pp_size}"
         )
     if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
         raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
@@ -121,12 +121,16 @@ def check_sizes(config: ModelConfig, topology: Topology) -> None:
     ep_size = topology.size("ep")
     if isinstance(config, LlamaConfig):
         if ep_size > 1:
-            raise ValueError(f"a Llama has no experts to shard, got ep {ep_size} in {topology} ranks; use dp instead")
+            raise ValueError(
+                f"a Llama has no experts to shard, got ep {ep_size} in {topology.shape} ranks; use dp instead"
+            )
         config.check(topology.size("tp"))
         return
     left_out = [axis for axis in ("dp", "cp") if topology.size(axis) > 1 and axis not in topology.experts_over]
     if topology.edp and left_out:
-        raise ValueError(f"edp counts all replicas, got {topology} ranks with experts_over={topology.experts_over}")
+        raise ValueError(
+            f"edp counts all replicas, got {topology.shape} ranks with experts_over={topology.experts_over}"
+        )
     config.check(topology.size("tp"), ep_size, topology.size("cp"))
 
 

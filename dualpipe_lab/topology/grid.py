@@ -15,6 +15,7 @@ from math import prod
 from typing import TypeAlias
 
 AXES = ("pp", "dp", "cp", "tp", "ep")
+SHOWN = 16  # groups of a kind that are printed
 _DATA = ("dp", "ep")  # ranks that differ along these see different data
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -52,9 +53,12 @@ class Topology:
         self.axes = tuple((name, size) for name, size in axes)
         self.names, self.sizes = tuple(name for name, _ in self.axes), tuple(size for _, size in self.axes)
         if not self.axes or len(set(self.names)) != len(self.names) or not set(self.names) <= set(AXES):
-            raise ValueError(f"a topology has each of {', '.join(AXES)} at most once, and one at least, got {self}")
+            names = ", ".join(AXES)
+            raise ValueError(f"a topology has each of {names} at most once, and one at least, got {self.shape}")
         if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in self.sizes):
-            raise ValueError(f"every axis needs a whole size from 1, got {self}; leave out an axis that is not used")
+            raise ValueError(
+                f"every axis needs a whole size from 1, got {self.shape}; leave out an axis that is not used"
+            )
         self.world_size = prod(self.sizes)
         self._along: dict[str, range] = {}
         for index, (name, size) in enumerate(self.axes):  # the ranks that differ from rank 0 along one axis alone
@@ -63,11 +67,11 @@ class Topology:
         self._found: dict[tuple[str, ...], Groups] = {}
         self.edp, self.experts_over, self.ranks_per_node = edp, tuple(experts_over), ranks_per_node
         if world_size is not None and world_size != self.world_size:
-            raise ValueError(f"{self} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
+            raise ValueError(f"{self.shape} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
         if edp is not None:
             self._check_experts(edp)
         if ranks_per_node is not None and (ranks_per_node < 1 or self.world_size % ranks_per_node):
-            raise ValueError(f"ranks_per_node must divide the ranks, got {ranks_per_node} for {self}")
+            raise ValueError(f"ranks_per_node must divide the ranks, got {ranks_per_node} for {self.shape}")
 
     def groups(self, *axes: str) -> Groups:
         """Return all groups of an axis, of several axes taken together, or of a derived kind.
@@ -95,7 +99,7 @@ class Topology:
         {'pp': 1, 'dp': 1, 'tp': 0}
         """
         if not 0 <= rank < self.world_size:
-            raise ValueError(f"{self} ranks are numbered 0 to {self.world_size - 1}, got {rank}")
+            raise ValueError(f"{self.shape} ranks are numbered 0 to {self.world_size - 1}, got {rank}")
         return {name: rank // self._along[name].step % size for name, size in self.axes}
 
     def rank_at(self, **coordinates: int) -> int:
@@ -108,7 +112,7 @@ class Topology:
             self._check_known(axis)
             if not 0 <= number < len(self._along[axis]):
                 last = len(self._along[axis]) - 1
-                raise ValueError(f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {last}")
+                raise ValueError(f"{axis} {number} does not exist in {self.shape} ranks; it has {axis} 0 to {last}")
         return sum(self._along[axis][number] for axis, number in coordinates.items())
 
     def size(self, axis: str) -> int:
@@ -128,7 +132,7 @@ class Topology:
         """
         size = self.ranks_per_node
         if size is None:
-            raise ValueError(f"{self} ranks have no nodes; give ranks_per_node=")
+            raise ValueError(f"{self.shape} ranks have no nodes; give ranks_per_node=")
         found = []
         for group in self.along(*axes):
             parts = tuple(tuple(part) for _, part in groupby(group, lambda rank: rank // size))
@@ -144,11 +148,31 @@ class Topology:
         """Return one rank's coordinates: its number, group and neighbours along every axis."""
         return RankCoordinates(self, rank)
 
-    def __str__(self) -> str:
+    @property
+    def shape(self) -> str:
+        """The axes with their sizes, as one line: `pp 2 x dp 4 = 8`."""
         return f"{' x '.join(f'{name} {size}' for name, size in self.axes)} = {prod(self.sizes)}"
 
+    def __str__(self) -> str:
+        """List the groups of every axis, and of experts and nodes.
+
+        >>> print(Topology([("pp", 2), ("dp", 2)]))
+        pp 2 x dp 2 = 4 ranks
+        group pp, ranks: [0, 2]
+        group pp, ranks: [1, 3]
+        group dp, ranks: [0, 1]
+        group dp, ranks: [2, 3]
+        """
+        kinds = [*self.names, *(["ep", "edp"] if self.edp else []), *(["node"] if self.ranks_per_node else [])]
+        lines = [f"{self.shape} ranks"]
+        for kind in kinds:
+            groups = self.groups(kind)
+            lines += [f"group {kind}, ranks: {list(group)}" for group in groups[:SHOWN]]
+            lines += [f"group {kind}: {len(groups) - SHOWN} more"] if len(groups) > SHOWN else []
+        return "\n".join(lines)
+
     def __repr__(self) -> str:
-        return f"<Topology {self} ranks>"
+        return f"<Topology {self.shape} ranks>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Topology) and self.describe() == other.describe()
@@ -198,21 +222,21 @@ class Topology:
         needs = dict.fromkeys(("node", "shard", "replica"), "ranks_per_node=")
         needs |= dict.fromkeys(("ep", "edp"), "an ep axis or edp=")
         remedy = f"; give {needs[kind]}" if kind in needs else f"; it has {', '.join(self.names)}, model and data"
-        raise ValueError(f"{self} ranks have no {kind} groups{remedy}")
+        raise ValueError(f"{self.shape} ranks have no {kind} groups{remedy}")
 
     def _check_experts(self, edp: int) -> None:
         if "ep" in self.names:
-            raise ValueError(f"{self} ranks have an ep axis already; leave out edp={edp}, or the axis")
+            raise ValueError(f"{self.shape} ranks have an ep axis already; leave out edp={edp}, or the axis")
         for axis in self.experts_over:
             self._check_known(axis)
         ranks = prod(len(self._along[axis]) for axis in self.experts_over)
         if edp < 1 or ranks % edp:
             over = " x ".join(self.experts_over)
-            raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {edp} in {self} ranks")
+            raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {edp} in {self.shape} ranks")
 
     def _check_known(self, axis: str) -> None:
         if axis not in self.names:
-            raise ValueError(f"{self} ranks have no {axis} axis; it has {', '.join(self.names)}")
+            raise ValueError(f"{self.shape} ranks have no {axis} axis; it has {', '.join(self.names)}")
 
 
 class RankCoordinates:

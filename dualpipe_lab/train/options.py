@@ -39,6 +39,7 @@ class TrainOptions:
     Attributes:
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all ranks.
+        batch_growth: pairs of a step and the global batch from there on; the number of microbatches stays.
         seed: of the weights, of the data, and of the random numbers of each rank and step.
         lr, betas, eps, weight_decay: of AdamW.
         schedule: the factor of the learning rate.
@@ -64,6 +65,7 @@ class TrainOptions:
 
     sequence_length: int = 64
     global_batch: int = 8
+    batch_growth: Sequence[tuple[int, int]] = ()
     seed: int = 0
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -107,6 +109,9 @@ class TrainOptions:
         AdamW([nn.Parameter(torch.zeros(1))], **self.adamw)  # checks its numbers
         if not isinstance(self.schedule, LRSchedule):
             raise ValueError(f"schedule is of type LRSchedule, got {self.schedule!r}")
+        starts = [step for step, _ in self.batch_growth]
+        if starts != sorted(set(starts)) or not all(map(_is_whole, starts)) or min(starts, default=1) < 1:
+            raise ValueError(f"a batch grows at one step after the other, from 1, got batch_growth={self.batch_growth}")
         if self.sample is not None and (not isinstance(self.sample, str) or not self.sample):
             raise ValueError(
                 f"a text is continued from at least 1 byte of a str, got sample={self.sample!r}; give a letter, or None"
@@ -122,7 +127,7 @@ class TrainOptions:
 
     def sampler(self, data: Data) -> Sampler:
         """Return the sampler of a text or of documents."""
-        return Sampler(data, self.sequence_length, self.global_batch, self.seed)
+        return Sampler(data, self.sequence_length, self.global_batch, self.seed, self.batch_growth)
 
 
 def named_options(**options: Any) -> TrainOptions:
@@ -158,7 +163,8 @@ def check(
         )
     started = cluster()
     plan.check(config, options.sequence_length, None if started is None else started.world_size)
-    microbatch_size(options.global_batch, plan.data_size, plan.num_microbatches)
+    for _, size in ((0, options.global_batch), *options.batch_growth):
+        microbatch_size(size, plan.data_size, plan.num_microbatches)
     check_data(config, data, steps, options)
     if options.evaluate_every is not None and evaluation is None:
         raise ValueError(f"evaluate_every={options.evaluate_every} needs data to evaluate with; give evaluation=")

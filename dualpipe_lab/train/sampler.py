@@ -53,6 +53,7 @@ class Sampler:
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all ranks.
         seed: of the draws.
+        growth: pairs of a step and the global batch from there on.
 
     Raises:
         ValueError: a size below 1, a text shorter than a window, or a document of less than 2 bytes.
@@ -61,12 +62,20 @@ class Sampler:
     [b'wo t', b'one ']
     """
 
-    def __init__(self, data: bytes | Sequence[bytes], sequence_length: int, global_batch: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        data: bytes | Sequence[bytes],
+        sequence_length: int,
+        global_batch: int,
+        seed: int = 0,
+        growth: Sequence[tuple[int, int]] = (),
+    ) -> None:
         parts = list(data) if isinstance(data, Sequence) and not isinstance(data, _TEXTS) else [data]
         if wrong := [type(part).__name__ for part in parts if not isinstance(part, bytes)]:
             raise ValueError(f"a text is bytes, and documents are a list of bytes, got {wrong[0]}; use text.encode()")
         self.text, self.documents = (data, []) if isinstance(data, bytes) else (b"", list(data))
         self.sequence_length, self.global_batch, self.seed = sequence_length, global_batch, seed
+        self.growth = tuple(growth)
         if sequence_length < 1 or global_batch < 1:
             raise ValueError(
                 f"sequence_length and global_batch count from 1, got {sequence_length} and {global_batch}; "
@@ -82,6 +91,15 @@ class Sampler:
                 f"document {short[0]} has {len(self.documents[short[0]])} bytes: a token needs a next one to predict; "
                 "leave out documents of less than 2 bytes"
             )
+
+    def batch_size(self, step: int) -> int:
+        """Return the sequences of a step, over all ranks.
+
+        >>> grown = Sampler(b"one two three", 3, global_batch=2, growth=[(1, 4), (3, 8)])
+        >>> [grown.batch_size(step) for step in range(4)]
+        [2, 4, 4, 8]
+        """
+        return [self.global_batch, *(size for start, size in self.growth if step >= start)][-1]
 
     def rows(self, step: int, first: int, count: int) -> list[bytes]:
         """Return sequences `first` to `first + count - 1` of a step, of at most `sequence_length + 1` bytes."""
@@ -99,8 +117,8 @@ class Sampler:
     def num_tokens(self, step: int) -> int:
         """Return the number of valid targets of a step, over all ranks."""
         if not self.documents:
-            return self.global_batch * self.sequence_length
-        return sum(len(row) - 1 for row in self.rows(step, 0, self.global_batch))
+            return self.batch_size(step) * self.sequence_length
+        return sum(len(row) - 1 for row in self.rows(step, 0, self.batch_size(step)))
 
     def batch(
         self,
@@ -126,7 +144,7 @@ class Sampler:
         Raises:
             ValueError: the global batch does not divide, or sequences of one token have no second one.
         """
-        size = microbatch_size(self.global_batch, data_size, num_microbatches)
+        size = microbatch_size(self.batch_size(step), data_size, num_microbatches)
         firsts = [(data_rank * num_microbatches + number) * size for number in range(num_microbatches)]
         length, microbatches = self.sequence_length, []
         for rows in (self.rows(step, first, size) for first in firsts):
@@ -139,11 +157,11 @@ class Sampler:
                 found if layout is None else [shard_sequence(tensor, layout, cp_rank) for tensor in found]
             )
         all_inputs, all_targets, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
-        return Batch(all_inputs, all_targets, self.num_tokens(step), self.global_batch, *shifted)
+        return Batch(all_inputs, all_targets, self.num_tokens(step), self.batch_size(step), *shifted)
 
     def state(self, step: int) -> dict[str, int]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
-        sizes = {"sequence_length": self.sequence_length, "global_batch": self.global_batch}
+        sizes = {"sequence_length": self.sequence_length, "global_batch": self.batch_size(step)}
         return {"seed": self.seed, "step": step, **sizes}
 
 

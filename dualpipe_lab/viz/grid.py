@@ -43,7 +43,7 @@ class RankGrid(Drawing):
     @property
     def title(self) -> str:
         """The topology and the highlighted group, in words."""
-        return f"{self.topology} ranks; the {self.name}: {', '.join(map(str, self.group))}"
+        return f"{self.topology.shape} ranks; the {self.name}: {', '.join(map(str, self.group))}"
 
     def __str__(self) -> str:
         name, size = self._columns

@@ -68,16 +68,18 @@ def test_documents_are_padded_and_their_padding_is_no_target():
     warmup=st.integers(0, 5),
     more=st.integers(1, 20),
     final=st.floats(0, 1),
+    hold=st.integers(0, 4),
 )
-def test_a_schedule_rises_then_falls_to_its_end(decay, warmup, more, final):
-    schedule = train.LRSchedule(decay, warmup, warmup + more, final)
-    factors = [schedule.factor(step) for step in range(warmup + more + 3)]
+def test_a_schedule_rises_holds_falls_and_goes_on(decay, warmup, more, final, hold):
+    end = warmup + hold + more
+    schedule = train.LRSchedule(decay, warmup, end, final, hold, later=[(end + 1, final / 2)])
+    factors = [schedule.factor(step) for step in range(end + 3)]
     assert all(0 < a <= b <= 1 for a, b in pairwise(factors[:warmup]))
-    assert factors[warmup] == 1
+    assert set(factors[warmup : warmup + hold + 1]) == {1}
     assert all(a >= b for a, b in pairwise(factors[warmup:]))
     if decay != "constant" and more > 1:
-        assert factors[warmup + more - 1] == pytest.approx(final)
-        assert factors[-1] == pytest.approx(final)
+        assert factors[end - 1] == factors[end] == pytest.approx(final)
+    assert factors[end + 1 :] == [final / 2] * 2
 
 
 REFUSED = [
@@ -108,6 +110,8 @@ REFUSED = [
     ({"elastic": True}, "got folder=None; give folder="),
     ({"lr": -1e-3}, "AdamW needs betas"),
     ({"schedule": "cosine"}, "schedule is of type LRSchedule, got 'cosine'"),
+    ({"batch_growth": [(2, 16), (1, 32)]}, "a batch grows at one step after the other, from 1, got"),
+    ({"batch_growth": [(2, 9)]}, "a global batch of 9 sequences does not divide"),
     ({"config": {"num_layers": 2}}, "a LlamaConfig or a V3MoEConfig, and a Plan, got dict and Plan"),
     ({"plan": "dp 2"}, "got LlamaConfig and str"),
     ({"folder": f"{__file__}/deeper"}, "test_parts.py is none that can be written; name another"),
@@ -133,7 +137,7 @@ def test_what_cannot_be_trained_is_refused_before_any_process(monkeypatch, chang
         ("sequence_lenght", "use sequence_length"),
         ("num_warmup", r"schedule=LRSchedule\(num_warmup=...\)"),
         ("num_microbatches", r"Plan\(num_microbatches=...\)"),
-        ("xyz", "it has sequence_length, global_batch, seed"),
+        ("xyz", "it has sequence_length, global_batch, batch_growth, seed"),
     ],
 )
 def test_an_unknown_option_is_told_where_it_belongs(name, place):

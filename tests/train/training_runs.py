@@ -29,7 +29,8 @@ OPTIONS = {
     "sequence_length": 16,
     "global_batch": 8,
     "lr": 1e-2,
-    "schedule": train.LRSchedule("cosine", num_warmup=2, num_steps=5, final=0.1),
+    "batch_growth": [(3, 16)],
+    "schedule": train.LRSchedule("cosine", num_warmup=1, num_hold=1, num_steps=4, final=0.1, later=[(4, 0.05)]),
     "bias_speed": 1e-2,
 }
 
