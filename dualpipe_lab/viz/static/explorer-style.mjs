@@ -32,7 +32,7 @@ fieldset:nth-child(3) .group { grid-template-columns: repeat(auto-fill, minmax(1
 .refused { margin: 0; padding: 0 2px; list-style: none; font-size: 12px; color: var(--muted); }
 .refused li { margin: 0; padding: 6px 0; border-top: 1px solid var(--line); }
 .refused b { color: var(--text); }
-.detail { border-top: 1px solid var(--line); padding-top: 12px; }
+.detail { grid-column: 1 / -1; min-width: 0; padding-top: 12px; }
 @container (max-width: 680px) {
 .choose { grid-template-columns: minmax(0, 1fr); gap: 10px; }
 fieldset:nth-child(3) .group { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); }
