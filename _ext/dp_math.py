@@ -24,7 +24,7 @@ _ELEMENT = re.compile(
 )
 _TEX = re.compile(r"\\\((?P<inline>.*)\\\)|\\\[(?P<display>.*)\\\]|(?P<own>\\begin\{.*\})", re.DOTALL)
 _LOADER = re.compile(r'<script[^>]*src="(?P<up>[^"]*)_static/mathjax/tex-chtml\.js[^>]*></script>')
-_SIGN = re.compile(r"mjx-c\.mjx-c([0-9A-F]+)[^{}]*\{[^}]*\} ?")
+_SIGN = re.compile(r"mjx-c\.(mjx-c[0-9A-F]+(?:\.TEX-\w+)?)[^{}]*\{[^}]*\} ?")
 
 Formula = tuple[str, bool]  # TeX, and whether it stands alone
 
@@ -50,7 +50,7 @@ def with_set(page: str, done: dict[Formula, str]) -> str:
 
 def only_signs(css: str, pages: str) -> str:
     """Return the stylesheet without the signs that no page shows: MathJax knows two thousand."""
-    used = set(re.findall(r"mjx-c([0-9A-F]+)", pages))
+    used = {names.replace(" ", ".") for names in re.findall(r'class="(mjx-c[0-9A-F]+(?: TEX-\w+)?)"', pages)}
     return _SIGN.sub(lambda rule: rule[0] if rule[1] in used else "", re.sub(r"\s+", " ", css))
 
 

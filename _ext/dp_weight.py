@@ -44,7 +44,7 @@ def named(page: str) -> str:
 def only_used(css: str, words: set[str]) -> str:
     """Return a stylesheet without the selectors that name a class that is not among the words.
 
-    >>> only_used(".a,.b .c{top:0}@media print{.b{top:1px}}p:not(.b){top:0}", {"a", "c"})
+    >>> only_used("/* a, b */.a,.b .c{top:0}@media print{.b{top:1px}}p:not(.b){top:0}", {"a", "c"})
     '.a{top:0}p:not(.b){top:0}'
     """
 
@@ -53,7 +53,8 @@ def only_used(css: str, words: set[str]) -> str:
         used = [one for one in selectors if words.issuperset(re.findall(r"\.([A-Za-z][\w-]*)", _outside(one)))]
         return f"{','.join(used)}{{{rule[2]}}}" if used else ""
 
-    return re.sub(r"@(?:media|supports|container)[^{}]*\{\}", "", _RULE.sub(kept, css))
+    css = _RULE.sub(kept, re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL))
+    return re.sub(r"@(?:media|supports|container)[^{}]*\{\}", "", css)
 
 
 def _outside(selector: str) -> str:
@@ -63,7 +64,7 @@ def _outside(selector: str) -> str:
 
 def with_icons(css: str, fonts: Path) -> str:
     """Put the icons that a stylesheet names into it, and leave the other 2,000 in their files."""
-    signs = {int(sign, 16) for sign in re.findall(r'--fa:"\\([0-9a-f]+)"', css)}
+    signs = {int(sign, 16) for sign in re.findall(r'content:"\\(f[0-9a-f]{3})"', css)}
 
     def face(found: re.Match[str]) -> str:
         data = font_of(fonts / f"{found[1]}.ttf", signs)
@@ -97,7 +98,8 @@ def plain(html: str) -> str:
     >>> plain('Idle <em>time</em> &lt; work.<a class="headerlink" href="#x">#</a>')
     'Idle time < work.'
     """
-    text = re.sub(r'<mjx-assistive-mml.*?</mjx-assistive-mml>|<a class="headerlink".*?</a>', "", html, flags=re.DOTALL)
+    left_out = r'<mjx-math.*?</mjx-math>|<sup class="dp-mark">.*?</sup>|<a class="headerlink".*?</a>'
+    text = re.sub(left_out, "", html, flags=re.DOTALL)
     text = " ".join(unescape(re.sub(r"<[^>]*>", "", text)).split())
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
 

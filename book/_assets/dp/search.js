@@ -6,7 +6,7 @@
     ["Definitions", /^book\/appendix\/glossary#term-/],
     ["Chapters", /^book\/(intro|paths|start|dp|tp|cp|pp|ep|whole|hosts)\b/],
     ["Exercises", /^exercises\//],
-    ["Working with the course", /^book\/(?!appendix\/(api|glossary))/],
+    ["Working with the course", /^book\/(?!appendix\/(api|glossary)\b)/],
     ["Reference", /^book\/appendix\/api/],
   ];
   const MOST = 30; // hits of a group
@@ -23,20 +23,20 @@
 
   Search.query = (query) => {
     const hits = Search._performSearch(...Search._parseQuery(query)).reverse(); // the best one was the last
-    let found = 0;
-    for (const [name, belongs] of GROUPS) {
-      const first = new Map(); // of a page, or of a name of the library
-      for (const hit of hits) {
-        const key = hit[0] + (name === "Definitions" || name === "Reference" ? hit[2] : "");
-        if (belongs.test(hit[0] + hit[2]) && !first.has(key)) first.set(key, hit);
-      }
-      if (!first.size) continue;
-      found += first.size;
-      const heading = Object.assign(document.createElement("h3"), { textContent: name });
-      const list = Object.assign(document.createElement("ul"), { className: "search" });
-      list.append(...[...first.values()].slice(0, MOST).map(entry));
-      Search.output.before(heading, list);
+    const found = GROUPS.map(() => new Map()); // of each group: page, or definition, or name of the library, to hit
+    for (const hit of hits) {
+      const place = hit[0] + hit[2];
+      const group = GROUPS.findIndex(([, pages]) => pages.test(place));
+      const key = /glossary|api/.test(place) ? place : hit[0];
+      if (group >= 0 && !found[group].has(key)) found[group].set(key, hit);
     }
-    _finishSearch(found);
+    found.forEach((group, index) => {
+      if (!group.size) return;
+      const heading = Object.assign(document.createElement("h3"), { textContent: GROUPS[index][0] });
+      const list = Object.assign(document.createElement("ul"), { className: "search" });
+      list.append(...[...group.values()].slice(0, MOST).map(entry));
+      Search.output.before(heading, list);
+    });
+    _finishSearch(found.reduce((sum, group) => sum + group.size, 0));
   };
 }
