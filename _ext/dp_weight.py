@@ -3,8 +3,8 @@
 In: the written pages and the theme's files.  Out: the same pages
   - without the 1.5 MB script that draws 2,000 icons: the icons in use are a font of some kB in the stylesheet;
   - with the theme's stylesheet without the rules of classes that no page and no script has;
-  - without the search's index, which search.html alone needs; beside it stand the definitions and first sentences that
-    the search shows, so that it fetches no page;
+  - without the search's index, which search.html alone needs; it is smaller, and beside it stand the definitions and
+    first sentences that the search shows, so that it fetches no page;
   - with names for the arrows that fold the chapters in the sidebar.
 """
 
@@ -22,10 +22,10 @@ from sphinx.application import Sphinx
 STYLE = "styles/pydata-sphinx-theme.css"
 SCRIPTED = {"bs-tooltip-auto"}  # classes that scripts put together from parts
 GLOSSARY = "book/appendix/glossary"
-LONGEST = 240  # characters that the search shows of a page
+LONGEST = 180  # characters that the search shows of a page
 _ICONS = re.compile(r"<script[^>]*scripts/fontawesome\.js[^>]*></script>\s*")
 _SEARCH = re.compile(r"<script[^>]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>\s*")
-_FOLD = re.compile(r'(<a class="reference internal" href="[^"]*">)([^<]*)(</a><details[^>]*><summary)>')
+_FOLD = re.compile(r'(<a class="(?:current )?reference internal" href="[^"]*">)([^<]*)(</a><details[^>]*><summary)>')
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _FACE = re.compile(r"@font-face\{[^}]*?fontawesome/webfonts/([\w-]+)\.woff2[^}]*\}")
 _TERM = re.compile(r'<dt id="(term-[^"]*)">(.*?)</dt>\s*<dd>(.*?)</dd>', re.DOTALL)
@@ -104,6 +104,21 @@ def plain(html: str) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
 
 
+def small_index(script: str) -> str:
+    """Return the search's index without the entries of the reference, which its names repeat, and without rare numbers."""
+    start, end = script.index("(") + 1, script.rindex(")")
+    index = json.loads(script[start:end])
+    home = index["docnames"].index(GLOSSARY)
+    entries = {word: [entry for entry in found if entry[0] == home] for word, found in index["indexentries"].items()}
+    index["indexentries"] = {word: found for word, found in entries.items() if found}
+    index["terms"] = {word: found for word, found in index["terms"].items() if not _is_rare(word, found)}
+    return script[:start] + json.dumps(index, separators=(",", ":"), ensure_ascii=False) + script[end:]
+
+
+def _is_rare(word: str, pages: int | list[int]) -> bool:
+    return any(sign.isdigit() for sign in word) and (isinstance(pages, int) or len(pages) < 3)
+
+
 def notes_of(pages: dict[str, str]) -> dict[str, list[str]]:
     """Return what the search says of each page and of each term: a title of its own if it has one, and words."""
     notes = {name: ["", plain(found[1])] for name, page in pages.items() if (found := _FIRST.search(page))}
@@ -139,6 +154,8 @@ def lighten(app: Sphinx, error: Exception | None) -> None:
         words.update(re.findall(r"[\w-]+", script.read_text(encoding="utf-8")))
     css = only_used((theme / STYLE).read_text(encoding="utf-8"), words | SCRIPTED)
     (static / STYLE).write_text(with_icons(css, theme / "vendor/fontawesome/webfonts"), encoding="utf-8")
+    index = out / "searchindex.js"
+    index.write_text(small_index(index.read_text(encoding="utf-8")), encoding="utf-8")
     notes = json.dumps(notes_of(texts), ensure_ascii=False, separators=(",", ":"))
     (static / "search-notes.js").write_text(f"const SEARCH_NOTES = {notes};\n", encoding="utf-8")
 

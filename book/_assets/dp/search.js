@@ -32,7 +32,7 @@
     }
     found.forEach((group, index) => {
       if (!group.size) return;
-      const heading = Object.assign(document.createElement("h3"), { textContent: GROUPS[index][0] });
+      const heading = Object.assign(document.createElement("h2"), { textContent: GROUPS[index][0] });
       const list = Object.assign(document.createElement("ul"), { className: "search" });
       list.append(...[...group.values()].slice(0, MOST).map(entry));
       Search.output.before(heading, list);
