@@ -24,7 +24,7 @@ _ELEMENT = re.compile(
 )
 _TEX = re.compile(r"\\\((?P<inline>.*)\\\)|\\\[(?P<display>.*)\\\]|(?P<own>\\begin\{.*\})", re.DOTALL)
 _LOADER = re.compile(r'<script[^>]*src="(?P<up>[^"]*)_static/mathjax/tex-chtml\.js[^>]*></script>')
-_SIGN = re.compile(r"mjx-c\.(mjx-c[0-9A-F]+(?:\.TEX-\w+)?)[^{}]*\{[^}]*\} ?")
+_SIGN = re.compile(r'mjx-c\.(mjx-c[0-9A-F]+(?:\.TEX-\w+)?)[^{}]*\{(?:"(?:\\.|[^"\\])*"|[^}"])*\} ?')  # content: "}"
 
 Formula = tuple[str, bool]  # TeX, and whether it stands alone
 

@@ -28,7 +28,8 @@ _SEARCH = re.compile(r"<script[^>]*(?:searchtools|language_data|searchindex)\.js
 _FOLD = re.compile(r'(<a class="(?:current )?reference internal" href="[^"]*">)([^<]*)(</a><details[^>]*><summary)>')
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _FACE = re.compile(r"@font-face\{[^}]*?fontawesome/webfonts/([\w-]+)\.woff2[^}]*\}")
-_TERM = re.compile(r'<dt id="(term-[^"]*)">(.*?)</dt>\s*<dd>(.*?)</dd>', re.DOTALL)
+_TERMS = re.compile(r'((?:<dt id="term-[^"]*">.*?</dt>\s*)+)<dd>(.*?)</dd>', re.DOTALL)
+_TERM = re.compile(r'<dt id="(term-[^"]*)">(.*?)</dt>', re.DOTALL)
 _FIRST = re.compile(r"</h1>.*?<p>(.*?)</p>", re.DOTALL)
 
 
@@ -105,7 +106,7 @@ def plain(html: str) -> str:
 
 
 def small_index(script: str) -> str:
-    """Return the search's index without the entries of the reference, which its names repeat, and without rare numbers."""
+    """Return the search's index without rare numbers, and without the reference's entries, which its names repeat."""
     start, end = script.index("(") + 1, script.rindex(")")
     index = json.loads(script[start:end])
     home = index["docnames"].index(GLOSSARY)
@@ -122,8 +123,9 @@ def _is_rare(word: str, pages: int | list[int]) -> bool:
 def notes_of(pages: dict[str, str]) -> dict[str, list[str]]:
     """Return what the search says of each page and of each term: a title of its own if it has one, and words."""
     notes = {name: ["", plain(found[1])] for name, page in pages.items() if (found := _FIRST.search(page))}
-    for key, term, words in _TERM.findall(pages.get(GLOSSARY, "")):
-        notes[f"{GLOSSARY}#{key}"] = [plain(term), plain(words)]
+    for terms, words in _TERMS.findall(pages.get(GLOSSARY, "")):
+        for key, term in _TERM.findall(terms):
+            notes[f"{GLOSSARY}#{key}"] = [plain(term), plain(words)]
     return notes
 
 

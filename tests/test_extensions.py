@@ -176,6 +176,7 @@ def test_formulas_are_set_by_the_build_or_without_node_in_the_browser(tmp_path, 
         css = (out / "_static" / "mathjax" / "math.css").read_text()
         assert "mjx-c1D44E" in css  # an italic a
         assert "mjx-c2A0C" not in css
+        assert css.count("{") == css.count("}")  # the sign } is gone, its rule too
         assert all((out / "_static" / "mathjax" / font).is_file() for font in re.findall(r'url\("([^"]*)"', css))
 
 
@@ -201,11 +202,13 @@ def test_what_no_page_uses_leaves_and_the_search_gets_words():
     assert weight.only_used(css, {"a", "c"}) == ".a{top:0}p:not(.b){top:0}"
     fold = '<a class="reference internal" href="x.html">GPipe</a><details><summary'
     assert weight.named(f"{fold}>") == f'{fold} aria-label="Pages of GPipe">'
-    entry = '<h1>Glossary</h1><p>Words.</p><dt id="term-rank">rank<a class="headerlink" href="#">#</a></dt>'
-    entry += "<dd><p>A <em>process</em>.</p></dd>"
-    assert weight.notes_of({"book/appendix/glossary": entry, "moved": ""}) == {
+    page = """<h1>Glossary</h1><p>Words.</p>
+      <dt id="term-rank">rank<a class="headerlink" href="#">#</a></dt>
+      <dt id="term-process">process</dt><dd><p>A <em>process</em>.</p></dd>"""
+    assert weight.notes_of({"book/appendix/glossary": page, "moved": ""}) == {
         "book/appendix/glossary": ["", "Words."],
         "book/appendix/glossary#term-rank": ["rank", "A process."],
+        "book/appendix/glossary#term-process": ["process", "A process."],
     }
 
 

@@ -15,7 +15,8 @@
     const [ownTitle, words] = SEARCH_NOTES[page + anchor] ?? SEARCH_NOTES[page] ?? [];
     const link = Object.assign(document.createElement("a"), { href: page + DOCUMENTATION_OPTIONS.LINK_SUFFIX + anchor });
     link.innerHTML = ownTitle || title;
-    const context = Object.assign(document.createElement("p"), { className: "context", textContent: what ?? words ?? "" });
+    const context = Object.assign(document.createElement("p"), { className: "context", textContent: words ?? "" });
+    if (what) context.innerHTML = what; // of a name of the library: what it is, and where
     const item = document.createElement("li");
     item.append(link, context);
     return item;
@@ -23,11 +24,11 @@
 
   Search.query = (query) => {
     const hits = Search._performSearch(...Search._parseQuery(query)).reverse(); // the best one was the last
-    const found = GROUPS.map(() => new Map()); // of each group: page, or definition, or name of the library, to hit
+    const found = GROUPS.map(() => new Map()); // of each group: definition, or name of the library, or page, to hit
     for (const hit of hits) {
       const place = hit[0] + hit[2];
       const group = GROUPS.findIndex(([, pages]) => pages.test(place));
-      const key = /glossary|api/.test(place) ? place : hit[0];
+      const key = [SEARCH_NOTES[place]?.[1], hit[0], hit[0], hit[0], place][group];
       if (group >= 0 && !found[group].has(key)) found[group].set(key, hit);
     }
     found.forEach((group, index) => {
