@@ -11,6 +11,7 @@ In: the written pages and the theme's files.  Out: the same pages
 import base64
 import io
 import json
+import logging
 import re
 from collections.abc import Iterable
 from html import unescape
@@ -80,6 +81,7 @@ def font_of(path: Path, signs: Iterable[int]) -> str:
     """Return those of a font's signs that it has as a small font, in base64; without any of them nothing."""
     from fontTools import subset  # matplotlib brings it
 
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every table
     options = subset.Options(layout_features=[], flavor="woff", drop_tables=["GSUB", "GPOS"])
     out = io.BytesIO()
     with subset.load_font(str(path), options) as font:
@@ -148,7 +150,8 @@ def lighten(app: Sphinx, error: Exception | None) -> None:
         if lighter != text:
             pages[name].write_text(lighter, encoding="utf-8")
     static, theme = out / "_static", Path(pydata_sphinx_theme.__file__).parent / "theme/pydata_sphinx_theme/static"
-    (static / "scripts" / "fontawesome.js").unlink(missing_ok=True)
+    for path in (static / "scripts").glob("fontawesome.*"):
+        path.unlink()
     words = {
         word for text in texts.values() for names in re.findall(r'class="([^"]*)"', text) for word in names.split()
     }
