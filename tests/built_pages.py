@@ -32,6 +32,8 @@ def serious_defects(page, **options):
     """What axe calls serious: the rule, how often, and the first place."""
     from axe_playwright_python.sync_playwright import Axe
 
+    # a colour that fades has too little contrast on its way
+    page.evaluate("Promise.allSettled(document.getAnimations().filter(a => a.transitionProperty).map(a => a.finished))")
     # highlighted code and set formulas are an element for every word, not ours, and would take axe a minute
     context = {"exclude": [["pre"], ["mjx-container"]]}
     found = Axe().run(page, context=context, options={"resultTypes": ["violations"], **options}).response["violations"]
