@@ -28,6 +28,19 @@ def drawn_pages():
     return [path for path, file in files.items() if not file.exists() or has_elements(file.read_text("utf-8"))]
 
 
+def serious_defects(page, **options):
+    """What axe calls serious: the rule, how often, and the first place."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    # a colour that fades has too little contrast on its way
+    page.evaluate("Promise.allSettled(document.getAnimations().filter(a => a.transitionProperty).map(a => a.finished))")
+    # highlighted code and set formulas are an element for every word, not ours, and would take axe a minute
+    context = {"exclude": [["pre"], ["mjx-container"]]}
+    found = Axe().run(page, context=context, options={"resultTypes": ["violations"], **options}).response["violations"]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    return [(v["id"], len(v["nodes"]), v["nodes"][0]["html"][:200]) for v in serious]
+
+
 class Visit:
     """One browser page and everything it complains about; `look` changes its width and theme without a reload."""
 

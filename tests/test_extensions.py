@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +95,8 @@ def test_a_page_gets_another_kernel_if_its_first_does_not_start_and_no_second_ch
 
 CONF = """import sys
 sys.path.insert(0, {ext!r})
-extensions = ["myst_parser", "dp_glossary", "dp_sources", "dp_share", "dp_moved"]
+extensions = ["myst_parser", "sphinx.ext.mathjax", "dp_glossary", "dp_sources", "dp_share", "dp_math", "dp_moved"]
+myst_enable_extensions, mathjax_path = ["dollarmath"], "mathjax/tex-chtml.js"
 html_theme, project = "basic", "The course"
 html_baseurl, moved_pages = {base!r}, {moved!r}
 """
@@ -103,7 +105,7 @@ PAGES = {
     "glossary.md": "# Words\n\n```{glossary}\nrank\n  A process.\n\nlocal rank\n  On a node.\n```\n",
     "book/dp/page.md": '# A "b" & c\n\nCode `rank`, [a rank](../../index.md), a drank, then *two Ranks* and a rank; '
     f"a local rank.\n{'Word & ' * 60}\n\nMore: 66 ticks (simulated), 81 (simulated), 2 GB\n"
-    "(quoted: a\nreport, page 8), 3 (derived).\n",
+    "(quoted: a\nreport, page 8), 3 (derived).\n\nThen $a<b$.\n",
 }
 MOVED = {"old/deep/page": "book/dp/page#part", "book/before": "book/dp/page"}
 
@@ -156,6 +158,58 @@ def test_a_published_page_has_an_address_a_card_and_a_place_in_the_sitemap(built
     assert (built / "_static" / "card.png").read_bytes().startswith(b"\x89PNG")
     found = re.findall("<loc>https://example.org/course/(.*)</loc>", (built / "sitemap.xml").read_text())
     assert found == ["book/dp/page.html", "glossary.html", "index.html"]
+
+
+@pytest.mark.parametrize("has_node", [True, False])
+def test_formulas_are_set_by_the_build_or_without_node_in_the_browser(tmp_path, monkeypatch, has_node):
+    if has_node and shutil.which("node") is None:
+        pytest.skip("there is no node (Node.js)")
+    if not has_node:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    out, done = build(tmp_path, "", {})
+    assert done.returncode == 0, done.stderr
+    page, script = (out / "book" / "dp" / "page.html").read_text(), out / "_static" / "mathjax" / "tex-chtml.js"
+    assert ("<mi>a</mi><mo>&lt;</mo><mi>b</mi></math>" in page) is has_node
+    assert ("mathjax/math.css" in page) is has_node
+    assert (r"\(a&lt;b\)" in page) is script.exists() is ("tex-chtml.js" in page) is not has_node
+    if has_node:
+        css = (out / "_static" / "mathjax" / "math.css").read_text()
+        assert "mjx-c1D44E" in css  # an italic a
+        assert "mjx-c2A0C" not in css
+        assert css.count("{") == css.count("}")  # the sign } is gone, its rule too
+        assert all((out / "_static" / "mathjax" / font).is_file() for font in re.findall(r'url\("([^"]*)"', css))
+
+
+def test_a_small_font_has_the_icons_in_use(tmp_path):
+    weight = load(ROOT / "_ext" / "dp_weight.py")
+    fonts = (
+        Path(weight.pydata_sphinx_theme.__file__).parent
+        / "theme/pydata_sphinx_theme/static/vendor/fontawesome/webfonts"
+    )
+    face = (
+        '@font-face{font-weight:900;src:url(../vendor/fontawesome/webfonts/fa-solid-900.woff2) format("woff2"),url(x)}'
+    )
+    css = weight.with_icons(face + '.fa-bars:before{content:"\\f0c9"}', fonts)
+    assert css.startswith('@font-face{font-weight:900;src:url("data:font/woff;base64,')
+    assert css.endswith('format("woff")}.fa-bars:before{content:"\\f0c9"}')
+    assert len(css) < 3_000
+    assert weight.with_icons(face, fonts) == ""
+
+
+def test_what_no_page_uses_leaves_and_the_search_gets_words():
+    weight = load(ROOT / "_ext" / "dp_weight.py")
+    css = "/* a, b.com */.a,.b .c{top:0}@media print{.b{top:1px}}p:not(.b){top:0}"
+    assert weight.only_used(css, {"a", "c"}) == ".a{top:0}p:not(.b){top:0}"
+    fold = '<a class="reference internal" href="x.html">GPipe</a><details><summary'
+    assert weight.named(f"{fold}>") == f'{fold} aria-label="Pages of GPipe">'
+    page = """<h1>Glossary</h1><p>Words.</p>
+      <dt id="term-rank">rank<a class="headerlink" href="#">#</a></dt>
+      <dt id="term-process">process</dt><dd><p>A <em>process</em>.</p></dd>"""
+    assert weight.notes_of({"book/appendix/glossary": page, "moved": ""}) == {
+        "book/appendix/glossary": ["", "Words."],
+        "book/appendix/glossary#term-rank": ["rank", "A process."],
+        "book/appendix/glossary#term-process": ["process", "A process."],
+    }
 
 
 def test_a_moved_page_leads_to_its_new_address(built):

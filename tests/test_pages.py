@@ -1,8 +1,7 @@
 """The built pages in a real browser: nothing is fetched from elsewhere, nothing is broken, nothing sticks out."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from built_pages import DESK, HTML, LOOKS, Visit, toc_pages
+from built_pages import DESK, HTML, LOOKS, Visit, serious_defects, toc_pages
 
 pytestmark = pytest.mark.browser
 
@@ -32,15 +31,7 @@ def test_page_is_complete_without_a_network_and_fits_in_every_look(opened):
     assert opened.page.locator("article h1").count() == 1
 
 
-def serious_defects(page, **options):
-    # highlighted code and set formulas are an element for every word, not ours, and would take axe a minute
-    context = {"include": [["article"]], "exclude": [["pre"], ["mjx-container"]]}
-    found = Axe().run(page, context=context, options={"resultTypes": ["violations"], **options}).response["violations"]
-    serious = [v for v in found if v["impact"] in ("serious", "critical")]
-    return [(v["id"], v["nodes"][0]["html"][:200]) for v in serious]
-
-
-def test_page_has_no_serious_accessibility_defect_of_its_own(opened):
+def test_page_has_no_serious_accessibility_defect(opened):
     if opened.path.endswith("/api"):
         pytest.skip("the reference is generated, like in form throughout, and takes axe half a minute")
     opened.look(DESK, "light")

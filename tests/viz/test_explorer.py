@@ -186,6 +186,18 @@ def test_keyboard_chooses_sizes_costs_memory_and_a_timeline(shown):
 
 
 @pytest.mark.browser
+def test_a_timeline_opens_in_its_row_and_the_row_stays_where_it_is(shown):
+    button = shown.get_by_role("button", name="Open the timeline of GPipe")
+    button.scroll_into_view_if_needed()
+    top = button.bounding_box()["y"]
+    button.click()
+    settled(shown)
+    assert button.bounding_box()["y"] == pytest.approx(top, abs=1)
+    assert shown.locator("dp-explorer .card", has=button).locator("dp-timeline").is_visible()
+    assert shown.locator("dp-explorer dp-timeline").count() == 1
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_as_many_cells_as_actions_and_nothing_sticks_out(shown, width):
     shown.set_viewport_size({"width": width, "height": 900})

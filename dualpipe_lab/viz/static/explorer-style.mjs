@@ -20,7 +20,7 @@ fieldset:nth-child(3) .group { grid-template-columns: repeat(auto-fill, minmax(1
 .card .about { display: flex; align-items: center; gap: 10px; grid-column: 1; }
 .place { font-size: 18px; font-weight: 700; color: var(--accent); min-width: 1em; text-align: center; }
 .open { margin-left: auto; font-size: 12px; border-color: var(--line); height: 26px; }
-.open[aria-pressed="true"] { background: var(--accent); border-color: var(--accent); color: var(--page); }
+.open[aria-pressed="true"], .open[aria-pressed="true"]:hover { background: var(--accent); border-color: var(--accent); color: var(--page); }
 .figures { grid-column: 1; margin: 0; display: grid; grid-template-columns: auto 1fr auto 1fr; gap: 0 10px; align-content: start; font-size: 12px; }
 .figures div { display: contents; }
 .figures dt { color: var(--muted); font-weight: 400; margin: 0; }
@@ -32,7 +32,7 @@ fieldset:nth-child(3) .group { grid-template-columns: repeat(auto-fill, minmax(1
 .refused { margin: 0; padding: 0 2px; list-style: none; font-size: 12px; color: var(--muted); }
 .refused li { margin: 0; padding: 6px 0; border-top: 1px solid var(--line); }
 .refused b { color: var(--text); }
-.detail { border-top: 1px solid var(--line); padding-top: 12px; }
+.detail { grid-column: 1 / -1; min-width: 0; padding-top: 12px; }
 @container (max-width: 680px) {
 .choose { grid-template-columns: minmax(0, 1fr); gap: 10px; }
 fieldset:nth-child(3) .group { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); }

@@ -46,7 +46,7 @@ export class ExplorerElement extends Drawing {
     this.timeline = document.createElement("dp-timeline");
     this.detail = make("div", { class: "detail" }, this.timeline);
     this.frame = make("section", { class: "dp", "aria-label": "Schedule explorer" },
-      this.controls.panel, this.status, this.list, this.refused, this.detail);
+      this.controls.panel, this.status, this.list, this.refused);
     root.replaceChildren(make("style", {}, STYLE + EXPLORER_STYLE), this.frame);
   }
 
@@ -107,16 +107,19 @@ export class ExplorerElement extends Drawing {
     if (width) cards.forEach((card, index) => drawMini(card, ranked[index], width, longest, this.theme));
   }
 
+  // A timeline that was open above makes place: the row that was asked stays where it is on the screen.
   open(key) {
+    const { button } = this.cards.get(key), top = button.getBoundingClientRect().top;
     this.opened = key;
     this.draw();
-    this.timeline.scrollIntoView({ block: "nearest" });
+    scrollBy({ top: button.getBoundingClientRect().top - top, behavior: "instant" });
   }
 
-  // The whole timeline of one schedule; the explorer's sliders set its costs, so it has none of its own.
+  // The whole timeline of one schedule, in its row; the explorer's sliders set its costs, so it has none of its own.
   showDetail() {
-    this.detail.hidden = !this.shown;
-    if (!this.shown) return;
+    if (!this.shown) return this.detail.remove();
+    const { item } = this.cards.get(this.shown.key);
+    if (this.detail.parentElement !== item) item.append(this.detail);
     const { spec } = this.shown, what = JSON.stringify([spec.name, spec.unit, spec.rows]);
     if (what === this.drawn) {
       if (JSON.stringify(this.timeline.costs) !== JSON.stringify(spec.costs)) this.timeline.costs = spec.costs;
