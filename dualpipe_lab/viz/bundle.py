@@ -13,7 +13,7 @@ from importlib import resources
 
 ENTRY = "register.mjs"
 _OWN = {"studio": "registerStudio"}  # elements with scripts of their own
-_LIVE = "live-model.mjs"
+_LIVE, _KERNEL = "live-model.mjs", "studio-kernel.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
 _COMMENT = re.compile(r"^ *//.*\n|(?<=[;,{}(]) +// .*$", re.MULTILINE)
@@ -36,6 +36,12 @@ def element_script(name: str) -> str:
 def live_module() -> str:
     """Return the module of live cells; it starts with the model, and needs no view."""
     return f"{_joined(_LIVE)}export default liveCell;\n"
+
+
+@cache
+def kernel_module() -> str:
+    """Return the module by which a studio asks the kernel of its notebook."""
+    return f"{_joined(_KERNEL)}export default studioKernel;\n"
 
 
 def script_name() -> str:

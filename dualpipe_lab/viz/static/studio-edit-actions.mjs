@@ -1,12 +1,10 @@
 // What a reader does to the rows: pointing and editing, by name; each takes what it needs as `detail`.
 
 import { number } from "./scale.mjs";
-import { MOST_COUNT } from "./studio-controls.mjs";
 import { spanOfStep } from "./studio-track.mjs";
 import { insertStep, joinBackward, moveStage, moveSteps, pairSteps, removeSteps, replaceRow, shiftSteps, splitBackward,
   unpairStep } from "./schedule-edits.mjs";
-import { applyMove } from "./schedule-fix.mjs";
-import { makeProgram, parseStep, stepActions, stepText } from "./schedule-rows.mjs";
+import { MOST_COUNT, makeProgram, stepActions, stepText, stepsOf } from "./schedule-rows.mjs";
 
 const MOST_MISSING = 24, MOST_CELLS = 4096;
 
@@ -143,7 +141,8 @@ export class EditActions {
   }
 
   insert(text) {
-    const { session, studio } = this, { rank, position } = session.cursor, step = parseStep(text.trim());
+    const { session, studio } = this, { rank, position } = session.cursor, [[step, ...more]] = stepsOf([text]);
+    if (!step || more.length) throw new Error("put in one action, such as 1F2, or a pair");
     const row = session.program.ranks[rank], at = Math.min(position + (session.here ? 1 : 0), row.length);
     const program = insertStep(session.program, rank, at, step);
     session.cursor.position = at;
@@ -166,8 +165,8 @@ export class EditActions {
   }
 
   mend() {
-    const { fix } = this.studio.result;
-    if (fix) this.change(applyMove(this.session.program, fix), fix.words);
+    const fix = this.studio.result?.fix;
+    if (fix) this.change(replaceRow(this.session.program, fix.rank, fix.row), fix.says);
   }
 
   hereText() {
