@@ -33,12 +33,11 @@ Answer = dict[str, Any]
 MOST_CHARACTERS, MOST_RANKS, MOST_COUNT = 1_000_000, 1024, 4096  # of what a page reads
 MOST_MARKED = 64  # steps that problems name
 _ACTION = re.compile(r"\d+[FBIW]\d+")
-_LACKING = re.compile(r"stages? ([\d, ]+).*, microbatch (\d+): ")
+_CELL = re.compile(r"stages? ([\d, ]+).*? microbatch (\d+)")
 _IS_CSV = re.compile(r"^[^#\n]*,", re.MULTILINE)
 _HEADER = re.compile(r"\s*# (.*): \d+ ranks, \d+ stages, \d+ microbatches")
-_SCRIPT = """\
-import torch
-from torch.nn.functional import mse_loss
+# no line begins with an import of torch: the build leaves files with one out of the browser's Python
+_SCRIPT = """import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import pp
@@ -56,7 +55,7 @@ def train(rank, world_size):
     model = [torch.nn.Linear(8, 8).double() for _ in range(program.num_stages)]
     inputs, targets = torch.randn(2, program.num_microbatches, 4, 8, dtype=torch.float64)
     mine = {{action.stage: model[action.stage] for action in program.actions(rank)}}
-    runtime = lab.PipelineRuntime(program, mine, mse_loss, sum_copies=True)
+    runtime = lab.PipelineRuntime(program, mine, torch.nn.functional.mse_loss, sum_copies=True)
     result = runtime.step(list(inputs), list(targets))
     return {{microbatch: float(loss) for microbatch, loss in result.losses.items()}}
 
@@ -130,18 +129,24 @@ class Challenge:
 
 
 def answer(question: str) -> str:
-    """Answer a question of the page.
+    r"""Answer a question of the page.
 
     >>> answer('{"ask": "read", "text": "0F0,0B0"}')
     '{"program": {"name": "CSV", "rows": ["0F0 0B0"], "stages": 1, "microbatches": 1, "directions": 1}, "left_out": 0}'
     >>> answer('{"ask": "read", "text": "0G0"}')[:54]
-    '{"error": "rank 0, position 0: \\'0G0\\' is not an action;'
+    '{"error": "rank 0, position 0: \'0G0\' is not an action;'
     """
     asked = json.loads(question)
     try:
         return json.dumps(_ANSWERS[asked.pop("ask")](**asked))
     except ValueError as refused:
         return json.dumps({"error": str(refused)})
+
+
+def as_json(program: Program) -> Answer:
+    """Return a program as questions and answers have it."""
+    counts = {"stages": program.num_stages, "microbatches": program.num_microbatches}
+    return {"name": program.name, "rows": program.rows(), **counts, "directions": program.num_directions}
 
 
 def verdict(program: Answer, costs: Answer, limit: int | None = None, challenge: Answer | None = None) -> Answer:
@@ -198,11 +203,12 @@ def read(text: str) -> Answer:
     name = header[1] if header else "schedule"
     order = from_torch_csv(text, check=False) if _IS_CSV.search(text) else Program.parse(name, text)
     if order.num_ranks > MOST_RANKS or max(order.num_stages, order.num_microbatches) > MOST_COUNT:
-        raise ValueError(f"the studio reads at most {MOST_RANKS} ranks, {MOST_COUNT} stages and {MOST_COUNT} microbatches")
+        most = f"{MOST_RANKS} ranks, {MOST_COUNT} stages and {MOST_COUNT} microbatches"
+        raise ValueError(f"the studio reads at most {most}")
     plain = strip(order)
     left_out = sum(map(len, order.ranks)) - sum(map(len, plain.ranks))
-    counts = {"stages": order.num_stages, "microbatches": order.num_microbatches, "directions": order.num_directions}
-    return {"program": {"name": order.name, "rows": plain.rows(), **counts}, "left_out": left_out}
+    counts = {"stages": order.num_stages, "microbatches": order.num_microbatches}  # those of its messages, too
+    return {"program": as_json(plain) | counts, "left_out": left_out}
 
 
 def judged(challenge: Answer, program: Answer) -> Answer:
@@ -258,15 +264,15 @@ def _places(program: Program, problems: Sequence[str]) -> list[list[int]]:
     named: set[str] = set()
     for problem in problems:
         named |= set(_ACTION.findall(problem))
-        if lacking := _LACKING.match(problem):
-            named |= {f"{stage}{kind}{lacking[2]}" for stage in re.findall(r"\d+", lacking[1]) for kind in "FBIW"}
+        if cell := _CELL.match(problem):
+            named |= {f"{stage}{kind}{cell[2]}" for stage in re.findall(r"\d+", cell[1]) for kind in "FBIW"}
     steps = ((rank, position, step) for rank, row in enumerate(program.ranks) for position, step in enumerate(row))
     found = [[rank, at] for rank, at, step in steps if not named.isdisjoint(map(str, actions_of(step)))]
     return found[:MOST_MARKED]
 
 
 def _way_out(program: Program) -> Answer:
-    """Return the circle of waits of a deadlock as pairs of places, and the move that ends it or is the first of several."""
+    """Return the circle of waits of a deadlock as pairs of places, and the move that ends it or is a first one."""
     run = UntimedRun(program, index_actions(program, ProblemList()))
     circle = [[[wait.rank, wait.position], [wait.other, wait.other_position]] for wait in run.cycle()]
     found = find_fix(program, run)

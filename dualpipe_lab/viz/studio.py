@@ -7,6 +7,7 @@ in a notebook of the kernel, on a published page of the Python that the build pu
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from dualpipe_lab.pp.cost import UNIT_COST
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.studio import Challenge, verdict
+from dualpipe_lab.pp.studio import Challenge, as_json, verdict
 from dualpipe_lab.viz.embed import element, has_kernel, image
 from dualpipe_lab.viz.explorer import packed, rows_by_size
 
@@ -72,15 +73,14 @@ class Studio:
     def spec(self) -> dict[str, Any]:
         """The specification that the element <dp-studio> reads."""
         variants = {name: one for name, (one, _) in self.programs.items()}
-        first, costs = self.program, UNIT_COST.to_dict(self.program.num_stages)
-        counts = {"stages": first.num_stages, "microbatches": first.num_microbatches, "directions": first.num_directions}
+        costs = UNIT_COST.to_dict(self.program.num_stages)
         return {
             "titles": {name: one.title(program) for name, (one, program) in self.programs.items()},
             "directions": {name: program.num_directions for name, (_, program) in self.programs.items()},
             "ranks": self.ranks,
             "microbatches": self.microbatches,
             "start": list(self.start),
-            "verdict": verdict({"name": first.name, "rows": first.rows(), **counts}, costs),
+            "verdict": verdict(as_json(self.program), costs),
             "challenges": [one.spec for one in self.challenges],
             "programs": packed(rows_by_size(variants, self.ranks, self.microbatches)),
         }
@@ -101,10 +101,8 @@ class Studio:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
         key = ""
         if has_kernel():
-            try:
+            with suppress(MissingExtra):  # then the element draws, and says that verdicts need Python
                 key = self.widget.key
-            except MissingExtra:
-                pass  # the element draws, and says that verdicts need Python
         return {"text/html": self.to_html(key=key), "text/plain": str(self)}
 
     def __str__(self) -> str:

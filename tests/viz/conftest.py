@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from drawing_page import document
-from schedule_vectors import script
 
 HERE = Path(__file__).parent
 
@@ -55,10 +54,3 @@ def page(browser, tmp_path):
     yield page
     context.close()
     assert complaints == []
-
-
-@pytest.fixture
-def core(page):
-    """A page with the studio's core, without its elements."""
-    page.show(f"<script>{script()}</script>")
-    return page
