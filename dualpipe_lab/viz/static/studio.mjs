@@ -23,7 +23,7 @@ import { Session } from "./studio-session.mjs";
 import { makeProgram, packProgram, stepText, stepsOf } from "./schedule-rows.mjs";
 import { STYLE } from "./style.mjs";
 
-const NO_PYTHON = "Verdicts need Python, which this page does not have: run its notebook.";
+const NO_PYTHON = "Verdicts need Python, which is not here: run this cell in a notebook.";
 
 export class StudioElement extends Drawing {
   connectedCallback() {
