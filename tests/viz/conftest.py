@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from drawing_page import document
 
+from dualpipe_lab.viz import bundle
+
 HERE = Path(__file__).parent
 
 
@@ -17,13 +19,26 @@ def node():
     if shutil.which("node") is None:
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium checks the same")
 
-    def run(specs, script="numbers.mjs"):
+    def run(specs, script):
         lines = "\n".join(json.dumps(spec) for spec in specs) + "\n"
         command = ["node", str(HERE / script)]
         result = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     return run
+
+
+@pytest.fixture
+def modules(page):
+    """A page with some of the modules, without elements: their functions are its own."""
+
+    def load(*names):
+        texts = {}
+        for name in names:
+            bundle._collect(f"{name}.mjs", texts, ())
+        return page.show(f"<script>{''.join(map(bundle._plain, texts.values()))}</script>")
+
+    return load
 
 
 @pytest.fixture

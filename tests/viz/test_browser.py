@@ -1,33 +1,39 @@
 """The element in Chromium, without a network: what it draws, computes and tells, by pointer and by keyboard."""
 
+import json
 from fractions import Fraction
 
 import pytest
 from drawing_page import check_accessibility, document, element
-from timeline_grid import ORACLES, numbers, timelines
+from timeline_grid import ORACLES, numbers, same, timelines
 
 from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.viz import compare
-from dualpipe_lab.viz.bundle import source
 from dualpipe_lab.viz.embed import timeline_html, track_spec
 
 pytestmark = pytest.mark.browser
 DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])
 
 
-def test_chromium_computes_what_python_computes(page):
-    modules = {name: source(name) for name in ("program.mjs", "simulate.mjs", "track.mjs", "path.mjs")}
-    joined = "\n".join(text.replace("export ", "") for text in modules.values())
-    joined = "\n".join(line for line in joined.splitlines() if not line.startswith("import "))
-    page.show(f"<script>{joined}</script>")
+NUMBERS = """specs => specs.map((spec) => {
+  const track = makeTrack(spec), entries = ({ times, counts }) => times.map((time, i) => [time, counts[i]]);
+  const keys = ["src", "dst", "sent", "left", "arrived", "label"];
+  const messages = track.messages.map((one) => keys.map((key) => one[key]));
+  return { messages, makespan: track.makespan, busy: track.busy, peak: track.peak, starts: [...track.start],
+    live: track.busy.map((_, rank) => entries(liveOf(track, rank))), path: criticalPath(track).spans };
+})"""
+
+
+def test_the_page_computes_what_python_computes(modules):
+    """To the last digit: programs, which the page simulates, and records, which have no costs."""
     tests = list(timelines())[::3]
-    script = """specs => specs.map(spec => { const track = makeTrack(spec);
-      return [track.makespan, track.busy, track.peak, [...track.start], criticalPath(track).spans]; })"""
-    for timeline, found in zip(tests, page.evaluate(script, [track_spec(t) for t in tests]), strict=True):
+    tests += [Timeline.from_dict(json.loads(json.dumps({**one.to_dict(), "costs": None}))) for one in tests[::5]]
+    there = modules("track", "path").evaluate(NUMBERS, [track_spec(timeline) for timeline in tests])
+    for timeline, found in zip(tests, there, strict=True):
         expected = numbers(timeline)
-        starts = [span[1] for span in expected["spans"]]
-        assert found == [expected["makespan"], expected["busy"], expected["peak"], starts, expected["path"]]
+        expected["starts"] = [span[1] for span in expected.pop("spans")]
+        assert same(found) == expected, timeline.name
 
 
 @pytest.mark.parametrize(

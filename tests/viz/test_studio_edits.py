@@ -6,7 +6,6 @@ import pytest
 
 from dualpipe_lab import Program, schedules
 from dualpipe_lab.pp.validation.validator import validate
-from dualpipe_lab.viz import bundle
 
 pytestmark = pytest.mark.browser
 
@@ -29,12 +28,8 @@ RUN = """inputs => inputs.map(({ rows, name, edit, args, ...counts }) => {
 
 
 @pytest.fixture
-def core(page):
-    """A page with the module of edits, without elements."""
-    texts = {}
-    bundle._collect("schedule-edits.mjs", texts, ())
-    page.show(f"<script>{''.join(map(bundle._plain, texts.values()))}</script>")
-    return page
+def core(modules):
+    return modules("schedule-edits")
 
 
 def packed(program, **more):

@@ -55,7 +55,9 @@ export function challengePanel(challenges, act) {
       keep(progress);
       text.textContent = `${current.title}. ${current.text}`;
       rules.textContent = rulesText(current);
-      verdict.textContent = found?.says ?? "";
+      if (found || state.shown !== current) verdict.textContent = found?.says ?? "";
+      state.shown = current;
+      verdict.classList.toggle("waiting", !found);
       task.classList.toggle("solved", Boolean(found?.stars.solved));
     }
     for (const { challenge, stars, words, open } of entries) {

@@ -41,17 +41,22 @@ const FIGURES = [
   ["messages", (one) => one.messages, number],
 ];
 
-// Of every version that can run; `before` is the last one that could.
+// Of every version that can run; `before` is the last one that could.  They fade as the verdict does.
 export function figuresPanel() {
   const table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers of this version" });
+  const wait = (words) => {
+    table.classList.add("waiting");
+    if (words) table.replaceChildren("Numbers come with the verdict.");
+  };
   const update = (now, before) => {
+    table.classList.remove("waiting");
     const rows = now ? FIGURES.map(([words, of, write]) => figureRow(words, of(now), before && of(before), write)) : [];
     const head = make("tr", {}, ...["", "now", "before", "change"].map((word) => make("th", { scope: "col" }, word)));
     const perRank = now ? ranksTable(now) : "";
     const whole = now ? make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)) : "There are numbers as soon as it can run.";
     table.replaceChildren(whole, perRank);
   };
-  return { panel: table, update };
+  return { panel: table, update, wait };
 }
 
 function figureRow(words, now, before, write) {

@@ -38,6 +38,7 @@ export class StudioElement extends Drawing {
     this.session = new Session(this.registered(name, ranks, microbatches), { ...UNIT_TICKS });
     this.actions = new Actions(this);
     this.compared = [];
+    this.canRun = new WeakMap(); // program -> what its verdict said, whatever the costs
     this.build();
     await this.openLink(location.hash);
     keepWhenLeft(this.session);
@@ -107,7 +108,7 @@ export class StudioElement extends Drawing {
   async ask(question) {
     const kernel = kernels().get(this.spec.key), inPage = globalThis.dualpipePython, text = JSON.stringify(question);
     if (!kernel && !inPage) throw new Error(NO_PYTHON);
-    const starting = (words) => this.result || this.verdict.wait(words);
+    const starting = (words) => this.result || this.wait(words);
     const found = JSON.parse(await (kernel ? kernel(text) : inPage.ask("studio", [text], inPage.isStarted ? undefined : starting)));
     if (found.error) throw new Error(found.error);
     return found;
@@ -125,7 +126,7 @@ export class StudioElement extends Drawing {
     this.tell(result);
     this.picture();
     if (result) return;
-    this.verdict.wait(this.isAwake ? "" : "The verdict comes with your first edit or click.");
+    this.wait(this.isAwake ? "" : "The verdict comes with your first edit or click.");
     if (this.isAwake) this.settled = this.judge();
   }
 
@@ -142,7 +143,7 @@ export class StudioElement extends Drawing {
       try {
         found = await this.ask({ ask: "verdict", program: packProgram(program), costs, limit, challenge });
       } catch (error) {
-        if (!this.isOld && !this.result) this.verdict.wait(error.message);
+        if (!this.isOld && !this.result) this.wait(error.message);
         continue;
       }
       if (!this.isOld) this.judged(found);
@@ -156,9 +157,16 @@ export class StudioElement extends Drawing {
     const before = this.result?.figures;
     if (before && before !== result?.figures) this.earlier = before; // of the last version that could run
     this.result = result;
-    if (result) this.verdict.update(result);
-    this.numbers.update(result?.figures, this.earlier);
     this.puzzles.update(result);
+    if (!result) return;
+    this.canRun.set(this.session.program, result.figures !== null);
+    this.verdict.update(result);
+    this.numbers.update(result.figures, this.earlier);
+  }
+
+  wait(words) {
+    this.verdict.wait(words);
+    this.numbers.wait(words);
   }
 
   // The verdict on what is drawn: nothing moves.
@@ -166,7 +174,7 @@ export class StudioElement extends Drawing {
     const { timeline } = this;
     this.tell(result);
     if (!timeline.tracks) return;
-    timeline.tracks[0].runs = result.figures !== null;
+    timeline.tracks[0].runs = this.canRun.get(this.session.program);
     timeline.view.marks = this.marks();
     timeline.draw();
     timeline.fillTable();
@@ -180,7 +188,7 @@ export class StudioElement extends Drawing {
     const { fine, of } = axisCosts(costs, program.numStages, this.compared.map((other) => other.program.numStages));
     const unit = fine > 1 ? `ticks/${fine}` : "ticks", track = draftTrack(program, of(program.numStages), { unit });
     if (!track) return;
-    track.runs = this.result && this.result.figures !== null;
+    track.runs = this.canRun.get(program) ?? null;
     this.fine = fine;
     const others = this.compared.map((other) => draftTrack(other.program, of(other.program.numStages), { name: other.name, unit }));
     const tracks = [track, ...others], shares = [program, ...this.compared.map((other) => other.program)];
