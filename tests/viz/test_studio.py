@@ -11,7 +11,6 @@ from studio_page import (
     message,
     open_studio,
     press,
-    retype,
     rows,
     small_page,
     studio,
@@ -89,16 +88,6 @@ def test_1f1b_is_built_from_nothing_by_keyboard(page):
     assert verdict(page).startswith("Valid: 9 ticks")
 
 
-def test_actions_that_are_missing_are_offered(page):
-    open_studio(page)
-    act(page, "start", {"name": "", "ranks": 2, "microbatches": 2})
-    group = page.get_by_role("group", name="Actions that are missing")
-    assert group.get_by_role("button").all_inner_texts() == ["0F0", "0F1", "0B0", "0B1"]
-    group.get_by_role("button", name="0F1").click()
-    assert rows(page) == ["0F1", ""]
-    assert group.get_by_role("button").all_inner_texts() == ["0F0", "0B0", "0B1"]
-
-
 def test_dualpipe_is_broken_by_the_pointer_and_mended_by_the_proposed_move(page):
     open_studio(page, ("dualpipe", 4, 8))
     assert verdict(page).startswith("Valid: 26 ticks")
@@ -150,42 +139,6 @@ def test_editing_by_keys_pairs_splits_joins_and_moves(page):
     assert rows(page)[1] == "1F1 1B0 1B1"
 
 
-def test_a_typed_row_and_a_stage_that_moves(page):
-    open_studio(page, ("1f1b", 2, 2))
-    board(page).focus()
-    press(page, "r")
-    row = page.get_by_label("The row of the chosen rank")
-    row.fill("0F0 0B0 0F1 0B1 nonsense")
-    row.press("Enter")
-    assert message(page).startswith("'nonsense' is not an action; write stage")
-    assert rows(page) == schedules.build("1f1b", 2, 2).rows()
-    row.fill("0F0 0B0 0F1 0B1")
-    row.press("Enter")
-    assert verdict(page).startswith("Valid: 12 ticks")
-    act(page, "click", {"rank": 1, "position": 0})
-    page.get_by_label("Move the stage of the chosen action to a rank").select_option("0")
-    assert rows(page)[1] == ""
-
-
-def test_cells_are_explained_in_the_library_s_words(page):
-    name = "dualpipe"
-    open_studio(page, (name, 4, 8))
-    act(page, "cost", {"key": "transfer", "value": 1})
-    explanation = pp.explain(schedules.build(name, 4, 8), Cost(transfer=1))
-    told = [pause for pause in explanation.pauses if pause.phase != "cool-down"][:10]
-    assert len(told) == 10
-    for pause in told:
-        spans = explanation.timeline.spans_by_rank[pause.rank]
-        position = next(i for i, span in enumerate(spans) if span.start == pause.end)
-        act(page, "point", {"rank": pause.rank, "position": position})
-        press(page, "Enter")
-        assert str(pause) in message(page)
-        assert studio(page, "e.timeline.view.path.spans.length") > 1
-    act(page, "point", {"rank": 0, "position": 0})
-    press(page, "Enter")
-    assert studio(page, "e.timeline.view.path.spans.length") == 1
-
-
 def test_others_are_compared_on_one_axis_with_the_same_costs(page):
     open_studio(page, ("1f1b", 4, 8))
     for name in ("zbv", "gpipe", "dualpipe"):
@@ -226,18 +179,6 @@ def test_a_finger_moves_a_cell(browser, tmp_path):
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     assert rows(page)[0] == "0F1 0F0 0B0 0B1"
     context.close()
-
-
-def test_sliders_choose_the_size_to_start_with(page):
-    open_studio(page)
-    page.get_by_label("ranks: to start with").press("ArrowLeft")
-    assert rows(page) == schedules.build("1f1b", 3, 8).rows()
-    page.get_by_label("microbatches: to start with").press("ArrowLeft")
-    assert rows(page) == schedules.build("1f1b", 3, 4).rows()
-    page.get_by_label("Schedule", exact=True).select_option("dualpipe")
-    assert message(page).startswith("dualpipe needs an even number of ranks, got 3")
-    page.get_by_label("ranks: to start with").press("Home")
-    assert rows(page) == schedules.build("dualpipe", 2, 4).rows()
 
 
 def test_a_draft_is_there_again_after_its_page_was_closed(browser, tmp_path):
@@ -281,18 +222,6 @@ def test_a_press_explains_while_the_drawing_plays(page):
     assert rows(page)[1].startswith("1F1")
 
 
-def test_a_stage_may_be_on_two_ranks_where_the_reader_says_so(page):
-    program = schedules.build("dualpipe", 2, 4)
-    open_studio(page, ("1f1b", 2, 4))
-    retype(page, program.rows())
-    assert not verdict(page).startswith("Valid")
-    page.locator("dp-studio summary", has_text="Size, costs and memory").click()
-    page.get_by_label("On how many ranks a stage may be").select_option("two ranks")
-    assert verdict(page).startswith("Valid: 12 ticks")
-    act(page, "undo")
-    assert page.get_by_label("On how many ranks a stage may be").input_value() == "1"
-
-
 def test_costs_of_each_stage_are_typed_and_a_limit_is_drawn(page):
     open_studio(page, ("1f1b", 2, 4))
     page.locator("dp-studio summary", has_text="Size, costs and memory").click()
@@ -312,28 +241,6 @@ def test_costs_of_each_stage_are_typed_and_a_limit_is_drawn(page):
         "rank 0, position 1: 0F1 makes it hold 2 activations, the bound is 1; run a backward first"
     ]
     assert studio(page, "e.timeline.tracks[0].room") == 1
-
-
-def test_costs_of_each_stage_follow_the_number_of_stages_and_refuse_another_order(page):
-    open_studio(page, ("1f1b", 2, 2))
-    act(page, "costs", {"key": "F", "text": "1 4"})
-    act(page, "point", {"rank": 1, "position": 0})
-    act(page, "retype", "1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1")
-    assert not verdict(page).startswith("Valid: ")
-    act(page, "size", {"numStages": 3})
-    assert studio(page, "e.session.costs.F") == [1, 4, 4]
-    assert verdict(page).startswith("Valid: ")
-    act(page, "size", {"numStages": 5000})
-    assert message(page) == "a schedule has 1 to 4096 stages and microbatches, got 5000"
-    act(page, "undo")
-    act(page, "undo")
-    act(page, "unitCosts")
-    act(page, "compare", "zbv")
-    act(page, "costs", {"key": "F", "text": "1 4 4"})
-    assert message(page).startswith("F lists 3 stages, the program has 2")
-    act(page, "costs", {"key": "F", "text": "1 4"})
-    assert message(page) == ("costs differ between the 2 stages, and another order has 4; give all stages one cost")
-    assert studio(page, "e.session.costs.F") == 1
 
 
 def test_a_draft_that_cannot_run_is_drawn_with_streams_memory_and_another_beside_it(page):

@@ -102,20 +102,6 @@ def test_a_stage_that_moves_takes_all_its_work_along_and_the_schedule_still_runs
     assert moved > 150
 
 
-def test_a_stage_of_a_schedule_that_cannot_run_moves_too(core):
-    found = one(core, ["0F0 0F1 0B0", "1F0 1B0 1F1 1B1"], "moveStage", 1, 0)
-    assert found["rows"] == ["0F0 0F1 1F0 1B0 1F1 0B0 1B1", ""]
-
-
-def test_halves_in_pairs_split_and_join_there(core):
-    split = one(core, ["0F0 (0F1;0B0)OVERLAP_F_B 0B1"], "splitBackward", 0, 1)["rows"]
-    assert split == ["0F0 (0F1;0I0)OVERLAP_F_B 0W0 0B1"]
-    for position in (1, 2):
-        assert one(core, split, "joinBackward", [[0, position]])["rows"] == ["0F0 (0F1;0B0)OVERLAP_F_B 0B1"]
-    both = one(core, ["0F0 0I0 0F1 0W0 0I1 0W1"], "joinBackward", [[0, 1], [0, 3], [0, 5]])
-    assert both["rows"] == ["0F0 0B0 0F1 0B1"]
-
-
 def test_several_steps_move_together_and_stop_at_the_ends(core):
     rows = ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]
     assert one(core, rows, "moveSteps", [[0, 0], [0, 2]], 0, 4)["rows"][0] == "0F1 0B1 0F0 0B0"
