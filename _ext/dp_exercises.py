@@ -30,7 +30,7 @@ PYODIDE, DIGEST = (
 PACKED = ("pyodide.asm.wasm", "pyodide.asm.mjs", "python_stdlib.zip")
 LEFT_OUT = ("grading", "workspace", "static", "live", "cli")  # of the library and the course
 NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
-ASKS = re.compile(r'id="dp-exercises"|<dp-studio ')  # in a page's HTML: what asks Python
+ASKS = re.compile(r'id="dp-exercises"|<dp-studio |<dp-planner ')  # in a page's HTML: what asks Python
 LOG = logging.getLogger(__name__)
 
 
@@ -96,7 +96,7 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
 
 
 def add_python(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Load what asks Python, where something does: exercises, a studio."""
+    """Load what asks Python, where something does: exercises, a studio, a planner."""
     if app.config.has_python and ASKS.search(context.get("body", "")):
         app.add_js_file("dp/python.js", loading_method="defer")
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib import resources
 
 ENTRY = "register.mjs"
-_OWN = {"studio": "registerStudio"}  # elements with scripts of their own
+_OWN = {"studio": "StudioElement", "planner": "PlannerElement"}  # elements with scripts of their own
 _LIVE, _KERNEL = "live-model.mjs", "studio-kernel.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
@@ -29,7 +29,8 @@ def classic_script() -> str:
 @cache
 def element_script(name: str) -> str:
     """Return the script of an element such as the "studio", which needs the classic one before it."""
-    return f"(() => {{\n{_joined(f'register-{name}.mjs')}{_OWN[name]}();\n}})();\n"
+    define = f'customElements.get("dp-{name}") ?? customElements.define("dp-{name}", {_OWN[name]});'
+    return f"(() => {{\n{_joined(f'{name}.mjs')}{define}\n}})();\n"
 
 
 @cache

@@ -26,7 +26,7 @@ from dualpipe_lab.viz.bundle import classic_script, element_script
 Spec = dict[str, Any]
 
 STATIC = "DUALPIPE_LAB_STATIC"  # set where pages are built: no widget is made
-ELEMENT_SCRIPT = {"dp-studio": "studio"}  # elements that few pages have
+ELEMENT_SCRIPT = {"dp-studio": "studio", "dp-planner": "planner"}  # elements that few pages have
 TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live", *ELEMENT_SCRIPT)
 _OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
 _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)

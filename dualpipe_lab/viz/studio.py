@@ -18,12 +18,12 @@ from dualpipe_lab.pp.cost import UNIT_COST
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.studio import Challenge, as_json, verdict
+from dualpipe_lab.pp.studio import Challenge, answer, as_json, verdict
 from dualpipe_lab.viz.embed import element, has_kernel, image
 from dualpipe_lab.viz.explorer import packed, rows_by_size
 
 if TYPE_CHECKING:
-    from dualpipe_lab.viz.live.kernel import StudioWidget
+    from dualpipe_lab.viz.live.kernel import KernelWidget
 
 RANKS = (2, 3, 4, 5, 6, 8)
 MICROBATCHES = (*range(1, 13), 16, 20)
@@ -92,11 +92,11 @@ class Studio:
         return element("dp-studio", {**self.spec, "key": key}, picture + f"<pre>{escape(str(self))}</pre>", script)
 
     @cached_property
-    def widget(self) -> "StudioWidget":
+    def widget(self) -> "KernelWidget":
         """The widget that answers the element while a kernel runs; raises MissingExtra without ipywidgets."""
-        from dualpipe_lab.viz.live.kernel import StudioWidget
+        from dualpipe_lab.viz.live.kernel import KernelWidget
 
-        return StudioWidget()
+        return KernelWidget(answer)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
         key = ""

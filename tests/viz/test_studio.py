@@ -50,7 +50,7 @@ def test_a_page_without_python_draws_and_edits_and_says_what_is_missing(page):
     assert verdict(page).startswith("Valid: 9 ticks")
     press(page, "Alt+ArrowRight")
     assert rows(page)[0] == "0F1 0F0 0B0 0B1"
-    assert verdict(page) == "Verdicts need Python, which is not here: run this cell in a notebook."
+    assert verdict(page) == "This needs Python, which is not here: run the cell in a notebook."
     assert page.locator("dp-studio .headline").inner_text() == "simulated · not judged"
     press(page, "Enter")
     assert message(page) == verdict(page)

@@ -5,7 +5,11 @@
 const HOME = new URL("../python/", import.meta.url);
 const PACKED = { "pyodide.asm.wasm": "application/wasm", "python_stdlib.zip": "application/zip" };
 
-const CALLS = { judge: ["dualpipe_course.in_page", "judge"], studio: ["dualpipe_lab.pp.studio", "answer"] };
+const CALLS = {
+  judge: ["dualpipe_course.in_page", "judge"],
+  studio: ["dualpipe_lab.pp.studio", "answer"],
+  planner: ["dualpipe_lab.viz.planner", "answer"],
+};
 
 async function unpack(name, type) {
   const found = await plainFetch(new URL(`${name}.packed`, HOME));

@@ -14,7 +14,7 @@ import { challengePanel } from "./studio-challenges.mjs";
 import { axisCosts, comparePanel } from "./studio-compare.mjs";
 import { hasDraft, keepWhenLeft } from "./studio-draft.mjs";
 import { exportPanel } from "./studio-export.mjs";
-import { kernels } from "./studio-kernel.mjs";
+import { askPython } from "./studio-kernel.mjs";
 import { sessionOfLink } from "./studio-link.mjs";
 import { STUDIO_STYLE } from "./studio-style.mjs";
 import { UNIT_TICKS, costsFor, draftTrack, spanOfStep } from "./studio-track.mjs";
@@ -23,7 +23,6 @@ import { Session } from "./studio-session.mjs";
 import { makeProgram, packProgram, stepText, stepsOf } from "./schedule-rows.mjs";
 import { STYLE } from "./style.mjs";
 
-const NO_PYTHON = "Verdicts need Python, which is not here: run this cell in a notebook.";
 
 export class StudioElement extends Drawing {
   connectedCallback() {
@@ -104,14 +103,9 @@ export class StudioElement extends Drawing {
     this.message.classList.toggle("bad", isBad);
   }
 
-  // Python answers: the kernel of a notebook, or else the one that the page's build put beside it.
-  async ask(question) {
-    const kernel = kernels().get(this.spec.key), inPage = globalThis.dualpipePython, text = JSON.stringify(question);
-    if (!kernel && !inPage) throw new Error(NO_PYTHON);
-    const starting = (words) => this.result || this.wait(words);
-    const found = JSON.parse(await (kernel ? kernel(text) : inPage.ask("studio", [text], inPage.isStarted ? undefined : starting)));
-    if (found.error) throw new Error(found.error);
-    return found;
+  // While Python starts, its words stand where the verdict will, or where all messages do.
+  ask(question) {
+    return askPython(this.spec.key, "studio", question, (words) => (this.result ? this.say(words) : this.wait(words)));
   }
 
   // Another version: its picture at once, its verdict as soon as Python has it.
