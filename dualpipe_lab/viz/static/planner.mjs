@@ -14,8 +14,9 @@ const PLANNER_STYLE = `
 .shown ul { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 4px 2px; padding: 0; }
 .shown li i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
 .shown table { width: 100%; }
-.shown th, .shown td:last-child { width: 1%; white-space: nowrap; }
-.stack { position: relative; white-space: nowrap; font-size: 0; }
+.shown th, .shown td { width: 1%; white-space: nowrap; border: 0; }
+.shown th:nth-child(2), .shown .stack { width: 98%; text-align: left; padding: 0; }
+.stack { position: relative; font-size: 0; }
 .stack i { display: inline-block; height: 16px; }
 .stack b { position: absolute; top: 0; bottom: 0; border-left: 2px dashed var(--text); }
 `;
