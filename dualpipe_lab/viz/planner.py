@@ -82,7 +82,7 @@ def answer(question: str) -> str:
 def report(values: Mapping[str, Any]) -> str:
     """Return the numbers of a plan as HTML: seconds by what they are, and a bar for the fullest rank of each stage."""
     head, parts, ranks = _found(values)
-    widest = max(values["gigabytes"], *(one.total / 1e9 for one in ranks))
+    widest = 1.04 * max(values["gigabytes"], *(one.total / 1e9 for one in ranks))
     names = [f"pp {rank}" for rank in range(len(ranks))] if len(ranks) > 1 else ["every rank"]
     rows = [_row(name, one, widest, values["gigabytes"]) for name, one in zip(names, ranks, strict=True)]
     if len(rows) > MOST_ROWS:
