@@ -25,11 +25,9 @@
   }
 
   async function ask(call, args, say = () => {}) {
-    if (!python) python = start();
-    const { worker, waiting, ready } = python;
     if (!api.isStarted) say(LOADING);
     try {
-      await ready;
+      await (python ??= start()).ready;
     } catch (error) {
       python = null;
       const where = location.protocol === "file:" ? "opened as a file, this page cannot start it: use make serve" : error.message;
@@ -37,7 +35,7 @@
     }
     api.isStarted = true;
     say("checking ...");
-    const id = ++asked;
+    const { worker, waiting } = python, id = ++asked;
     return new Promise((resolve, reject) => {
       const late = setTimeout(() => {
         worker.terminate();
