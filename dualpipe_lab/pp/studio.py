@@ -11,7 +11,7 @@ A ValueError, such as that of a text that is no program, is answered by {"error"
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -160,7 +160,7 @@ def verdict(program: Answer, costs: Answer, limit: int | None = None, challenge:
         validate(order, in_flight=limit)
     except InvalidProgram as refused:
         problems = refused
-    found = {"says": _sentence(figures, problems), "problems": list(problems.problems), "figures": figures}
+    found: Answer = {"problems": list(problems.problems), "figures": figures, "says": _sentence(figures, problems)}
     found |= {"marks": _places(order, problems.problems), "circle": [], "fix": None}
     if any(problem.startswith("deadlock") for problem in problems.problems):
         found |= _way_out(order)
@@ -227,7 +227,7 @@ def judged(challenge: Answer, program: Answer) -> Answer:
     return {"stars": {"solved": True, **stars}, "says": says}
 
 
-_ANSWERS = {"verdict": verdict, "why": why, "write": write, "read": read}
+_ANSWERS: dict[str, Callable[..., Answer]] = {"verdict": verdict, "why": why, "write": write, "read": read}
 
 
 def _program(given: Answer) -> Program:

@@ -129,7 +129,7 @@ export class Actions extends EditActions {
   readText(text) {
     return this.later(this.studio.ask({ ask: "read", text }).then(({ program, left_out: number }) => {
       this.load({ program: unpackProgram(program) }, "a text");
-      if (number) this.studio.say(`${number} sends and receives are left out: the drawing places the messages itself`);
+      if (number) this.studio.say(`its sends and receives (${number}) are left out: the drawing places the messages itself`);
     }));
   }
 
