@@ -1,31 +1,9 @@
-"""Runs the page's modules in node and in Chromium."""
-
-import json
-import shutil
-import subprocess
-from pathlib import Path
+"""Pages in Chromium: drawings, and the page's modules by themselves."""
 
 import pytest
 from drawing_page import document
 
 from dualpipe_lab.viz import bundle
-
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def node():
-    """Run the page's modules in node: a list of specifications in, a list of numbers out."""
-    if shutil.which("node") is None:
-        pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium checks the same")
-
-    def run(specs, script):
-        lines = "\n".join(json.dumps(spec) for spec in specs) + "\n"
-        command = ["node", str(HERE / script)]
-        result = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
-        return [json.loads(line) for line in result.stdout.splitlines()]
-
-    return run
 
 
 @pytest.fixture
