@@ -7,7 +7,7 @@ import { STYLE } from "./style.mjs";
 
 const PLANNER_STYLE = `
 .fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); gap: 6px 14px; padding: 4px 2px 8px; border-bottom: 1px solid var(--line); }
-.fields label { display: grid; font-size: 12px; color: var(--muted); }
+.fields label { display: grid; grid-template-columns: minmax(0, 1fr); font-size: 12px; color: var(--muted); }
 .fields input { font: inherit; color: var(--text); background: var(--page); border: 1px solid var(--line); border-radius: 6px; height: 28px; padding: 0 6px; min-width: 0; }
 .shown.old { color: var(--muted); }
 .shown p { margin: 6px 2px; }
