@@ -9,11 +9,11 @@ import { UNIT_TICKS, spanOfStep, stepOfSpan } from "./studio-track.mjs";
 import { makeProgram, packProgram, unpackProgram } from "./schedule-rows.mjs";
 
 export class Actions extends EditActions {
-  load({ program, costs, limit }, words) {
+  load({ program, costs, limit }) {
     const { session } = this;
     if (costs) session.costs = costs;
     if (limit !== undefined) session.limit = limit;
-    session.begin(program, words);
+    session.begin(program);
     this.studio.compared = [];
     this.studio.puzzles.current = null;
     this.studio.refresh();
@@ -23,12 +23,12 @@ export class Actions extends EditActions {
     const { spec } = this.studio;
     const program = name ? this.studio.registered(name, ranks, microbatches)
       : makeProgram("my schedule", Array.from({ length: ranks }, () => []), { numStages: ranks, numMicrobatches: microbatches, numDirections: 1 });
-    this.load({ program }, name ? spec.titles[name] : "an empty schedule");
+    this.load({ program });
   }
 
   // The draft of an earlier visit.
   takeUp() {
-    this.load(keptDraft(), "your last draft");
+    this.load(keptDraft());
     this.studio.begin.draft.hidden = true;
   }
 
@@ -128,14 +128,14 @@ export class Actions extends EditActions {
 
   readText(text) {
     return this.later(this.studio.ask({ ask: "read", text }).then(({ program, left_out: number }) => {
-      this.load({ program: unpackProgram(program) }, "a text");
+      this.load({ program: unpackProgram(program) });
       if (number) this.studio.say(`its sends and receives (${number}) are left out: the drawing places the messages itself`);
     }));
   }
 
   openFile(file) {
     return this.later(file.text().then((text) => {
-      if (file.name.endsWith(".json")) this.load(unpackSession(text), file.name);
+      if (file.name.endsWith(".json")) this.load(unpackSession(text));
       else return this.readText(text);
     }));
   }
@@ -170,7 +170,7 @@ export class Actions extends EditActions {
     if (challenge) {
       const costs = { ...UNIT_TICKS, ...challenge.costs };
       const program = unpackProgram({ ...challenge, name: challenge.title, rows: challenge.start });
-      this.load({ program, costs, limit: challenge.in_flight }, challenge.title);
+      this.load({ program, costs, limit: challenge.in_flight });
     }
     this.studio.puzzles.current = challenge;
     this.studio.refresh();

@@ -56,7 +56,7 @@ export class StudioElement extends Drawing {
   async openLink(fragment) {
     try {
       const found = await sessionOfLink(fragment);
-      if (found) this.actions.load(found, "a link");
+      if (found) this.actions.load(found);
     } catch (error) {
       this.say(error.message, true);
     }
