@@ -1,4 +1,4 @@
-"""Exercises that can be answered in their page: what their cells need, and Python for the browser.
+"""Python for the browser: exercises that can be answered in their page, and the studio's verdicts.
 
 In: the exercise notebooks, the names in in_page.txt, npm.  Out: a first line that says how a page is worked on, JSON in
 each exercise page, and _static/python with Pyodide, the library and the checks, compressed; without npm the first line
@@ -30,6 +30,7 @@ PYODIDE, DIGEST = (
 PACKED = ("pyodide.asm.wasm", "pyodide.asm.mjs", "python_stdlib.zip")
 LEFT_OUT = ("grading", "workspace", "static", "live", "cli")  # of the library and the course
 NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
+ASKS = re.compile(r'id="dp-exercises"|<dp-studio |<dp-planner ')  # in a page's HTML: what asks Python
 LOG = logging.getLogger(__name__)
 
 
@@ -94,8 +95,14 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
         app.add_js_file("dp/exercise.js", loading_method="defer")
 
 
+def add_python(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Load what asks Python, where something does: exercises, a studio, a planner."""
+    if app.config.has_python and ASKS.search(context.get("body", "")):
+        app.add_js_file("dp/python.js", loading_method="defer")
+
+
 def write_python(app: Sphinx, error: Exception | None) -> None:
-    """Write Python for the browser, unless no exercise page asks for it."""
+    """Write Python for the browser, unless npm has none."""
     if error is None and app.config.has_python and app.builder.format == "html":
         target = Path(app.outdir, "_static", "python")
         target.mkdir(parents=True, exist_ok=True)
@@ -160,13 +167,13 @@ def _pack(target: Path, name: str, data: bytes) -> None:
 
 
 def fetch_python(app: Sphinx, config: Any) -> None:
-    """Look for npm and what it has to fetch: without them checks run in the notebook alone."""
+    """Look for npm and what it has to fetch: without them checks and verdicts are the notebook's."""
     try:
         config.has_python = shutil.which("npm") is not None and _fetched().is_file()
     except (OSError, subprocess.CalledProcessError) as error:
-        LOG.info("npm did not fetch Python for the exercise pages: %s", error)
+        LOG.info("npm did not fetch Python for the pages: %s", error)
     if not config.has_python:
-        LOG.info("exercises are checked in the notebook alone: there is no npm, or it reaches nothing")
+        LOG.info("pages have no Python to check with: there is no npm, or it reaches nothing")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -174,5 +181,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("has_python", False, "html")
     app.connect("config-inited", fetch_python)
     app.connect("html-page-context", add_exercises)
+    app.connect("html-page-context", add_python)
     app.connect("build-finished", write_python)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,6 +13,7 @@ CELLS = (
     'timeline = simulate(schedules.build("1f1b", num_ranks=4, num_microbatches=8))\n'
     "timeline",
     'from dualpipe_lab.viz import play\nlive = play(["1f1b", "dualpipe"], num_microbatches=(1, 8, 24))\nlive',
+    'from dualpipe_lab.viz import Studio\nStudio(("1f1b", 2, 2), ranks=[2], microbatches=[2])',
 )
 ONE_F_ONE_B = schedules.build("1f1b", num_ranks=4, num_microbatches=8)
 ELEMENT = ".jp-OutputArea-output > dp-timeline"
@@ -87,6 +88,14 @@ def check_that_keys_move(lab, element):
 
 def test_the_element_plays_beside_a_kernel(lab):
     check_that_keys_move(lab, drawing(lab, ELEMENT))
+
+
+def test_the_studio_asks_the_kernel(lab):
+    studio = lab.page.locator("dp-studio").element_handle()
+    lab.until("e => e.timeline?.tracks", "the studio is drawn", studio)
+    studio.evaluate("e => e.act('retype', '0B0 0F0 0F1 0B1')")
+    lab.until("e => e.result", "the kernel has answered", studio)
+    assert studio.evaluate("e => e.result.problems[0]").startswith("rank 0: 0B0 (position 0) comes before 0F0")
 
 
 # ---- live cells

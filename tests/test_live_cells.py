@@ -54,7 +54,7 @@ def test_an_exported_notebook_shows_the_element(monkeypatch, is_live):
     """nbconvert takes the saved output of a live session; what it writes holds the drawing and fetches no manager."""
     nbconvert = pytest.importorskip("nbconvert")
     pytest.importorskip("ipywidgets")
-    monkeypatch.setattr(live_play, "_has_kernel", lambda: is_live)
+    monkeypatch.setattr(live_play, "has_kernel", lambda: is_live)
     bundle = play("1f1b", num_ranks=(2, 8))._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data=bundle)
     assert not LOST.search(text_of(output))

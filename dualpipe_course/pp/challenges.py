@@ -5,7 +5,7 @@ F, I and W take a tick unless the challenge says otherwise, B takes I and W toge
 bound (`dualpipe_lab.pp.lower_bound`) over all placements of the stages on the ranks.
 """
 
-from dualpipe_lab.viz.studio import Challenge
+from dualpipe_lab.pp.studio import Challenge
 
 MEND = Challenge(
     "mend",

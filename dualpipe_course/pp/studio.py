@@ -10,11 +10,10 @@ from dualpipe_course.exercise import Check, Wrong, exercise, hint_of
 from dualpipe_course.pp import challenges
 from dualpipe_course.pp.challenges import CHALLENGES
 from dualpipe_course.pp.programs import parse
-from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.studio import Challenge
 from dualpipe_lab.pp.validation.rules import routes
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.viz.studio import Challenge
 
 
 def hint(exercise: int | None = None) -> None:
@@ -43,17 +42,15 @@ def judge(challenge: Challenge, answer: object) -> Judged:
         Wrong: they do not solve the challenge, and why.
     """
     found = parse(answer, challenge.ranks, challenge.microbatches, challenge.stages)
-    program = Program(found.name, found.ranks, challenge.stages, challenge.microbatches, challenge.directions)
+    program = challenge.program(found.rows())
     if (taken := len(set(routes(program)))) > challenge.directions:
         copies = "one copy of every stage is" if challenge.directions == 1 else "two copies of every stage are"
         raise Wrong(f"microbatches take {taken} routes through the ranks; {copies} allowed")
     timeline = simulate(program, challenge.cost)
-    most = max(map(timeline.peak_activations, range(challenge.ranks)))
-    if challenge.in_flight is not None and most > challenge.in_flight:
-        raise Wrong(f"a rank holds {most} activations, {challenge.in_flight} are allowed", picture=timeline)
-    if challenge.goal is not None and timeline.makespan > challenge.goal:
-        raise Wrong(f"it takes {timeline.makespan} ticks, at most {challenge.goal} are allowed", picture=timeline)
-    return Judged(timeline, timeline.makespan <= challenge.best, most <= challenge.least)
+    try:
+        return Judged(timeline, **challenge.stars(timeline))
+    except ValueError as refused:
+        raise Wrong(str(refused), picture=timeline) from None
 
 
 def _puzzle(challenge: Challenge, minutes: int, points: int, *hints: str) -> Check:

@@ -4,7 +4,8 @@ from .live.play import play as play
 from .live.play import Play as Play
 from .explorer import Explorer as Explorer
 from .studio import Studio as Studio
-from .studio import Challenge as Challenge
+from dualpipe_lab.pp.studio import Challenge as Challenge
+from .planner import Planner as Planner
 from .plots import plot_timelines as plot_timelines
 from .plots import timeline_png as timeline_png
 from .lanes import Lanes as Lanes

@@ -12,8 +12,8 @@ from hashlib import sha256
 from importlib import resources
 
 ENTRY = "register.mjs"
-_OWN = {"studio": "registerStudio"}  # elements with scripts of their own
-_LIVE = "live-model.mjs"
+_OWN = {"studio": "StudioElement", "planner": "PlannerElement"}  # elements with scripts of their own
+_LIVE, _KERNEL = "live-model.mjs", "studio-kernel.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
 _COMMENT = re.compile(r"^ *//.*\n|(?<=[;,{}(]) +// .*$", re.MULTILINE)
@@ -29,13 +29,20 @@ def classic_script() -> str:
 @cache
 def element_script(name: str) -> str:
     """Return the script of an element such as the "studio", which needs the classic one before it."""
-    return f"(() => {{\n{_joined(f'register-{name}.mjs')}{_OWN[name]}();\n}})();\n"
+    define = f'customElements.get("dp-{name}") ?? customElements.define("dp-{name}", {_OWN[name]});'
+    return f"(() => {{\n{_joined(f'{name}.mjs')}{define}\n}})();\n"
 
 
 @cache
 def live_module() -> str:
     """Return the module of live cells; it starts with the model, and needs no view."""
     return f"{_joined(_LIVE)}export default liveCell;\n"
+
+
+@cache
+def kernel_module() -> str:
+    """Return the module by which a studio asks the kernel of its notebook."""
+    return f"{_joined(_KERNEL)}export default studioKernel;\n"
 
 
 def script_name() -> str:

@@ -10,7 +10,9 @@ and is drawn without sliders.
 """
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -23,7 +25,8 @@ from dualpipe_lab.viz.bundle import classic_script, element_script
 
 Spec = dict[str, Any]
 
-ELEMENT_SCRIPT = {"dp-studio": "studio"}  # elements that few pages have
+STATIC = "DUALPIPE_LAB_STATIC"  # set where pages are built: no widget is made
+ELEMENT_SCRIPT = {"dp-studio": "studio", "dp-planner": "planner"}  # elements that few pages have
 TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live", *ELEMENT_SCRIPT)
 _OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
 _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
@@ -109,6 +112,12 @@ def inline_script(element: str | None = None) -> str:
     """Return the <script> element that every notebook output includes; for a "studio" there are two."""
     more = f"{_OPEN}{element_script(element)}{_CLOSE}\n" if element else ""
     return f"{_OPEN}{classic_script()}{_CLOSE}\n{more}"
+
+
+def has_kernel() -> bool:
+    """Whether a notebook's kernel runs this, whose front end may have a widget manager."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return STATIC not in os.environ and hasattr(get_ipython and get_ipython(), "kernel")
 
 
 def without_scripts(html: str) -> str:

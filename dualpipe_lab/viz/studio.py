@@ -1,81 +1,33 @@
-"""The schedule studio: a page without a kernel on which a reader writes, drags and breaks a schedule.
+"""The schedule studio: an element in which a reader writes, drags and breaks a schedule.
 
-Chapter: book/pp/studio.  In: a first schedule, challenges.  Out: HTML.
-Python sends the programs of the registry as compressed text, and the challenges.  The page edits, validates, explains
-and simulates them itself; its verdicts and numbers are those of `validate`, `simulate` and `lower_bound`.
+Chapter: book/pp/studio.  In: a first schedule, challenges.  Out: HTML, and in a notebook a widget that answers it.
+The element gets the registry's programs as compressed text, the challenges, and the verdict on its first program.  It
+draws, plays and edits by itself.  Everything that is to be known of an edited program it asks of `pp.studio.answer`:
+in a notebook of the kernel, on a published page of the Python that the build put beside it.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.cost import UNIT_COST
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.viz.embed import element, image
+from dualpipe_lab.pp.studio import Challenge, answer, as_json, verdict
+from dualpipe_lab.viz.embed import element, has_kernel, image
 from dualpipe_lab.viz.explorer import packed, rows_by_size
+
+if TYPE_CHECKING:
+    from dualpipe_lab.viz.live.kernel import KernelWidget
 
 RANKS = (2, 3, 4, 5, 6, 8)
 MICROBATCHES = (*range(1, 13), 16, 20)
 START = ("1f1b", 4, 8)
-
-
-@dataclass(frozen=True)
-class Challenge:
-    """A puzzle of the studio: a program to write under rules, with a bound on its time and two stars.
-
-    Solved is a valid program within all rules: stages and microbatches as given, at most `in_flight` activations on any
-    rank, no more than `directions` routes, at most `goal` ticks.  One star for at most `best` ticks, one for at most
-    `least` activations on the fullest rank.
-
-    Attributes:
-        name: a short name, such as "mend".
-        title: what to do, in a few words.
-        text: the task, as the page shows it.
-        ranks, stages, microbatches: its size.
-        start: one row of text per rank to begin with; empty rows to begin with nothing.
-        costs: ticks by the names of `Cost`.
-        directions: 1 for every stage on one rank, 2 for two copies of the weights.
-        in_flight: the limit of activations on each rank; None for no limit.
-        goal: the most ticks that solve it; None for any.
-        best: the most ticks for the star of time.
-        least: the most activations on a rank for the star of memory.
-        bound: ticks that no order under these rules can be below.
-    """
-
-    name: str
-    title: str
-    text: str
-    ranks: int
-    stages: int
-    microbatches: int
-    start: tuple[str, ...]
-    best: int
-    least: int
-    bound: int
-    goal: int | None = None
-    in_flight: int | None = None
-    directions: int = 1
-    costs: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def cost(self) -> Cost:
-        """The costs of its actions and links."""
-        return Cost(**dict(self.costs))
-
-    def program(self, rows: Sequence[str]) -> Program:
-        """Return rows of text as a program of this size; ValueError for text that is not one."""
-        ranks = Program.parse(self.name, rows).ranks
-        return Program(self.name, ranks, self.stages, self.microbatches, self.directions)
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The challenge as the element <dp-studio> reads it."""
-        return asdict(self) | {"start": list(self.start), "costs": self.cost.to_dict(self.stages)}
 
 
 class Studio:
@@ -121,24 +73,37 @@ class Studio:
     def spec(self) -> dict[str, Any]:
         """The specification that the element <dp-studio> reads."""
         variants = {name: one for name, (one, _) in self.programs.items()}
+        costs = UNIT_COST.to_dict(self.program.num_stages)
         return {
             "titles": {name: one.title(program) for name, (one, program) in self.programs.items()},
             "directions": {name: program.num_directions for name, (_, program) in self.programs.items()},
             "ranks": self.ranks,
             "microbatches": self.microbatches,
             "start": list(self.start),
+            "verdict": verdict(as_json(self.program), costs),
             "challenges": [one.spec for one in self.challenges],
             "programs": packed(rows_by_size(variants, self.ranks, self.microbatches)),
         }
 
-    def to_html(self, script: bool = True) -> str:
-        """Return the element around a picture of the first program, for readers without scripts."""
+    def to_html(self, script: bool = True, key: str = "") -> str:
+        """Return the element around a picture of the first program; `key` names the widget that answers it."""
         timeline = simulate(self.program)
         picture = image(timeline.to_svg(), f"Timeline of {self.program.name}")
-        return element("dp-studio", self.spec, picture + f"<pre>{escape(str(self))}</pre>", script)
+        return element("dp-studio", {**self.spec, "key": key}, picture + f"<pre>{escape(str(self))}</pre>", script)
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    @cached_property
+    def widget(self) -> "KernelWidget":
+        """The widget that answers the element while a kernel runs; raises MissingExtra without ipywidgets."""
+        from dualpipe_lab.viz.live.kernel import KernelWidget
+
+        return KernelWidget(answer)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        key = ""
+        if has_kernel():
+            with suppress(MissingExtra):  # then the element draws, and says that verdicts need Python
+                key = self.widget.key
+        return {"text/html": self.to_html(key=key), "text/plain": str(self)}
 
     def __str__(self) -> str:
         return str(self.program)

@@ -1,19 +1,15 @@
 """The studio's challenges: their bounds hold for every placement of the stages, and their stars can be earned."""
 
-import sys
 from itertools import product
-from pathlib import Path
 
 import pytest
+from studio_answers import ANSWERS
 
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.challenges import CHALLENGES, DUALPIPE
 from dualpipe_course.pp.studio import judge
 from dualpipe_lab.pp import Action, Program, lower_bound, simulate
 from dualpipe_lab.pp.schedules import dualpipe
-
-sys.path.append(str(Path(__file__).parents[1] / "viz"))
-from studio_answers import ANSWERS
 
 
 def serial(challenge, place):

@@ -1,30 +1,22 @@
-"""Runs the page's modules in node and in Chromium."""
-
-import json
-import shutil
-import subprocess
-from pathlib import Path
+"""Pages in Chromium: drawings, and the page's modules by themselves."""
 
 import pytest
 from drawing_page import document
-from schedule_vectors import script
 
-HERE = Path(__file__).parent
+from dualpipe_lab.viz import bundle
 
 
-@pytest.fixture(scope="session")
-def node():
-    """Run the page's modules in node: a list of specifications in, a list of numbers out."""
-    if shutil.which("node") is None:
-        pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium checks the same")
+@pytest.fixture
+def modules(page):
+    """A page with some of the modules, without elements: their functions are its own."""
 
-    def run(specs, script="numbers.mjs"):
-        lines = "\n".join(json.dumps(spec) for spec in specs) + "\n"
-        command = ["node", str(HERE / script)]
-        result = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
-        return [json.loads(line) for line in result.stdout.splitlines()]
+    def load(*names):
+        texts = {}
+        for name in names:
+            bundle._collect(f"{name}.mjs", texts, ())
+        return page.show(f"<script>{''.join(map(bundle._plain, texts.values()))}</script>")
 
-    return run
+    return load
 
 
 @pytest.fixture
@@ -55,10 +47,3 @@ def page(browser, tmp_path):
     yield page
     context.close()
     assert complaints == []
-
-
-@pytest.fixture
-def core(page):
-    """A page with the studio's core, without its elements."""
-    page.show(f"<script>{script()}</script>")
-    return page

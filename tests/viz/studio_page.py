@@ -1,15 +1,33 @@
-"""What the browser tests do with a studio."""
+"""What the browser tests do with a studio: its page asks the Python of the tests."""
 
-from drawing_page import element
+from drawing_page import document
 
 from dualpipe_course.pp.challenges import CHALLENGES
+from dualpipe_lab.pp.studio import answer
 from dualpipe_lab.viz import Studio
 
 STEP = "(s => s.forward ? `(${s.forward.stage}F${s.forward.microbatch};${s.backward.stage}${s.backward.kind}${s.backward.microbatch})OVERLAP_F_B` : `${s.stage}${s.kind}${s.microbatch}`)"  # noqa: E501
 READY = "document.querySelector('dp-studio')?.timeline?.tracks"
 
 
-def open_studio(page, start=("1f1b", 4, 8), theme="light", challenges=()):
+PYTHON = "globalThis.dualpipePython = { isStarted: true, ask: (call, [question]) => askPython(question) }"
+
+
+def connect(context):
+    """Let the pages of a browser context, or one page, ask `answer`."""
+    context.expose_function("askPython", answer)
+    context.add_init_script(PYTHON)
+
+
+def small_page(folder):
+    """The address of a page with 1F1B on 2 ranks."""
+    (folder / "page.html").write_text(document(Studio(("1f1b", 2, 2), ranks=(2,), microbatches=(2,)).to_html()))
+    return (folder / "page.html").as_uri()
+
+
+def open_studio(page, start=("1f1b", 4, 8), theme="light", challenges=(), python=True):
+    if python:
+        connect(page)
     page.show(Studio(start, challenges, ranks=(2, 3, 4), microbatches=(2, 4, 8)).to_html(), theme)
     page.wait_for_function(READY)
     return page
@@ -20,12 +38,14 @@ def with_challenges(page, theme="light"):
 
 
 def studio(page, expression):
-    """The value of a JavaScript expression, in which e is the studio."""
-    return element(page, expression, "dp-studio")
+    """The value of a JavaScript expression, in which e is the studio, when Python has answered."""
+    settled = "const e = document.querySelector('dp-studio'); await e.settled; await e.waiting"
+    return page.evaluate(f"async () => {{ {settled}; return {expression}; }}")
 
 
 def act(page, name, detail=None):
     page.evaluate("([name, detail]) => document.querySelector('dp-studio').act(name, detail)", [name, detail])
+    studio(page, "null")
 
 
 def retype(page, lines):
@@ -36,6 +56,7 @@ def retype(page, lines):
 
 
 def verdict(page):
+    studio(page, "null")
     return page.locator("dp-studio .verdict").inner_text()
 
 

@@ -1,12 +1,11 @@
 """The explorer: its numbers are the simulator's for every schedule and size, and it works by keyboard in Chromium."""
 
 from fractions import Fraction
-from itertools import chain
 
 import pytest
 from drawing_page import check_accessibility, element
 
-from dualpipe_lab import Cost, Program, schedules, simulate
+from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.pp.ranking import score
 from dualpipe_lab.viz import Explorer
 
@@ -45,23 +44,14 @@ def built(name, p, m):
 STARTING = [program for name in schedules.names(synchronous=True, pairs=False) if (program := built(name, 4, 8))]
 
 
-def answers(node, explorer, choices):
-    spec = explorer.spec
-    told = {"titles": spec["titles"], "twins": spec["twins"], "packed": spec["programs"], "choices": choices}
-    return node([told], "explorer_numbers.mjs")
-
-
-def compare_with_python(node, explorer, choices, build):
-    for choice, found in zip(choices, answers(node, explorer, choices), strict=True):
-        left_out = explorer.twins if choice["pairs"] else explorer.twins.values()
-        names = [name for name in explorer.variants if name not in left_out]
-        programs = {name: build(name, choice["ranks"], choice["microbatches"]) for name in names}
-        assert sorted(row[0] for row in found["rows"]) == sorted(n for n, program in programs.items() if program)
-        assert len(found["refused"]) == sum(program is None for program in programs.values())
-        for key, *numbers in found["rows"]:
-            assert numbers == [pytest.approx(float(x), abs=1e-12) for x in expected_of(programs[key], choice)]
-        ranking = [(-row[-1], row[1], row[3], row[4]) for row in found["rows"]]
-        assert ranking == sorted(ranking)
+EXPLORE = """async ({ titles, twins, programs, choices }) => {
+  const unpacked = await unpack(programs), shown = new Set(Object.keys(titles));
+  return choices.map((choice) => {
+    const { ranked, refused } = explore(titles, twins, unpacked, { ...choice, shown });
+    const rows = ranked.map((e) => [e.key, e.step, e.bubble, e.peak, e.messages, e.weights, e.local, e.fits]);
+    return { rows, refused: refused.map(({ reason }) => reason) };
+  });
+}"""
 
 
 def expected_of(program, choice):
@@ -69,7 +59,8 @@ def expected_of(program, choice):
     return expected(program, costs, choice["limit"], choice["barrier"])
 
 
-def test_every_schedule_at_every_size_has_the_simulator_s_numbers(node):
+@pytest.mark.browser
+def test_every_schedule_at_every_size_has_the_simulator_s_numbers(modules):
     explorer = Explorer()
     assert list(explorer.variants) == schedules.names(synchronous=True)
     choices = [
@@ -78,42 +69,18 @@ def test_every_schedule_at_every_size_has_the_simulator_s_numbers(node):
         for m in (1, 2, 3, 8, 17, 32)
         for costs, limit in zip(COSTS, (None, 4, 1), strict=True)
     ]
-    compare_with_python(node, explorer, choices, built)
-
-
-def v_shape(num_ranks, num_microbatches):
-    """Two stages a rank, down and up again; all forwards first."""
-    if num_microbatches % 2:
-        raise ValueError("this one needs an even number of microbatches")
-    top, rows, microbatches = 2 * num_ranks - 1, [], range(num_microbatches)
-    for rank in range(num_ranks):
-        down, up = rank, top - rank
-        order = [[f"{stage}F{m}" for m in microbatches] for stage in (down, up)]
-        forwards = chain(*(zip(*order, strict=True) if rank == num_ranks - 1 else order))
-        rows.append(" ".join([*forwards, *(f"{stage}B{m}" for stage in (up, down) for m in microbatches)]))
-    return Program.parse("V", rows)
-
-
-def test_two_smaller_stages_a_rank_cost_half_each_and_a_refused_size_says_why(monkeypatch, node):
-    def build(name, p, m):
-        return v_shape(p, m) if name == "v" else schedules.gpipe(p, m)
-
-    def or_none(name, p, m):
-        return None if name == "v" and m % 2 else build(name, p, m)
-
-    monkeypatch.setitem(schedules._BUILDERS, "v", v_shape)
-    explorer = Explorer(ranks=[2, 4], microbatches=[3, 4], names=["gpipe", "v"], start=(2, 4))
-    assert explorer.programs["v"]["2 3"] == "this one needs an even number of microbatches"
-    choices = [
-        {"ranks": p, "microbatches": m, "limit": None, "barrier": m == 3, "costs": c, "pairs": True}
-        for p in (2, 4)
-        for m in (3, 4)
-        for c in COSTS
-    ]
-    compare_with_python(node, explorer, choices, or_none)
-    found = answers(node, explorer, [choices[3]])[0]
-    assert found["fine"] == 2
-    assert {row[0]: row[5] for row in found["rows"]} == {"gpipe": 1, "v": 1}
+    answers = modules("explorer-data").evaluate(EXPLORE, explorer.spec | {"choices": choices})
+    for choice, found in zip(choices, answers, strict=True):
+        left_out = explorer.twins if choice["pairs"] else explorer.twins.values()
+        names = [name for name in explorer.variants if name not in left_out]
+        programs = {name: built(name, choice["ranks"], choice["microbatches"]) for name in names}
+        assert sorted(row[0] for row in found["rows"]) == sorted(n for n, program in programs.items() if program)
+        assert len(found["refused"]) == sum(program is None for program in programs.values())
+        assert all(isinstance(reason, str) for reason in found["refused"])
+        for key, *numbers in found["rows"]:
+            assert numbers == [pytest.approx(float(x), abs=1e-12) for x in expected_of(programs[key], choice)]
+        ranking = [(-row[-1], row[1], row[3], row[4]) for row in found["rows"]]
+        assert ranking == sorted(ranking)
 
 
 def test_the_page_stays_small_and_has_words_without_scripts():

@@ -2,12 +2,10 @@
 
 import json
 import xml.etree.ElementTree as ET
-from itertools import pairwise
 
 import pytest
-from timeline_grid import ORACLES, numbers, same
 
-from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
+from dualpipe_lab import Cost, Timeline, schedules, simulate
 from dualpipe_lab.ep import overlap
 from dualpipe_lab.timeline import Message, Span
 from dualpipe_lab.timeline.colours import Colouring, colour_named
@@ -16,12 +14,11 @@ from dualpipe_lab.viz import compare
 from dualpipe_lab.viz.embed import timeline_spec, track_spec
 
 WAYS = ("kind", "direction", "stage", "microbatch")
-DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])
 
 
-def pair(layers=3, compute=2, comm=3, build=overlap.one_f_one_b_overlap):
+def pair():
     """Two streams, as DeepSeek-V3 runs a forward and a backward side by side."""
-    return overlap.simulate(build(layers), overlap.ticks_of(compute, comm)).timeline("pair")
+    return overlap.simulate(overlap.one_f_one_b_overlap(3), overlap.ticks_of(2, 3)).timeline("pair")
 
 
 def recorded():
@@ -35,93 +32,23 @@ def recorded():
     return run.with_stream("communication", [[Span(0, 2, 9, "collective", label="sum")], []])
 
 
-def timelines():
-    yield from (pair(), pair(1, 1, 5), pair(4, 3, 1, overlap.one_f_one_b_basic), recorded())
-    for program in (DUALPIPE, schedules.build("interleaved", 4, 8), schedules.build("zero_bubble_h1", 4, 6)):
-        yield simulate(program, Cost(F=2, I=3, W=1, latency=4, transfer=3))
-        yield Timeline.from_dict({**simulate(program, Cost(latency=2)).to_dict(), "costs": None})
+LINES = """specs => specs.map((spec) => {
+  const track = makeTrack(spec), bar = (id) => [startOf(track, id), endOf(track, id)];
+  return lanesOf(track).map(({ name, ranks }) => [name, ranks.map((lines) => lines.map((line) => line.map(bar)))]);
+})"""
 
 
-@pytest.fixture(scope="module")
-def both(node):
-    """Each timeline beside what the page draws of it; an activation of stage s counts s + 1 bytes."""
-    found = list(timelines())
-    stages = [1 + max((a[0] for row in t.spans_by_rank for s in row for a in s.actions), default=0) for t in found]
-    specs = [track_spec(t) | {"activation_bytes": list(range(1, n + 1))} for t, n in zip(found, stages, strict=True)]
-    return list(zip(found, node(specs, "streams.mjs"), strict=True))
-
-
-def test_the_page_lays_out_the_same_lines_as_python(both):
-    for timeline, page in both:
+@pytest.mark.browser
+def test_the_page_lays_out_the_same_lines_as_python(modules):
+    slow = simulate(schedules.build("interleaved", 4, 8), Cost(F=2, I=3, W=1, latency=4, transfer=3))
+    found = [pair(), recorded(), slow, Timeline.from_dict({**slow.to_dict(), "costs": None})]
+    there = modules("lanes", "track").evaluate(LINES, [track_spec(timeline) for timeline in found])
+    for timeline, page in zip(found, there, strict=True):
         ranks = stream_lines(timeline, with_messages=True)
-        expected = [
+        assert page == [
             [name, [[[[bar.start, bar.end] for bar in line] for line in rank[name]] for rank in ranks]]
             for name in ranks[0]
-        ]
-        assert page["lanes"] == expected, timeline.name
-
-
-def test_no_bar_covers_another(both):
-    for _, page in both:
-        assert page["places"]
-        rows = {}
-        for y, height, start, end in page["places"]:
-            rows.setdefault((y, height), []).append((start, end))
-            assert y + height <= page["rows"]
-        tops = sorted(rows)
-        assert all(upper[0] + upper[1] <= lower[0] for upper, lower in pairwise(tops))
-        for bars in rows.values():
-            assert all(one[1] <= other[0] for one, other in pairwise(sorted(bars)))
-
-
-def test_both_pictures_have_the_same_colours(both):
-    for timeline, page in both:
-        ranks = stream_lines(timeline, with_messages=True)
-        bars = [bar for name in ranks[0] for rank in ranks for line in rank[name] for bar in line]
-        work = [span for rank in range(timeline.num_ranks) for span in timeline.stream(rank)]
-        for by, (parts, lanes) in zip(WAYS, page["colours"], strict=True):
-            colouring = Colouring(timeline, by)
-            assert lanes == [colour_named(colouring.of_span(bar)).fill for bar in bars], (timeline.name, by)
-            actions = [action for span in work for action in span.actions]
-            assert parts == [colour_named(colouring.of_action(action)).fill for action in actions], (timeline.name, by)
-
-
-def test_a_band_in_bytes_weighs_each_activation(both):
-    for timeline, page in both:
-        for rank, held in enumerate(page["held"]):
-            spans = timeline.stream(rank)
-            open_at = {0: sum(a[0] + 1 for a in _begun_before(spans))}
-            for span in spans:
-                for stage, kind, _ in span.actions:
-                    time, change = (span.start, 1) if kind == "F" else (span.end, -1) if kind in "BW" else (0, 0)
-                    open_at[time] = open_at.get(time, 0) + change * (stage + 1)
-            total, expected = 0, []
-            for time in sorted(open_at):
-                total += open_at[time]
-                expected.append([time, total])
-            changes = [e for i, e in enumerate(expected) if i == 0 or e[1] != expected[i - 1][1]]
-            assert [e for i, e in enumerate(held) if i == 0 or e[1] != held[i - 1][1]] == changes
-
-
-def _begun_before(spans):
-    """The activations that a stretch of a run frees without having made them."""
-    begun = [(a[0], a[2]) for s in spans for a in s.actions if a[1] == "F"]
-    freed = [(a[0], a[2]) for s in spans for a in s.actions if a[1] in "BW"]
-    return [key for key in freed if key not in begun]
-
-
-def test_streams_have_a_path_and_busy_times_of_their_work(node):
-    found = [pair(), pair(1, 1, 5), pair(4, 3, 1, overlap.one_f_one_b_basic), recorded()]
-    for timeline, page in zip(found, node([track_spec(timeline) for timeline in found]), strict=True):
-        ours, theirs = numbers(timeline), same(page)
-        for key in ("makespan", "busy", "peak", "live", "messages"):
-            assert ours[key] == theirs[key]
-        spans = [tuple(span[:3]) for span in theirs["spans"]]
-        path = [(span.rank, span.start, span.end) for span in timeline.critical_path()]
-        assert [spans[i] for i in theirs["path"]] == path
-    serial = pair(2, 1, 1, overlap.one_f_one_b_basic)
-    assert {span.stream for span in serial.critical_path()} == {"work", "communication"}
-    assert sum(span.duration for span in serial.critical_path()) == serial.makespan
+        ], timeline.name
 
 
 def test_a_run_keeps_its_streams_in_every_form():

@@ -1,35 +1,17 @@
 """What goes into the studio and comes out of it: text, CSV, links, files, scripts, and what attackers paste."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from studio_page import act, message, open_studio, rows, studio
+from studio_page import READY, act, connect, message, open_studio, rows, studio, verdict
 
 from dualpipe_lab import pp
 from dualpipe_lab.pp import Cost, Program, schedules
 
 pytestmark = pytest.mark.browser
-
-
-def test_csv_of_torch_goes_in_and_out(page):
-    open_studio(page)
-    page.locator("dp-studio summary", has_text="Text, link, files").click()
-    for name in ("zbv", "interleaved", "1f1b"):
-        program = schedules.build(name, 4, 8)
-        act(page, "readText", pp.to_torch_csv(program))
-        assert rows(page) == program.rows()
-        page.get_by_label("Form").select_option("csv")
-        assert pp.from_torch_csv(studio(page, "e.exporting.area.value")).ranks == program.ranks
-        page.get_by_label("Form").select_option("comms")
-        assert studio(page, "e.exporting.area.value") == pp.to_torch_csv(program, "compute_comms")
-        page.get_by_label("Form").select_option("text")
-    act(page, "start", {"name": "dualpipe", "ranks": 4, "microbatches": 8})
-    page.get_by_label("Form").select_option("csv")
-    assert studio(page, "e.exporting.area.value").startswith("torch keeps a stage on one rank")
 
 
 def test_a_link_opens_the_schedule_in_a_fresh_browser(page, browser):
@@ -41,10 +23,13 @@ def test_a_link_opens_the_schedule_in_a_fresh_browser(page, browser):
     address = studio(page, "e.exporting.link.href")
     assert len(address) < 2000
     fresh = browser.new_context().new_page()
+    connect(fresh)
     fresh.goto(address)
-    fresh.wait_for_function("document.querySelector('dp-studio')?.figures")
+    fresh.wait_for_function(READY)
+    assert verdict(fresh) == "The verdict comes with your first edit or click."
     assert rows(fresh) == rows(page)
-    assert studio(fresh, "[e.figures.makespan, e.session.limit, e.session.program.numDirections]") == [
+    act(fresh, "point", {"rank": 0, "position": 0})
+    assert studio(fresh, "[e.result.figures.makespan, e.session.limit, e.session.program.numDirections]") == [
         pp.simulate(schedules.build("dualpipe", 4, 8), Cost(latency=3)).makespan,
         6,
         2,
@@ -56,13 +41,15 @@ def test_hostile_input_gets_a_sentence_and_nothing_is_lost(page):
     open_studio(page, ("1f1b", 2, 2))
     before = rows(page)
     act(page, "readText", "0F0 " * 2_500_000)
-    assert message(page) == ("the text has 10000000 characters; the studio reads at most 4000000, use a smaller size")
+    assert message(page) == "the text has 10000000 characters; the studio reads at most 1000000"
     act(page, "readText", "<img src=x onerror=alert(1)>")
     assert message(page).startswith("rank 0, position 0: '<img' is not an action")
     act(page, "readText", "0F99999999999999999999 0B0")
-    assert "has 20 digits" in message(page)
+    assert message(page) == "the studio reads at most 1024 ranks, 4096 stages and 4096 microbatches"
     act(page, "insert", "1F" + "9" * 12)
-    assert "never" not in message(page)
+    assert message(page).startswith("'1F999999999999' is not an action")
+    act(page, "insert", "999999F999999")  # too many cells to draw
+    assert "999999F999999 has stage 999999, out of range 0..1" in studio(page, "e.result.problems.join()")
     act(page, "undo")
     assert rows(page) == before
     page.evaluate("location.hash = '#schedule=AAAA'")
@@ -73,24 +60,6 @@ def test_hostile_input_gets_a_sentence_and_nothing_is_lost(page):
     assert page.locator("dp-studio .title").inner_text() == "<b onclick=alert(1)>bold</b>"
     act(page, "undo")
     assert rows(page) == before
-
-
-def test_a_link_that_unpacks_to_a_gigabyte_is_refused(page):
-    open_studio(page, ("1f1b", 2, 2))
-    page.evaluate(
-        """async () => {
-            const stream = new Blob([new Uint8Array(3e7)]).stream().pipeThrough(new CompressionStream("deflate-raw"));
-            const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-            let letters = "";
-            for (let i = 0; i < bytes.length; i += 8192) letters += String.fromCharCode(...bytes.subarray(i, i + 8192));
-            location.hash = "#schedule=" + btoa(letters).replaceAll("+", "-").replaceAll("/", "_");
-        }"""
-    )
-    page.wait_for_function("document.querySelector('dp-studio').message.textContent.includes('link')")
-
-
-def event_set(trace):
-    return sorted(json.dumps({k: v for k, v in event.items() if k != "id"}, sort_keys=True) for event in trace)
 
 
 def saved(page, name):
@@ -110,8 +79,7 @@ def test_every_export_is_read_back(page, name, tmp_path):
     assert Program.parse("again", studio(page, "e.exporting.area.value")).ranks == program.ranks
     path, file_name = saved(page, "Save trace for Perfetto")
     assert file_name.endswith(".trace.json")
-    expected = json.loads(pp.simulate(program, cost).to_perfetto())["traceEvents"]
-    assert event_set(json.loads(path.read_text())["traceEvents"]) == event_set(expected)
+    assert path.read_text() == pp.simulate(program, cost).to_perfetto()
     path, file_name = saved(page, "Save file")
     kept = path.rename(tmp_path / file_name)
     act(page, "start", {"name": "gpipe", "ranks": 3, "microbatches": 2})
@@ -121,10 +89,13 @@ def test_every_export_is_read_back(page, name, tmp_path):
     if name == "zbv":
         path, _ = saved(page, "Save CSV")
         assert path.read_text() == pp.to_torch_csv(program)
+        act(page, "readText", path.read_text())
+        assert rows(page) == program.rows()
     assert studio(page, "e.timeline.toSvg()").startswith("<svg xmlns")
     assert page.evaluate("document.querySelector('dp-studio').timeline.toPng().then(blob => blob.size)") > 5000
     page.get_by_label("Form").select_option("python")
     script = tmp_path / "run.py"
+    page.wait_for_function("document.querySelector('dp-studio').exporting.area.value.startsWith('import torch')")
     script.write_text(studio(page, "e.exporting.area.value"))
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
     assert f"{pp.simulate(program, cost).makespan} ticks\n" in ran.stdout

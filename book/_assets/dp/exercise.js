@@ -1,57 +1,17 @@
 // Exercises that are answered in their page: an editor in place of the answer cell, hints, and a check in place of its
 // call.  In: the page's cells, and the JSON that dp_exercises wrote: {NAME: {before, starter, check, hints, variants}}.
 // Answers stay in this browser, and so does the seed that draws the numbers of exercises with variants; 0 is the book.
-// Python is fetched at the first check, and ended when an answer takes too long.
+// Python (python.js) starts with the first check.
 
 (() => {
-  const SECONDS = 20;
-  const LOADING = "Python is fetched, 6 MB, once per visit ...";
-  const WORKER = new URL("python-worker.mjs", document.currentScript.src);
-
-  let python = null; // the worker, what it has still to answer, and whether it has started
-  let asked = 0;
-
-  function start() {
-    const worker = new Worker(WORKER, { type: "module" });
-    const waiting = new Map();
-    let started;
-    const ready = new Promise((resolve, reject) => (started = { resolve, reject }));
-    worker.onerror = () => started.reject(new Error("this browser could not start it"));
-    worker.onmessage = ({ data }) => {
-      if (data.id !== null) waiting.get(data.id)?.(data.text);
-      else if (data.error) started.reject(new Error(data.error));
-      else started.resolve();
-    };
-    return { worker, waiting, ready };
-  }
-
+  // Every failure to answer is a text, too, in the place of the verdict.
   async function judge(cells, answer, say) {
-    if (!python) {
-      say(LOADING);
-      python = start();
-    }
-    const { worker, waiting, ready } = python;
     try {
-      await ready;
-    } catch (error) {
-      python = null;
-      return `Python did not start (${error.message}). Check your answer in the notebook.`;
+      return await dualpipePython.ask("judge", [cells.before, answer, cells.check], say);
+    } catch ({ message }) {
+      if (message.startsWith("no result")) return `${message}: the answer was stopped; does one of its loops never end?`;
+      return `${message} Check your answer in the notebook.`;
     }
-    say("checking ...");
-    const id = ++asked;
-    return new Promise((resolve) => {
-      const late = setTimeout(() => {
-        worker.terminate();
-        python = null;
-        resolve(`no result after ${SECONDS} s: the answer was stopped; does one of its loops never end?`);
-      }, 1000 * SECONDS);
-      waiting.set(id, (text) => {
-        clearTimeout(late);
-        waiting.delete(id);
-        resolve(text);
-      });
-      worker.postMessage({ id, before: cells.before, answer, check: cells.check });
-    });
   }
 
   const key = (name) => `dualpipe-lab:answer:${name}`;

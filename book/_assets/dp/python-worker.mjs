@@ -1,9 +1,15 @@
 // The course's own Python in a page: a worker with Pyodide, the library and the checks.
-// In: {id, before, answer, check}, texts of cells.  Out: {id, text}, what the notebook would print.
+// In: {id, call, args}, a function of CALLS and what it takes.  Out: {id, text}, what it returns, or {id, error}.
 // The files lie compressed beside this one, because a plain file server compresses nothing.
 
 const HOME = new URL("../python/", import.meta.url);
 const PACKED = { "pyodide.asm.wasm": "application/wasm", "python_stdlib.zip": "application/zip" };
+
+const CALLS = {
+  judge: ["dualpipe_course.in_page", "judge"],
+  studio: ["dualpipe_lab.pp.studio", "answer"],
+  planner: ["dualpipe_lab.viz.planner", "answer"],
+};
 
 async function unpack(name, type) {
   const found = await plainFetch(new URL(`${name}.packed`, HOME));
@@ -28,13 +34,18 @@ async function start() {
   const options = { indexURL: HOME.href, packageBaseUrl: HOME.href, lockFileContents: lock, createPyodideModule };
   const python = await loadPyodide(options);
   python.unpackArchive(course, "zip", { extractDir: "/home/pyodide" });
-  return python.pyimport("dualpipe_course.in_page").judge;
+  return python;
 }
 
-const judge = start();
-judge.then(() => postMessage({ id: null }), (error) => postMessage({ id: null, error: String(error).trim().split("\n").pop() }));
+const words = (error) => String(error).trim().split("\n").pop();
+const started = start();
+started.then(() => postMessage({ id: null }), (error) => postMessage({ id: null, error: words(error) }));
 
-onmessage = async ({ data: { id, before, answer, check } }) => {
-  const call = await judge;
-  postMessage({ id, text: call(before, answer, check) });
+onmessage = async ({ data: { id, call, args } }) => {
+  const python = await started, [module, name] = CALLS[call];
+  try {
+    postMessage({ id, text: python.pyimport(module)[name](...args) });
+  } catch (error) {
+    postMessage({ id, error: words(error) });
+  }
 };

@@ -47,7 +47,7 @@ class InvalidProgram(ValueError):  # noqa: N818 - a name to read aloud
     """A program that deadlocks, or does not compute every gradient exactly once; `problems` lists why."""
 
     def __init__(self, name: str, problems: Sequence[str], total: int) -> None:
-        self.problems = tuple(problems)
+        self.problems, self.total = tuple(problems), total
         lines = [f"  - {problem}" for problem in problems]
         if total > len(problems):
             lines.append(f"  - and {total - len(problems)} more")
@@ -167,22 +167,20 @@ def _check_indices(program: Program, index: ActionIndex, problems: ProblemList) 
 
 def check_work(program: Program, index: ActionIndex, problems: ProblemList) -> None:
     """Check that each stage runs each microbatch on one rank: one F, then one B, or else one I, then one W."""
-    number, stride = index.number, index.stride
-    count = index.count
+    number, stride, count = index.number, index.stride, index.count
     num_cells = program.num_stages * program.num_microbatches
-    if not (num_cells == count[F] == count[B] + count[I] > 0 and count[I] == count[W]):
-        _explain_incomplete(program, index, problems)
-        return
-    for action, late in number.items():
+    is_complete = num_cells == count[F] == count[B] + count[I] > 0 and count[I] == count[W]
+    for action, late in number.items():  # what is out of order comes first: a list of what is missing may be long
         stage, kind, microbatch = action
         if kind in _BEFORE:
             needed = (stage, _BEFORE[kind], microbatch)
             early = number.get(needed)
             if early is None or (kind == I and (stage, B, microbatch) in number):
-                _explain_incomplete(program, index, problems)
-                return
-            if early >= late or early // stride != late // stride:
+                is_complete = False
+            elif early >= late or early // stride != late // stride:
                 _explain_order(Action(*needed), divmod(early, stride), Action(*action), divmod(late, stride), problems)
+    if not is_complete:
+        _explain_incomplete(program, index, problems)
 
 
 def _explain_incomplete(program: Program, index: ActionIndex, problems: ProblemList) -> None:
@@ -218,7 +216,7 @@ def _lack(kinds: Iterable[str]) -> str:
     if ordered in ("FB", "FIW"):
         return ""
     if not ordered:
-        return "no work at all (is a microbatch index out of range?)"
+        return "no work at all; put in its F and B"
     if F not in ordered:
         return f"{' and '.join(ordered)} without F"
     if ordered == F:

@@ -7,8 +7,6 @@ that JupyterLab has no widget to miss.
 Elsewhere: `ipywidgets.interact`, whose output a published page does not show.
 """
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -19,7 +17,7 @@ from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.viz.embed import Comparison, Spec, element, timeline_spec
+from dualpipe_lab.viz.embed import Comparison, Spec, element, has_kernel, timeline_spec
 from dualpipe_lab.viz.live import pipeline
 from dualpipe_lab.viz.live.pipeline import Control, split_controls, words_of
 from dualpipe_lab.viz.steplog import Steps
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 Played: TypeAlias = str | Sequence[str] | Program | Order | Callable[..., Any]
 
-STATIC = "DUALPIPE_LAB_STATIC"  # set where pages are built: no widget is made
 _HOW = "Run this cell in a notebook to get its controls: {}."
 
 
@@ -119,7 +116,7 @@ class Play:
         return LiveWidget(self)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        is_live = _has_kernel() and not self.note
+        is_live = has_kernel() and not self.note
         return {"text/html": self.to_html(key=self.widget.key if is_live else ""), "text/plain": repr(self)}
 
     def _table(self) -> str:
@@ -180,9 +177,3 @@ def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
     found, fixed = split_controls({**chosen, **pipeline.SIZES, **pipeline.COSTS, **controls}, pipeline.STARTS)
     fixed |= {"per_rank": per_rank} if chosen else {"schedule": names[0], "per_rank": per_rank}
     return Play(pipeline.schedule_outcome, found, fixed)
-
-
-def _has_kernel() -> bool:
-    """Whether a notebook's kernel runs this, whose front end may have a widget manager."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return STATIC not in os.environ and hasattr(get_ipython and get_ipython(), "kernel")

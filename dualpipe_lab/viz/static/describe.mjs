@@ -4,7 +4,7 @@ import { beside, isMessage, messageOf, startOf, endOf, rankOfBar } from "./lanes
 import { KINDS } from "./program.mjs";
 import { spanAt } from "./layout.mjs";
 import { number, percent, unitOf } from "./scale.mjs";
-import { headline } from "./scene.mjs";
+import { headline, isScored } from "./scene.mjs";
 import { isWait, spanName } from "./track.mjs";
 
 const WORDS = { F: "forward", B: "backward", I: "backward for the input", W: "backward for the weights" };
@@ -77,7 +77,7 @@ export function pathText(tracks, path, makespan) {
 export function tableOf(tracks, makespan) {
   const [divisor, unit] = unitOf(tracks[0].unit, makespan);
   const head = [...(tracks.length > 1 ? ["timeline"] : []), "rank", `busy (${unit})`, `idle (${unit})`, "idle share", "peak activations"];
-  const rows = tracks.flatMap((track) => track.busy.map((busy, rank) => [
+  const rows = tracks.filter(isScored).flatMap((track) => track.busy.map((busy, rank) => [
     ...(tracks.length > 1 ? [track.name] : []), rank, number(busy, divisor), number(track.makespan - busy, divisor),
     percent(track.makespan ? 1 - busy / track.makespan : 0), track.peak[rank],
   ]));

@@ -5,31 +5,42 @@
 //      rank by rank; for each part the part that feeds it.  The order does not depend on costs, so it is found once.
 
 export const KINDS = ["F", "B", "I", "W"];
-const TOKEN = /^\(?(\d*)([FBIW])(\d+)(?:;(\d*)([BI])(\d+)\))?$/;
+const ACTION = /^(\d{0,6})([FBIW])(\d{1,6})$/, PAIR = /^\((.*);(.*)\)(?:OVERLAP_F_B)?$/;
 
 export function parseRows(rows) {
   const parts = [], firstPart = [], rankStart = [0];
-  rows.forEach((row, rank) => {
+  for (const row of rows) {
     let stage = 0;
-    for (const token of row.split(" ").filter(Boolean)) {
-      const match = TOKEN.exec(token);
-      if (!match) throw new Error(`rank ${rank}: ${token} is not an action`);
+    for (const token of row.split(/\s+/).filter(Boolean)) {
       firstPart.push(parts.length);
-      for (let i = 1; i < match.length && match[i + 1]; i += 3) {
-        stage = match[i] === "" ? stage : Number(match[i]);
-        parts.push([stage, KINDS.indexOf(match[i + 1]), Number(match[i + 2])]);
+      for (const [, own, kind, microbatch] of actionsOfToken(token)) {
+        stage = own === "" ? stage : Number(own);
+        parts.push([stage, KINDS.indexOf(kind), Number(microbatch)]);
       }
     }
     rankStart.push(firstPart.length);
-  });
+  }
   firstPart.push(parts.length);
   return { parts, firstPart, rankStart };
 }
 
-export const compile = (rows) => compileParts(parseRows(rows));
+function actionsOfToken(token) {
+  const texts = PAIR.exec(token)?.slice(1) ?? [token], found = texts.map((text) => ACTION.exec(text));
+  const isRight = found.every(Boolean) && (found.length === 1 || (found[0][2] === "F" && /[BI]/.test(found[1][2])));
+  if (isRight) return found;
+  throw new Error(`'${token.slice(0, 40)}' is not an action; write stage, kind and microbatch, such as 1F2, or a pair, such as (0F7;7B3)`);
+}
 
-// The same of parts [stage, number of the kind, microbatch], the first part of every step, the first step of every rank.
-function compileParts({ parts, firstPart, rankStart }) {
+export function compile(rows) {
+  const program = compileParts(parseRows(rows)), { rankStart } = program;
+  const stuck = program.reached.findIndex((step, rank) => step < rankStart[rank + 1]);
+  if (stuck >= 0) throw new Error(`the program would deadlock: rank ${stuck} waits forever`);
+  return program;
+}
+
+// Flat arrays of parts [stage, number of the kind, microbatch], the first part of every step, the first step of every rank.
+// If the program deadlocks, its `order` ends early, and `reached` tells before which step each rank stands.
+export function compileParts({ parts, firstPart, rankStart }) {
   const numRanks = rankStart.length - 1;
   const program = {
     numRanks,
@@ -46,21 +57,12 @@ function compileParts({ parts, firstPart, rankStart }) {
   };
   for (let rank = 0; rank < numRanks; rank++) program.rankOf.fill(rank, rankStart[rank], rankStart[rank + 1]);
   for (let step = 0; step < program.numSteps; step++) program.stepOf.fill(step, firstPart[step], firstPart[step + 1]);
-  connectParts(program);
-  const stuck = program.reached.findIndex((step, rank) => step < rankStart[rank + 1]);
-  if (stuck >= 0) throw new Error(`the program would deadlock: rank ${stuck} waits forever`);
-  return program;
-}
-
-// Adds to a program's arrays what feeds what, and an order in which it runs.  If it deadlocks, `order` ends early, and
-// `reached` tells before which step each rank stands.
-export function connectParts(program) {
   findFeeds(program);
   return Object.assign(program, feasibleOrder(program));
 }
 
 // feed[part]: the part whose result it takes, or -1.  Messages are the feeds that cross ranks.
-export function findFeeds(program) {
+function findFeeds(program) {
   const { stage, kind, microbatch, stepOf, rankOf, numStages, numMicrobatches, numRanks } = program;
   const forward = new Int32Array(numStages * numMicrobatches).fill(-1);
   const backward = forward.slice();

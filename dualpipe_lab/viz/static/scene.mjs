@@ -66,7 +66,7 @@ function drawGutters(painter, layout, tracks, view) {
       painter.text(name, left - 8, y, { size: 12, align: "right", weight: isHere ? 700 : 400 });
       if (every === 1) drawLaneNames(painter, layout, index, rank);
       if (!layout.isWide) continue;
-      for (const [x, value] of columns) painter.text(value(rank), x, y, { size: 11, fill: theme.muted, align: "right" });
+      for (const [x, value] of isScored(track) ? columns : []) painter.text(value(rank), x, y, { size: 11, fill: theme.muted, align: "right" });
     }
   });
 }
@@ -81,8 +81,12 @@ function drawLaneNames(painter, layout, index, rank) {
   }
 }
 
+// Only what runs has a score: `runs` of an editor's draft is false if it cannot, null until that is known.
+export const isScored = (track) => track.runs !== false && track.runs !== null;
+
 export function headline(track) {
   const [divisor, unit] = unitOf(track.unit, track.makespan);
+  if (!isScored(track)) return `${track.source} · ${track.runs === null ? "not judged" : "does not run"}`;
   return `${track.source} · ${number(track.makespan, divisor)} ${unit} · bubble ${percent(track.bubble)}`;
 }
 

@@ -1,13 +1,10 @@
 // Edits of a schedule: each returns a new program that shares the unchanged rows and steps, or throws an Error with a
-// sentence.  An edit may leave a schedule that cannot run: `check` tells why.
+// sentence.  An edit may leave a schedule that cannot run: Python tells why.
 //
 // A place is [rank, position].  A step that moves stays the same object, so that whoever holds it finds it again.
 
-import { simulate } from "./simulate.mjs";
-import { check } from "./schedule-check.mjs";
-import { isPair, parseRow, stepActions, stepText, withRanks } from "./schedule-rows.mjs";
-
-const WHOLE_UNIT = { F: 1, I: 1, W: 1, B: null, overlap: null, latency: 0, transfer: 0 };
+import { isPair, stepActions, stepText, stepsOf, withRanks } from "./schedule-rows.mjs";
+import { UNIT_TICKS, draftTrack } from "./studio-track.mjs";
 
 function rowAt(program, rank) {
   const row = program.ranks[rank];
@@ -33,20 +30,8 @@ function spliced(program, rank, position, number, ...steps) {
   return withRows(program, new Map([[rank, row.toSpliced(position, number, ...steps)]]));
 }
 
-function checkNewStep(step) {
-  for (const { stage, kind, microbatch } of stepActions(step)) {
-    if (!["F", "B", "I", "W"].includes(kind)) {
-      throw new Error(`${stepText(step)} is not work: use F, B, I, W or a pair; the page places the messages itself`);
-    }
-    if (![stage, microbatch].every((number) => Number.isSafeInteger(number) && number >= 0)) {
-      throw new Error(`${stepText(step)} needs a stage and a microbatch that count from 0`);
-    }
-  }
-  return step;
-}
-
 // In front of what is at `position`; at the end for the length of the row.
-export const insertStep = (program, rank, position, step) => spliced(program, rank, position, 0, checkNewStep(step));
+export const insertStep = (program, rank, position, step) => spliced(program, rank, position, 0, step);
 
 export const removeSteps = (program, places) => withRows(program, rowsWithout(program, places));
 
@@ -105,7 +90,7 @@ function shiftedDown(program, places, down) {
 // A row typed anew.  Steps that are still there stay the same objects.
 export function replaceRow(program, rank, text) {
   const old = rowAt(program, rank), known = new Map();
-  const typed = parseRow(rank, text).map(checkNewStep);
+  const [typed] = stepsOf([text]);
   for (const step of old) known.set(stepText(step), [...(known.get(stepText(step)) ?? []), step]);
   const row = typed.map((step) => known.get(stepText(step))?.shift() ?? step);
   const isSame = row.length === old.length && row.every((step, at) => step === old[at]);
@@ -113,8 +98,7 @@ export function replaceRow(program, rank, text) {
 }
 
 // All work of a stage to one rank.  The rank's row is then in the order of the times that the steps have now, with
-// F = I = W = 1.  Every row follows this one order, so a schedule that could run still can, unless a rank has no work
-// left.  One that cannot run has no times, and an action goes to where it stood in its row, as a share of the row.
+// F = I = W = 1.  Every row follows this one order, so a schedule that could run still can, unless a rank has no work left.
 export function moveStage(program, stage, rank) {
   const when = timesOf(program), rows = new Map(), moving = [];
   const target = rowAt(program, rank).map((step, position) => [when(rank, position), step]);
@@ -141,13 +125,13 @@ function whyNothingMoves(program, stage, rank) {
   return `no rank runs stage ${stage}; the schedule has stages 0 to ${program.numStages - 1}`;
 }
 
-// (rank, position) -> two numbers that order the steps of all ranks.
+// (rank, position) -> two numbers that order the steps of all ranks; what never runs comes behind all that does.
 function timesOf(program) {
-  const { isValid, flat, order } = check(program);
-  if (!isValid) return (rank, position) => [position / Math.max(program.ranks[rank].length, 1), rank];
-  const { start } = simulate(flat, WHOLE_UNIT), turn = new Int32Array(order.length);
+  const track = draftTrack(program, UNIT_TICKS);
+  if (!track) throw new Error("its stages or microbatches are too many to move; number them from 0 without gaps");
+  const { start, rankStart, program: { order } } = track, turn = start.map(() => order.length);
   order.forEach((step, at) => { turn[step] = at; });
-  return (rank, position) => [start[flat.rankStart[rank] + position], turn[flat.rankStart[rank] + position]];
+  return (rank, position) => [start[rankStart[rank] + position], turn[rankStart[rank] + position]];
 }
 
 // A forward and a backward of one rank as an overlapped pair, where the first of them stood.

@@ -1,37 +1,34 @@
 // What a reader can do in the studio besides editing, by name: begin, compare, explain, give costs, read, save, solve.
 
-import { answerText, challengeProgram } from "./studio-challenges.mjs";
+import { answerText } from "./studio-challenges.mjs";
 import { MOST_COMPARED, axisCosts } from "./studio-compare.mjs";
 import { keptDraft } from "./studio-draft.mjs";
 import { EditActions } from "./studio-edit-actions.mjs";
-import { MOST_TICKS, UNIT_TICKS, linkOf, unpackSession } from "./studio-link.mjs";
-import { spanOfStep, stepOfSpan } from "./studio-track.mjs";
-import { readCsv } from "./schedule-csv.mjs";
-import { explainStart } from "./schedule-explain.mjs";
-import { makeProgram, parseProgram } from "./schedule-rows.mjs";
+import { MOST_TICKS, linkOf, unpackSession } from "./studio-link.mjs";
+import { UNIT_TICKS, spanOfStep, stepOfSpan } from "./studio-track.mjs";
+import { makeProgram, packProgram, unpackProgram } from "./schedule-rows.mjs";
 
 export class Actions extends EditActions {
-  load({ program, costs, limit }, words) {
+  load({ program, costs, limit }) {
     const { session } = this;
     if (costs) session.costs = costs;
     if (limit !== undefined) session.limit = limit;
-    session.begin(program, words);
+    session.begin(program);
     this.studio.compared = [];
     this.studio.puzzles.current = null;
     this.studio.refresh();
-    this.studio.say(program.notes?.join(" ") ?? "");
   }
 
   start({ name, ranks, microbatches }) {
     const { spec } = this.studio;
     const program = name ? this.studio.registered(name, ranks, microbatches)
       : makeProgram("my schedule", Array.from({ length: ranks }, () => []), { numStages: ranks, numMicrobatches: microbatches, numDirections: 1 });
-    this.load({ program }, name ? spec.titles[name] : "an empty schedule");
+    this.load({ program });
   }
 
   // The draft of an earlier visit.
   takeUp() {
-    this.load(keptDraft(), "your last draft");
+    this.load(keptDraft());
     this.studio.begin.draft.hidden = true;
   }
 
@@ -57,20 +54,22 @@ export class Actions extends EditActions {
   explain() {
     const { session, studio } = this, { rank, position } = session.cursor;
     if (!session.here) throw new Error("choose an action to explain first");
-    if (!studio.figures) throw new Error("only a schedule that can run has times to explain; mend it first");
-    const { text } = explainStart(session.program, session.costs, rank, position);
-    studio.timeline.select([0, spanOfStep(studio.timeline.tracks[0], rank, position)]);
-    studio.say(text);
+    if (studio.result?.figures) studio.timeline.select([0, spanOfStep(studio.timeline.tracks[0], rank, position)]);
+    this.tellWhy();
   }
 
   // The same for what was pressed while the drawing explains: it has shown the path already.
   explainPath() {
     const { view, tracks } = this.studio.timeline, { index, spans } = view.path ?? {};
-    if (index !== 0 || !this.studio.figures) return;
-    const { rank, position } = stepOfSpan(tracks[0], spans.at(-1));
-    Object.assign(this.session.cursor, { rank, position });
-    this.studio.say(explainStart(this.session.program, this.session.costs, rank, position).text);
+    if (index !== 0) return;
+    Object.assign(this.session.cursor, stepOfSpan(tracks[0], spans.at(-1)));
+    this.tellWhy();
     this.studio.tellPlace();
+  }
+
+  tellWhy() {
+    const { program, costs, cursor } = this.session;
+    this.later(this.studio.ask({ ask: "why", program: packProgram(program), costs, ...cursor }).then(({ says }) => this.studio.say(says)));
   }
 
   cost({ key, value }) {
@@ -110,6 +109,7 @@ export class Actions extends EditActions {
   }
 
   keep() {
+    if (!this.studio.result?.figures) throw new Error("keep a version that runs; mend it first");
     this.addCompared(`${this.session.program.name}, kept`, this.session.program);
   }
 
@@ -127,14 +127,16 @@ export class Actions extends EditActions {
   }
 
   readText(text) {
-    const isCsv = /^[^#\n]*,/m.test(text);
-    this.load({ program: isCsv ? readCsv(text) : parseProgram(text) }, "a text");
+    return this.later(this.studio.ask({ ask: "read", text }).then(({ program, left_out: number }) => {
+      this.load({ program: unpackProgram(program) });
+      if (number) this.studio.say(`its sends and receives (${number}) are left out: the drawing places the messages itself`);
+    }));
   }
 
   openFile(file) {
     return this.later(file.text().then((text) => {
-      if (file.name.endsWith(".json")) this.load(unpackSession(text), file.name);
-      else this.readText(text);
+      if (file.name.endsWith(".json")) this.load(unpackSession(text));
+      else return this.readText(text);
     }));
   }
 
@@ -167,7 +169,8 @@ export class Actions extends EditActions {
     const challenge = this.studio.spec.challenges[index] ?? null;
     if (challenge) {
       const costs = { ...UNIT_TICKS, ...challenge.costs };
-      this.load({ program: challengeProgram(challenge), costs, limit: challenge.in_flight }, challenge.title);
+      const program = unpackProgram({ ...challenge, name: challenge.title, rows: challenge.start });
+      this.load({ program, costs, limit: challenge.in_flight });
     }
     this.studio.puzzles.current = challenge;
     this.studio.refresh();

@@ -1,29 +1,10 @@
 // The challenges: puzzles with a bound, a star for time and one for memory.  What was reached is kept in the browser.
 
 import { make, textButton } from "./dom.mjs";
-import { number } from "./scale.mjs";
-import { makeProgram, parseProgram, programRows } from "./schedule-rows.mjs";
+import { programRows } from "./schedule-rows.mjs";
 
 const STORE = "dualpipe-lab-challenges";
 const STARS = ["solved", "time", "memory"];
-
-// The same rules as Python's: {isSolved, stars: {time, memory}, reason}; `reason` says what is missing.
-function judgeChallenge(challenge, program, result, figures) {
-  const no = (reason) => ({ isSolved: false, stars: { time: false, memory: false }, reason });
-  const { ranks, stages, microbatches, goal, in_flight: room } = challenge;
-  if (program.ranks.length !== ranks || program.numStages !== stages || program.numMicrobatches !== microbatches) {
-    return no(`it has ${program.ranks.length} ranks, ${program.numStages} stages and ${program.numMicrobatches} microbatches, ` +
-      `the challenge has ${ranks}, ${stages} and ${microbatches}`);
-  }
-  if (!result.isValid || !figures) return no("it cannot run yet");
-  const most = Math.max(...figures.peak);
-  if (room !== null && most > room) return no(`a rank holds ${most} activations, ${room} are allowed`);
-  if (goal !== null && figures.makespan > goal) return no(`it takes ${number(figures.makespan)} ticks, at most ${goal} are allowed`);
-  return { isSolved: true, stars: { time: figures.makespan <= challenge.best, memory: most <= challenge.least }, reason: "" };
-}
-
-export const challengeProgram = ({ title, start, stages, microbatches, directions }) =>
-  makeProgram(title, parseProgram(start, title).ranks, { numStages: stages, numMicrobatches: microbatches, numDirections: directions });
 
 function stored() {
   try {
@@ -64,19 +45,20 @@ export function challengePanel(challenges, act) {
     keep(progress);
   }
 
-  state.update = ({ program }, result, figures) => {
-    const { current } = state;
+  // `result`: Python's verdict on the present version, null until it is there.
+  state.update = (result) => {
+    const { current } = state, found = result?.challenge;
     task.hidden = !current;
     if (current) {
-      const found = judgeChallenge(current, program, result, figures), reached = (progress[current.name] ??= {});
-      if (found.isSolved) {
-        for (const [name, has] of [["solved", true], ...Object.entries(found.stars)]) reached[name] ||= has;
-        keep(progress);
-      }
+      const reached = (progress[current.name] ??= {});
+      for (const [name, has] of Object.entries(found?.stars ?? {})) reached[name] ||= has;
+      keep(progress);
       text.textContent = `${current.title}. ${current.text}`;
       rules.textContent = rulesText(current);
-      verdict.textContent = verdictText(found);
-      task.classList.toggle("solved", found.isSolved);
+      if (found || state.shown !== current) verdict.textContent = found?.says ?? "";
+      state.shown = current;
+      verdict.classList.toggle("waiting", !found);
+      task.classList.toggle("solved", Boolean(found?.stars.solved));
     }
     for (const { challenge, stars, words, open } of entries) {
       stars.textContent = starText(progress[challenge.name]);
@@ -92,12 +74,6 @@ function rulesText({ ranks, stages, microbatches, goal, in_flight: room, directi
     directions > 1 ? "two copies of every stage" : "one copy of every stage"].filter(Boolean).join(", ");
   return `${ranks} ranks, ${stages} stages, ${microbatches} microbatches; ${allowed}. Star of time: ${best} ticks. ` +
     `Star of memory: ${least} activations. No order is below ${bound} ticks.`;
-}
-
-function verdictText({ isSolved, stars, reason }) {
-  if (!isSolved) return `Not yet: ${reason}.`;
-  const won = Object.entries(stars).filter(([, has]) => has).map(([name]) => name);
-  return won.length ? `Solved, with the star of ${won.join(" and of ")}.` : "Solved. The stars of time and of memory are still open.";
 }
 
 // The rows as the notebook's answer cell takes them.

@@ -2,6 +2,7 @@
 
 import { make, textButton } from "./dom.mjs";
 import { rangeInput, rangeOf } from "./explorer-controls.mjs";
+import { MOST_COUNT } from "./schedule-rows.mjs";
 
 export const section = (title, isOpen, ...children) =>
   make("details", { open: isOpen, class: "section" }, make("summary", {}, title), make("div", { class: "inside" }, ...children));
@@ -87,7 +88,6 @@ export function editControls(act) {
   return { panel, buttons: Object.fromEntries(buttons), stage, token, row, rank, missing, here };
 }
 
-export const MOST_COUNT = 4096;
 const COSTS = [
   ["F", 0, 12, "ticks of a forward"], ["I", 0, 12, "ticks of a backward for the input"],
   ["W", 0, 12, "ticks of a backward for the weights"], ["overlap", 0, 36, "ticks of an overlapped pair"],

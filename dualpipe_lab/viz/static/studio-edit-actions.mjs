@@ -1,12 +1,10 @@
 // What a reader does to the rows: pointing and editing, by name; each takes what it needs as `detail`.
 
 import { number } from "./scale.mjs";
-import { MOST_COUNT } from "./studio-controls.mjs";
 import { spanOfStep } from "./studio-track.mjs";
 import { insertStep, joinBackward, moveStage, moveSteps, pairSteps, removeSteps, replaceRow, shiftSteps, splitBackward,
   unpairStep } from "./schedule-edits.mjs";
-import { applyMove } from "./schedule-fix.mjs";
-import { makeProgram, parseStep, stepActions, stepText } from "./schedule-rows.mjs";
+import { MOST_COUNT, makeProgram, stepActions, stepText, stepsOf } from "./schedule-rows.mjs";
 
 const MOST_MISSING = 24, MOST_CELLS = 4096;
 
@@ -19,9 +17,9 @@ export class EditActions {
     return this.studio.session;
   }
 
-  // A change of the program: a version of its own, with the words for what was done.
-  change(program, words) {
-    this.session.put(program, words);
+  // A change of the program: a version of its own.
+  change(program) {
+    this.session.put(program);
     this.studio.refresh();
   }
 
@@ -65,7 +63,7 @@ export class EditActions {
     if (!places.length) return;
     const moved = moveSteps(session.program, places, rank, position);
     this.follow(moved, places);
-    this.change(moved, `move ${wordsOf(session.program, places)} to rank ${rank}`);
+    this.change(moved);
   }
 
   shift({ ranks, places: by }) {
@@ -73,9 +71,8 @@ export class EditActions {
     if (!places.length) return;
     const moved = shiftSteps(session.program, places, ranks, by);
     if (moved === session.program) return;
-    const words = wordsOf(session.program, places);
     this.follow(moved, places);
-    this.change(moved, `move ${words}`);
+    this.change(moved);
   }
 
   // The cursor goes along with the first step that was moved; a single one is chosen, so that it can be moved again.
@@ -89,8 +86,7 @@ export class EditActions {
   }
 
   pair() {
-    const places = this.session.places();
-    this.change(pairSteps(this.session.program, places), `pair ${wordsOf(this.session.program, places)}`);
+    this.change(pairSteps(this.session.program, this.session.places()));
   }
 
   unpair() {
@@ -102,28 +98,27 @@ export class EditActions {
   }
 
   join() {
-    const places = this.session.places();
-    this.change(joinBackward(this.session.program, places), `join ${wordsOf(this.session.program, places)}`);
+    this.change(joinBackward(this.session.program, this.session.places()));
   }
 
   // An edit of one step for each one that is chosen, from the last to the first, so that positions stay right.
   each(edit, word) {
-    const { session } = this, places = session.places(), words = wordsOf(session.program, places);
+    const { session } = this, places = session.places();
     if (!places.length) throw new Error(`choose what to ${word} first`);
     const edited = [...places].reverse().reduce((program, [rank, position]) => edit(program, rank, position), session.program);
-    this.change(edited, `${word} ${words}`);
+    this.change(edited);
   }
 
   delete() {
     const { session } = this, places = session.places();
-    if (places.length) this.change(removeSteps(session.program, places), `delete ${wordsOf(session.program, places)}`);
+    if (places.length) this.change(removeSteps(session.program, places));
   }
 
   stage(rank) {
     const { session } = this, [place] = session.places();
     if (!place) throw new Error("choose an action of the stage first");
     const [{ stage }] = stepActions(session.program.ranks[place[0]][place[1]]);
-    this.change(moveStage(session.program, stage, rank), `move stage ${stage} to rank ${rank}`);
+    this.change(moveStage(session.program, stage, rank));
   }
 
   // How many stages and microbatches the schedule should have; what is missing then, the verdict says.
@@ -132,29 +127,29 @@ export class EditActions {
     if (!Number.isInteger(count) || count < 1 || count > MOST_COUNT) {
       throw new Error(`a schedule has 1 to ${MOST_COUNT} stages and microbatches, got ${count ?? "nothing"}`);
     }
-    const { numStages, numMicrobatches } = { ...program, ...counts };
-    this.change(makeProgram(program.name, program.ranks, { ...program, ...counts }), `${numStages} stages, ${numMicrobatches} microbatches`);
+    this.change(makeProgram(program.name, program.ranks, { ...program, ...counts }));
   }
 
   // On how many ranks a stage may be: 1, 2 (as in DualPipe, with two copies of its weights), or null for any number.
   copies(numDirections) {
-    const { program } = this.session, where = { 1: "one rank", 2: "two ranks" }[numDirections] ?? "any number of ranks";
-    this.change(makeProgram(program.name, program.ranks, { ...program, numDirections }), `stages on ${where}`);
+    const { program } = this.session;
+    this.change(makeProgram(program.name, program.ranks, { ...program, numDirections }));
   }
 
   insert(text) {
-    const { session, studio } = this, { rank, position } = session.cursor, step = parseStep(text.trim());
+    const { session, studio } = this, { rank, position } = session.cursor, [[step, ...more]] = stepsOf([text]);
+    if (!step || more.length) throw new Error("put in one action, such as 1F2, or a pair");
     const row = session.program.ranks[rank], at = Math.min(position + (session.here ? 1 : 0), row.length);
     const program = insertStep(session.program, rank, at, step);
     session.cursor.position = at;
     studio.edit.token.value = "";
-    this.change(program, `put in ${stepText(step)}`);
+    this.change(program);
   }
 
   retype(text) {
     const { session } = this, { rank } = session.cursor;
     const program = replaceRow(session.program, rank, text);
-    if (program !== session.program) this.change(program, `type the row of rank ${rank}`);
+    if (program !== session.program) this.change(program);
   }
 
   type() {
@@ -166,8 +161,8 @@ export class EditActions {
   }
 
   mend() {
-    const { fix } = this.studio.result;
-    if (fix) this.change(applyMove(this.session.program, fix), fix.words);
+    const fix = this.studio.result?.fix;
+    if (fix) this.change(replaceRow(this.session.program, fix.rank, fix.row));
   }
 
   hereText() {
@@ -201,9 +196,4 @@ export class EditActions {
     }
     return found.sort((a, b) => a[0] - b[0]).slice(0, MOST_MISSING).map(([, text]) => text);
   }
-}
-
-function wordsOf(program, places) {
-  const names = places.slice(0, 3).map(([rank, position]) => stepText(program.ranks[rank][position]));
-  return places.length > 3 ? `${places.length} actions` : names.join(", ");
 }

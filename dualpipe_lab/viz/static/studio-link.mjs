@@ -1,42 +1,34 @@
 // A schedule in the fragment of an address, and in a file: the same JSON, compressed in the one, plain in the other.
 //
-// {version, text, directions, costs, limit}; what is read is data, checked piece by piece, and nothing of it is executed.
+// {version, program, costs, limit}; what is read is data, checked piece by piece, and nothing of it is executed.
 
-import { parseProgram, programText, makeProgram } from "./schedule-rows.mjs";
+import { MOST_COUNT, packProgram, unpackProgram } from "./schedule-rows.mjs";
+import { UNIT_TICKS } from "./studio-track.mjs";
 
-const VERSION = 1, MARK = "#schedule=", MOST_UNPACKED = 8_000_000;
+const VERSION = 2, MARK = "#schedule=", MOST_UNPACKED = 4_000_000;
 export const MOST_TICKS = 1e6;
 const COST_KEYS = ["F", "I", "W", "B", "overlap", "latency", "transfer"];
 
-export function packSession({ program, costs, limit }) {
-  return JSON.stringify({ version: VERSION, text: programText(program), stages: program.numStages,
-    microbatches: program.numMicrobatches, directions: program.numDirections, costs, limit });
-}
+export const packSession = ({ program, costs, limit }) =>
+  JSON.stringify({ version: VERSION, program: packProgram(program), costs, limit });
 
 // {program, costs, limit}; an Error with a sentence for anything else.
 export function unpackSession(json) {
+  const refuse = (why) => { throw new Error(`this is not a file of the studio: ${why}; save one with 'Save file'`); };
+  const isCount = (value) => Number.isInteger(value) && value > 0 && value <= MOST_COUNT;
   let found;
   try {
     found = JSON.parse(json);
   } catch {
-    throw new Error("this is not a file of the studio: it is no JSON; save one with 'File'");
+    refuse("it is no JSON");
   }
-  if (found?.version !== VERSION || typeof found.text !== "string") {
-    throw new Error("this is not a file of the studio: it has no version or no text; save one with 'File'");
-  }
-  const read = parseProgram(found.text), counts = { stages: read.numStages, microbatches: read.numMicrobatches, ...whole(found) };
-  const program = makeProgram(read.name, read.ranks, { numStages: Math.max(counts.stages, read.numStages),
-    numMicrobatches: Math.max(counts.microbatches, read.numMicrobatches), numDirections: counts.directions ?? null });
-  return { program, costs: checkedCosts(found.costs, program.numStages), limit: counts.limit ?? null };
+  const { name, rows, stages, microbatches, directions } = found?.program ?? {};
+  if (found?.version !== VERSION || typeof name !== "string") refuse(`it is not of version ${VERSION}`);
+  if (!Array.isArray(rows) || rows.length > MOST_COUNT || !rows.every((row) => typeof row === "string")) refuse("it has no rows");
+  if (!isCount(stages) || !isCount(microbatches)) refuse("its counts are not whole numbers");
+  const program = unpackProgram({ name, rows, stages, microbatches, directions: isCount(directions) ? directions : null });
+  return { program, costs: checkedCosts(found.costs, stages), limit: isCount(found.limit) ? found.limit : null };
 }
-
-function whole(found) {
-  const keys = ["stages", "microbatches", "directions", "limit"];
-  return Object.fromEntries(keys.filter((key) => Number.isInteger(found[key]) && found[key] > 0 && found[key] <= 2 ** 20)
-    .map((key) => [key, found[key]]));
-}
-
-export const UNIT_TICKS = { F: 1, I: 1, W: 1, B: null, overlap: null, latency: 0, transfer: 0 };
 
 function checkedCosts(costs, numStages) {
   const isTicks = (value) => Number.isInteger(value) && value >= 0 && value <= MOST_TICKS;

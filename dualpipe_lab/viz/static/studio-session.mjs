@@ -8,15 +8,11 @@ const MOST_VERSIONS = 500;
 export class Session {
   constructor(program, costs) {
     Object.assign(this, { costs, limit: null, versions: [], at: -1 });
-    this.begin(program, "start");
+    this.begin(program);
   }
 
   get program() {
     return this.versions[this.at].program;
-  }
-
-  get words() {
-    return this.versions[this.at].words;
   }
 
   get canUndo() {
@@ -28,10 +24,10 @@ export class Session {
   }
 
   // Another program to start from; the way back leads through it, too.
-  begin(program, words) {
+  begin(program) {
     this.chosen = new Set();
     this.cursor = { rank: 0, position: 0 };
-    this.put(program, words, false);
+    this.put(program, false);
   }
 
   // Whether the reader made the present version, and did not just begin with it.
@@ -40,9 +36,9 @@ export class Session {
   }
 
   // A version after the present one; those undone are dropped.  What is chosen no longer exists where a change removed it.
-  put(program, words, isEdited = true) {
+  put(program, isEdited = true) {
     this.versions.length = this.at + 1;
-    this.versions.push({ program, words, isEdited });
+    this.versions.push({ program, isEdited });
     if (this.versions.length > MOST_VERSIONS) this.versions.shift();
     this.at = this.versions.length - 1;
     this.settle();

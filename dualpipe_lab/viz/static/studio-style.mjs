@@ -18,6 +18,7 @@ textarea { display: block; width: 100%; height: 9em; padding: 6px; resize: verti
 dp-timeline { margin: 4px 0 0; }
 .judged { border-left: 3px solid #009e73; padding: 2px 10px; margin: 8px 0; }
 .judged.bad { border-color: #d55e00; }
+.waiting, .waiting * { color: var(--muted) !important; border-color: var(--line) !important; }
 .verdict { margin: 0; font-size: 14px; font-weight: 600; color: var(--text); }
 .problems { margin: 4px 0; padding: 0 0 0 1.1em; font-size: 12px; max-height: 15em; overflow-y: auto; }
 .problems li { white-space: pre-wrap; margin: 2px 0; overflow-wrap: anywhere; }

@@ -1,37 +1,38 @@
-// What the studio says of a program: the validator's verdict with the move that mends it, and the numbers.
+// What Python says of a program: the validator's verdict with the move that mends it, and the numbers.
 
 import { make } from "./dom.mjs";
 import { number, percent } from "./scale.mjs";
-
-const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 export function verdictPanel(act) {
   const head = make("p", { class: "verdict", role: "status" });
   const list = make("ul", { class: "problems", "aria-label": "Problems" });
   const mend = make("button", { type: "button", class: "text mend", onclick: () => act("mend") });
   const panel = make("div", { class: "judged" }, head, list, mend);
-  const update = (result, figures) => {
-    panel.classList.toggle("bad", !figures);
-    const what = result.phase === "memory" ? "there is no room for it" : "it cannot run";
-    head.textContent = figures ? validText(figures) : `${plural(result.total, "problem")}: ${what}.`;
-    list.hidden = !result.problems.length;
-    list.replaceChildren(...result.problems.map((text) => make("li", {}, text)));
-    mend.hidden = !result.fix;
-    if (result.fix) mend.textContent = `Do it: ${result.fix.words}`;
+  // The verdict on an earlier version fades until the present one has its own; with words there is none.
+  const wait = (words) => {
+    panel.classList.add("waiting");
+    mend.hidden = true;
+    if (!words) return;
+    panel.classList.remove("bad");
+    head.textContent = words;
+    list.hidden = true;
   };
-  return { panel, update };
-}
-
-function validText({ makespan, bound, bubble, peak }) {
-  const over = makespan - bound.ticks, held = Math.max(...peak, 0);
-  const near = over > 0 ? `${number(over)} above the lower bound` : "no order of these stages on these ranks is quicker";
-  return `Valid: ${number(makespan)} ticks, ${near}; bubble ${percent(bubble)}; at most ${plural(held, "live activation")} on a rank.`;
+  const update = ({ says, problems, fix }) => {
+    panel.classList.remove("waiting");
+    panel.classList.toggle("bad", problems.length > 0);
+    head.textContent = says;
+    list.hidden = !problems.length;
+    list.replaceChildren(...problems.map((text) => make("li", {}, text)));
+    mend.hidden = !fix;
+    if (fix) mend.textContent = `Do it: ${fix.says}`;
+  };
+  return { panel, update, wait };
 }
 
 // [words, value of the figures, how it is written]
 const FIGURES = [
   ["makespan, ticks", (one) => one.makespan, number],
-  ["lower bound, ticks", (one) => one.bound.ticks, number],
+  ["lower bound, ticks", (one) => one.bound, number],
   ["work of the busiest rank, ticks", (one) => Math.max(...one.busy, 0), number],
   ["bubble", (one) => one.bubble, percent],
   ["live activations, most on a rank", (one) => Math.max(...one.peak, 0), number],
@@ -40,17 +41,22 @@ const FIGURES = [
   ["messages", (one) => one.messages, number],
 ];
 
-// Of every version that can run; `before` is the last one that could.
+// Of every version that can run; `before` is the last one that could.  They fade as the verdict does.
 export function figuresPanel() {
   const table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers of this version" });
+  const wait = (words) => {
+    table.classList.add("waiting");
+    if (words) table.replaceChildren("Numbers come with the verdict.");
+  };
   const update = (now, before) => {
+    table.classList.remove("waiting");
     const rows = now ? FIGURES.map(([words, of, write]) => figureRow(words, of(now), before && of(before), write)) : [];
     const head = make("tr", {}, ...["", "now", "before", "change"].map((word) => make("th", { scope: "col" }, word)));
     const perRank = now ? ranksTable(now) : "";
     const whole = now ? make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)) : "There are numbers as soon as it can run.";
     table.replaceChildren(whole, perRank);
   };
-  return { panel: table, update };
+  return { panel: table, update, wait };
 }
 
 function figureRow(words, now, before, write) {

@@ -1,12 +1,12 @@
 // <dp-studio data-spec='{"titles": ..., "programs": packed, "challenges": [...]}'>: write, drag and break a schedule.
 //
-// Properties to read: session, result (the verdict), figures (null while it cannot run), ready (a promise).
-// Event: dp-studio, after every change, with how long it took in milliseconds, from the edit to the drawing.
+// Properties to read: session, result (Python's verdict on the present version, null until it is there), ready and settled
+// (promises: of the first drawing, of the last verdict).
+// Event: dp-studio, after every verdict, with how long it took in milliseconds, from the edit on.
 
 import { make } from "./dom.mjs";
 import { Drawing } from "./drawing.mjs";
 import { unpack } from "./explorer-data.mjs";
-import { parseRows } from "./program.mjs";
 import { Board } from "./studio-board.mjs";
 import { Actions } from "./studio-actions.mjs";
 import { costControls, editControls, section, startControls } from "./studio-controls.mjs";
@@ -14,17 +14,15 @@ import { challengePanel } from "./studio-challenges.mjs";
 import { axisCosts, comparePanel } from "./studio-compare.mjs";
 import { hasDraft, keepWhenLeft } from "./studio-draft.mjs";
 import { exportPanel } from "./studio-export.mjs";
-import { UNIT_TICKS, sessionOfLink } from "./studio-link.mjs";
+import { askPython } from "./studio-kernel.mjs";
+import { sessionOfLink } from "./studio-link.mjs";
 import { STUDIO_STYLE } from "./studio-style.mjs";
-import { costsFor, draftTrack, spanOfStep } from "./studio-track.mjs";
+import { UNIT_TICKS, costsFor, draftTrack, spanOfStep } from "./studio-track.mjs";
 import { figuresPanel, verdictPanel } from "./studio-verdict.mjs";
 import { Session } from "./studio-session.mjs";
-import { check } from "./schedule-check.mjs";
-import { measures } from "./schedule-measures.mjs";
-import { makeProgram, stepText } from "./schedule-rows.mjs";
+import { makeProgram, packProgram, stepText, stepsOf } from "./schedule-rows.mjs";
 import { STYLE } from "./style.mjs";
 
-const MOST_NAMED = 64; // cells that problems name, marked in the drawing
 
 export class StudioElement extends Drawing {
   connectedCallback() {
@@ -39,11 +37,12 @@ export class StudioElement extends Drawing {
     this.session = new Session(this.registered(name, ranks, microbatches), { ...UNIT_TICKS });
     this.actions = new Actions(this);
     this.compared = [];
+    this.canRun = new WeakMap(); // program -> what its verdict said, whatever the costs
     this.build();
     await this.openLink(location.hash);
     keepWhenLeft(this.session);
     window.addEventListener("hashchange", () => this.openLink(location.hash));
-    this.refresh();
+    if (!this.timeline.tracks) this.refresh(spec.verdict);
     if (this.isConnected) this.observe(this.frame);
   }
 
@@ -51,13 +50,13 @@ export class StudioElement extends Drawing {
   registered(name, ranks, microbatches) {
     const rows = this.programs[name][`${ranks} ${microbatches}`];
     if (!Array.isArray(rows)) throw new Error(rows);
-    return makeProgram(this.spec.titles[name], unpackSteps(rows), { numDirections: this.spec.directions[name] });
+    return makeProgram(this.spec.titles[name], stepsOf(rows), { numDirections: this.spec.directions[name] });
   }
 
   async openLink(fragment) {
     try {
       const found = await sessionOfLink(fragment);
-      if (found) this.actions.load(found, "a link");
+      if (found) this.actions.load(found);
     } catch (error) {
       this.say(error.message, true);
     }
@@ -73,7 +72,7 @@ export class StudioElement extends Drawing {
     this.numbers = figuresPanel();
     this.costs = costControls(act);
     this.comparing = comparePanel(this.spec, act);
-    this.exporting = exportPanel(act);
+    this.exporting = exportPanel(act, (question) => this.ask(question));
     this.puzzles = challengePanel(this.spec.challenges, act);
     this.message = make("p", { class: "message", role: "status" });
     this.frame = make("section", { class: "dp studio", "aria-label": "Schedule studio" },
@@ -85,16 +84,17 @@ export class StudioElement extends Drawing {
     root.replaceChildren(make("style", {}, STYLE + STUDIO_STYLE), this.frame);
   }
 
-  // Everything that a reader does comes through here: one thing, then the verdict.
+  // Everything that a reader does comes through here.  The first of it starts Python, before there is anything to judge.
   act(name, detail) {
-    const begun = performance.now();
+    const isFirst = !this.isAwake;
+    this.isAwake = true;
     this.say("");
     try {
       this.actions[name](detail);
     } catch (error) {
       this.say(error.message, true);
     }
-    this.took = performance.now() - begun;
+    if (isFirst) this.settled = this.judge();
   }
 
   say(text, isBad = false) {
@@ -103,24 +103,75 @@ export class StudioElement extends Drawing {
     this.message.classList.toggle("bad", isBad);
   }
 
-  // The verdict, the numbers and the picture of the present version.
-  refresh() {
-    const begun = performance.now(), { session } = this, { program } = session;
-    const costs = (session.costs = costsFor(session.costs, program.numStages));
-    this.result = check(program, { inFlight: session.limit });
-    const canRun = this.result.flat !== null;
-    if (this.figures) this.earlier = this.figures; // of the last version that could run
-    this.figures = canRun ? measures(program, costs, session.limit) : null;
-    this.verdict.update(this.result, this.result.isValid ? this.figures : null);
-    this.numbers.update(this.figures, this.earlier);
+  // While Python starts, its words stand where the verdict will, or where all messages do.
+  ask(question) {
+    return askPython(this.spec.key, "studio", question, (words) => (this.result ? this.say(words) : this.wait(words)));
+  }
+
+  // Another version: its picture at once, its verdict as soon as Python has it.
+  refresh(result = null) {
+    const { session } = this;
+    this.changed = performance.now();
+    session.costs = costsFor(session.costs, session.program.numStages);
     this.costs.update(session);
     this.begin.update(session, this.board.isEditing);
-    this.exporting.update(session, this.figures);
-    this.puzzles.update(session, this.result, this.figures);
+    this.exporting.update(session);
     this.comparing.update(session, this.compared);
+    this.tell(result);
     this.picture();
-    this.took = performance.now() - begun;
+    if (result) return;
+    this.wait(this.isAwake ? "" : "The verdict comes with your first edit or click.");
+    if (this.isAwake) this.settled = this.judge();
+  }
+
+  // One question at a time, and always about the present version: of those in between nobody needs to know.
+  judge() {
+    this.isOld = true;
+    return (this.judging ??= this.judgeAll().finally(() => (this.judging = null)));
+  }
+
+  async judgeAll() {
+    for (let found = null; this.isOld;) {
+      this.isOld = false;
+      const { program, costs, limit } = this.session, challenge = this.puzzles.current;
+      try {
+        found = await this.ask({ ask: "verdict", program: packProgram(program), costs, limit, challenge });
+      } catch (error) {
+        if (!this.isOld && !this.result) this.wait(error.message);
+        continue;
+      }
+      if (!this.isOld) this.judged(found);
+    }
+    this.took = performance.now() - this.changed;
     this.dispatchEvent(new CustomEvent("dp-studio", { bubbles: true, detail: this.took }));
+  }
+
+  // The verdict, null while there is none, and what follows from it.
+  tell(result) {
+    const before = this.result?.figures;
+    if (before && before !== result?.figures) this.earlier = before; // of the last version that could run
+    this.result = result;
+    this.puzzles.update(result);
+    if (!result) return;
+    this.canRun.set(this.session.program, result.figures !== null);
+    this.verdict.update(result);
+    this.numbers.update(result.figures, this.earlier);
+  }
+
+  wait(words) {
+    this.verdict.wait(words);
+    this.numbers.wait(words);
+  }
+
+  // The verdict on what is drawn: nothing moves.
+  judged(result) {
+    const { timeline } = this;
+    this.tell(result);
+    if (!timeline.tracks) return;
+    timeline.tracks[0].runs = this.canRun.get(this.session.program);
+    timeline.view.marks = this.marks();
+    timeline.draw();
+    timeline.fillTable();
   }
 
   // The page is wider or darker: the timeline sees to itself.
@@ -131,6 +182,7 @@ export class StudioElement extends Drawing {
     const { fine, of } = axisCosts(costs, program.numStages, this.compared.map((other) => other.program.numStages));
     const unit = fine > 1 ? `ticks/${fine}` : "ticks", track = draftTrack(program, of(program.numStages), { unit });
     if (!track) return;
+    track.runs = this.canRun.get(program) ?? null;
     this.fine = fine;
     const others = this.compared.map((other) => draftTrack(other.program, of(other.program.numStages), { name: other.name, unit }));
     const tracks = [track, ...others], shares = [program, ...this.compared.map((other) => other.program)];
@@ -159,11 +211,8 @@ export class StudioElement extends Drawing {
     }));
     const { rank, position } = session.cursor;
     const cursor = session.here && this.board.isEditing ? spanOfStep(track, rank, position) : -1;
-    const circle = this.result.cycle.map((wait) => [spanOfStep(track, wait.rank, wait.position),
-      spanOfStep(track, wait.other, wait.otherPosition)]);
-    const isStep = (place) => place.position < (session.program.ranks[place.rank]?.length ?? 0); // a rank may be empty
-    const places = circle.length ? [] : this.result.marks.flat().filter(isStep).slice(0, MOST_NAMED);
-    const named = places.map((place) => spanOfStep(track, place.rank, place.position));
+    const spanAt = ([row, at]) => spanOfStep(track, row, at), circle = (this.result?.circle ?? []).map((wait) => wait.map(spanAt));
+    const named = circle.length ? [] : (this.result?.marks ?? []).map(spanAt);
     return { chosen, named, cursor, drop, circle };
   }
 
@@ -184,18 +233,4 @@ export class StudioElement extends Drawing {
     edit.missing.replaceChildren(...missing.length ? [make("span", {}, "missing:")] : [],
       ...missing.map((text) => make("button", { type: "button", class: "text token", onclick: () => this.act("insert", text) }, text)));
   }
-}
-
-// Rows as the registry's programs are packed: a token without a stage has the stage of the token before.
-function unpackSteps(rows) {
-  const { parts, firstPart, rankStart } = parseRows(rows), kinds = ["F", "B", "I", "W"];
-  const action = (part) => ({ stage: parts[part][0], kind: kinds[parts[part][1]], microbatch: parts[part][2] });
-  return rows.map((_, rank) => {
-    const steps = [];
-    for (let step = rankStart[rank]; step < rankStart[rank + 1]; step++) {
-      const part = firstPart[step], isOne = firstPart[step + 1] === part + 1;
-      steps.push(isOne ? action(part) : { forward: action(part), backward: action(part + 1) });
-    }
-    return steps;
-  });
 }
