@@ -14,7 +14,7 @@ backward  p: the page writes one: an autograd.Function with a backward (delays e
           l: the page uses a library name from a module that does so, or runs a schedule whose backward is split (I, W)
           Pages in NO_BACKWARD have none of their own: files, an optimizer, a collective, orders of whole backwards
 nccl      one cell tagged `nccl`, guarded by `nccl_ready(`
-widget    i: a live cell (`play(`: ipywidgets in a running notebook, a player in the HTML)
+widget    i: a live cell (`play(`: ipywidgets in a running notebook, every size in the HTML)
           t: a drawing that plays in notebook and HTML without ipywidgets (timeline, comparison, message steps)
 """
 

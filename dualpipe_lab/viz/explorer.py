@@ -123,9 +123,9 @@ def rows_by_size(
     return {name: {f"{p} {m}": _rows(one, p, m) for p, m in sizes} for name, one in variants.items()}
 
 
-def packed(programs: Mapping[str, Any]) -> str:
-    """Return what `rows_by_size` made as text that a page unpacks: JSON, compressed, in base 64."""
-    text = json.dumps(programs, separators=(",", ":"), ensure_ascii=False)
+def packed(values: Any) -> str:
+    """Return JSON values, such as what `rows_by_size` made, as text that a page unpacks: compressed, in base 64."""
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 

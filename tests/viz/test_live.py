@@ -1,17 +1,22 @@
 """Live cells: numbers, verdict and closed form for the values of their controls, and what stays without a kernel."""
 
+import base64
 import json
 import re
 import sys
+import zlib
 from html import unescape
+from itertools import product
 
 import pytest
+from drawing_page import check_accessibility, element
 
 from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.ep import overlap
 from dualpipe_lab.pp import closed_forms
 from dualpipe_lab.viz import RankValues, compare, play, steps
 from dualpipe_lab.viz.live.pipeline import schedule_outcome
+from dualpipe_lab.viz.live.play import answer
 
 
 def spec_of(html):
@@ -86,6 +91,42 @@ def test_the_reader_edits_an_order():
     assert live.outcome.numbers["peak live activations"][0] == "2 on rank 0"
 
 
+PYTHON = """const asked = [], answered = [];
+globalThis.dualpipePython = {
+  ask: (call, args, say) => (asked.push([call, ...args]), say("checking"), Promise.resolve(answered.shift())),
+};"""
+
+
+@pytest.mark.parametrize(
+    ("what", "edits", "fixed"),
+    [
+        (overlap.one_f_one_b_basic(1), {"compute": "A_F0 M_F0 M_B0 M_W0 A_B0 A_W0"}, {}),
+        (overlap.one_f_one_b_basic(1), {"comm": "nonsense"}, {}),
+        (schedules.build("gpipe", 2, 2), {"order": "0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1"}, {"I": 2}),
+    ],
+    ids=["an order", "refused", "a program"],
+)
+def test_a_page_asks_its_python_about_edited_rows(page, what, edits, fixed):
+    def lively():
+        return play(what, **fixed)
+
+    given = spec_of(lively().to_html())["asks"]
+    told = answer(json.dumps({**given, "values": {**given["values"], **edits}}))
+    page.show(f"<script>{PYTHON} answered.push({json.dumps(told)});</script>{lively().to_html()}")
+    assert element(page, "e.hint.hidden", "dp-live")
+    for name, text in edits.items():
+        page.locator(f"textarea[name={name}]").fill(text)
+    page.get_by_role("button", name="Check the rows").click()
+    live = lively().set(**edits)
+    page.wait_for_function("() => asked.length && document.querySelector('dp-live').status.textContent !== 'checking'")
+    [(call, question)] = page.evaluate("asked")
+    assert (call, json.loads(question)["values"]) == ("play", live.values)
+    assert element(page, "e.state.error", "dp-live") == live.error
+    assert element(page, "e.state.rows", "dp-live") == live.state["rows"]
+    assert element(page, "e.drawn.makespan", "dp-live") == live.outcome.drawing.makespan
+    check_accessibility(page)
+
+
 def test_a_function_draws_what_it_likes():
     def around(num_ranks, backwards=False, name="ring"):
         if num_ranks == 7:
@@ -124,14 +165,67 @@ def test_controls_that_cannot_be_are_refused_at_once(controls, words):
         play("gpipe").set(ranks=2)
 
 
-def test_without_a_kernel_there_is_html_that_plays_and_says_what_to_run():
+def test_without_a_kernel_the_html_plays_and_holds_every_size():
     data = play("1f1b")._repr_mimebundle_()
     assert sorted(data) == ["text/html", "text/plain"]
     html = data["text/html"]
     assert [html.count(part) for part in ("<dp-timeline ", "<img ", "<script data-dualpipe-lab>")] == [1, 1, 1]
     assert "<td>makespan</td><td>33 ticks</td><td>33 ticks</td>" in html
-    assert spec_of(html)["how"].startswith("Run this cell in a notebook to get its controls: num_ranks, num_micro")
     assert html == play("1f1b").to_html()  # published pages do not change from build to build
+    spec = spec_of(html)
+    assert [(one["name"], one["words"][one["start"]]) for one in spec["controls"]] == [
+        ("num_ranks", "4"),
+        ("num_microbatches", "8"),
+    ]
+    points = json.loads(zlib.decompress(base64.b64decode(spec["points"])))
+    sizes = list(product(range(2, 9), range(1, 17)))
+    assert len(points) == len(sizes)
+    for (p, m), point in list(zip(sizes, points, strict=True))[::9]:
+        live = play("1f1b").set(num_ranks=p, num_microbatches=m)
+        assert point.items() <= {**live.state, "drawing": live.drawing}.items()
+        assert point["drawing"]["spec"]["tracks"][0]["rows"][0].startswith("0F0")
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [{"num_microbatches": (1, 1000)}, {"num_ranks": 4, "num_microbatches": 8}],
+    ids=["too many sizes", "none"],
+)
+def test_what_no_page_can_hold_says_what_to_run(controls):
+    spec = spec_of(play("1f1b", **controls).to_html())
+    assert "points" not in spec
+    assert spec["how"].startswith("Run this cell to get its controls: ")
+
+
+def test_a_control_moves_on_the_page_as_in_python(page):
+    """The drawing, its numbers and what is refused are Python's for that size; costs that the reader has set stay."""
+
+    def lively():
+        return play("dualpipev", num_ranks=(1, 4, 8), num_microbatches=(2, 10, 24), F=10, I=10, W=10)
+
+    page.show(lively().to_html())
+    shown = "e.drawn.tracks.map(t => [t.name, t.program.numRanks, t.makespan, [...t.start], [...t.end]])"
+    for name, place, values in (("num_ranks", 4, {"num_ranks": 5}), ("num_microbatches", 1, {"num_microbatches": 3})):
+        page.locator(f"input[aria-label^={name}]").fill(str(place))
+        live = lively().set(**{"num_ranks": 5, **values})
+        page.wait_for_function(f"() => document.querySelector('dp-live').state.error === {json.dumps(live.error)}")
+        timeline = lively().set(num_ranks=5).outcome.drawing  # a refused size leaves the drawing as it was
+        spans = [span for row in timeline.spans_by_rank for span in row]
+        times = [[float(span.start) for span in spans], [float(span.end) for span in spans]]
+        assert element(page, shown, "dp-live") == [["DualPipeV", 5, timeline.makespan, *times]]
+        assert element(page, "e.state.rows", "dp-live") == lively().set(num_ranks=5).state["rows"]
+    assert element(page, "e.status.textContent", "dp-live") == live.error
+    assert live.error.startswith("dualpipev needs at least two microbatches per rank, got 3 for 5 ranks")
+    page.locator("input[aria-label^=num_microbatches]").fill("8")
+    page.locator("input[aria-label^='F&B']").fill("25")
+    page.locator("input[aria-label^=num_ranks]").fill("3")
+    page.wait_for_function("() => document.querySelector('dp-live').drawn.tracks[0].numRanks === 4")
+    timeline = simulate(schedules.build("dualpipev", 4, 10), Cost(F=10, I=10, W=10, overlap=25))
+    numbers = [["makespan", "590 ticks", "–"], ["bubble fraction", f"{timeline.bubble_fraction:.1%}", "–"]]
+    assert timeline.makespan == 590
+    cells = "[...e.table.querySelectorAll('tbody tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    assert element(page, cells, "dp-live")[:2] == numbers
+    check_accessibility(page)
 
 
 def test_ipywidgets_move_it(monkeypatch):
@@ -156,8 +250,8 @@ def test_without_ipywidgets_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "dualpipe_lab.viz.live.widget", raising=False)
     live = play("gpipe")
     assert live.note == 'a live cell with controls needs ipywidgets; run: pip install "dualpipe-lab[notebook]".'
-    assert live.note in spec_of(live.to_html())["how"]
-    assert "<dp-timeline " in live._repr_mimebundle_()["text/html"]
+    assert spec_of(live._repr_mimebundle_()["text/html"])["controls"]
+    assert live.note in spec_of(play(schedules.build("gpipe", 2, 2)).to_html())["how"]
 
 
 def test_costs_of_a_ranks_share_make_schedules_comparable():

@@ -1,15 +1,21 @@
 """`play`: one line in a cell, for a drawing whose numbers, verdict and closed form follow sliders and drop-downs.
 
 Chapter: book/pp/gpipe.  In: schedules, a program, or a function of what the reader changes.  Out: HTML, and a widget.
-The HTML holds the drawing at its start and plays without a kernel: in published pages, exports and notebooks that were
-saved and opened again.  A running notebook puts the ipywidgets into it (`live.widget`); the saved output holds none, so
-that JupyterLab has no widget to miss.
+Without a kernel, in published pages and exports, the HTML holds what the controls show at each of their values: Python
+computes all points of this grid, and the element chooses one.  Costs of a schedule or a program are no controls there,
+because its drawing has sliders of its own for them.  Rows that the reader edits are no grid: the element asks a page's
+Python (`answer`), where the page has one.
+A running notebook puts the ipywidgets into the HTML (`live.widget`); the saved output holds none, so that JupyterLab
+has no widget to miss.
 Elsewhere: `ipywidgets.interact`, whose output a published page does not show.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab._optional import MissingExtra
@@ -18,8 +24,9 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.embed import Comparison, Spec, element, has_kernel, timeline_spec
+from dualpipe_lab.viz.explorer import packed
 from dualpipe_lab.viz.live import pipeline
-from dualpipe_lab.viz.live.pipeline import Control, split_controls, words_of
+from dualpipe_lab.viz.live.pipeline import Choice, Control, Slider, Text, split_controls, words_of
 from dualpipe_lab.viz.steplog import Steps
 
 if TYPE_CHECKING:
@@ -27,7 +34,8 @@ if TYPE_CHECKING:
 
 Played: TypeAlias = str | Sequence[str] | Program | Order | Callable[..., Any]
 
-_HOW = "Run this cell in a notebook to get its controls: {}."
+MOST_POINTS = 2_000  # of a grid: more would make a page heavy and slow to build
+_HOW = "Run this cell to get its controls: {}."
 
 
 class Play:
@@ -40,8 +48,14 @@ class Play:
         error: one sentence if the current values are refused, otherwise "".
     """
 
-    def __init__(self, function: Callable[..., Any], controls: Sequence[Control], fixed: Mapping[str, Any]) -> None:
-        self.controls, self.error = list(controls), ""
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        controls: Sequence[Control],
+        fixed: Mapping[str, Any],
+        given: Spec | None = None,
+    ) -> None:
+        self.controls, self.error, self._given = list(controls), "", given or {}
         self.values: dict[str, Any] = {**fixed, **{control.name: control.start for control in controls}}
         self._function = function
         self.outcome = pipeline.outcome_of(function(**self.values))
@@ -68,33 +82,39 @@ class Play:
     @property
     def state(self) -> Spec:
         """What the page shows, as JSON values; the drawing apart."""
-        pairs = [value if isinstance(value, tuple) else (value, "") for value in self.outcome.numbers.values()]
-        rows = [[name, *map(words_of, pair)] for name, pair in zip(self.outcome.numbers, pairs, strict=True)]
-        told = {"verdict": self.outcome.verdict, "remark": self.outcome.remark, "error": self.error}
-        names = [control.name for control in self.controls]
-        has_costs = any(name in pipeline.COST_NAMES for name in names)
-        return {"rows": rows, "beside": self.outcome.beside, **told, "costs": has_costs}
+        has_costs = any(control.name in pipeline.COST_NAMES for control in self.controls)
+        return {**_told(self.outcome), "error": self.error, "costs": has_costs}
 
     @property
     def drawing(self) -> Spec:
         """The drawing as JSON values: a tag with its specification, or HTML."""
-        shown = self._shown
-        if isinstance(shown, Comparison):
-            return {"tag": "dp-timeline", "spec": timeline_spec(shown.timelines, shown.options)}
-        if isinstance(shown, Steps):
-            return {"tag": "dp-steps", "spec": shown.to_spec()}
-        return {"html": "" if shown is None else shown._repr_html_()}
+        return _drawn(self.outcome)
 
     @property
-    def _shown(self) -> Any:
-        shown = self.outcome.drawing
-        return Comparison((shown,), {}) if isinstance(shown, Timeline) else shown
+    def grid(self) -> Spec:
+        """What the page's controls show at all of their values; empty without controls of few values."""
+        texts = [control for control in self.controls if isinstance(control, Text)]
+        offered = [control for control in self.controls if control not in texts and not self._is_cost(control)]
+        axes = [_axis(control) for control in offered]
+        if not offered + texts or (texts and not self._given) or prod(map(len, axes)) > MOST_POINTS:
+            return {}
+        names = [control.name for control in offered]
+        grid = [dict(zip(names, values, strict=True)) for values in product(*axes)]
+        points = packed([_point(self._function, {**self.values, **values}) for values in grid])
+        rows = {"texts": [one.name for one in texts], "asks": {**self._given, "values": self.values}} if texts else {}
+        return {"controls": [_offer(*each) for each in zip(offered, axes, strict=True)], "points": points, **rows}
+
+    def _is_cost(self, control: Control) -> bool:
+        is_pipeline = self._function is pipeline.schedule_outcome or "program" in self._given
+        return is_pipeline and control.name in pipeline.COST_NAMES
 
     def to_html(self, script: bool = True, key: str = "") -> str:
         """Return the element around drawing and numbers; `key` names the widget that moves it while a kernel runs."""
-        names = ", ".join(control.name for control in self.controls)
-        spec = {**self.state, "key": key, "how": self.note or _HOW.format(names)}
-        shown = self._shown  # its script comes with the element around it
+        grid = {} if key else self.grid
+        names = ", ".join(grid.get("texts", [] if grid else [control.name for control in self.controls]))
+        how = (self.note or _HOW.format(names)) if names else ""
+        spec = {**self.state, "key": key, "how": how, **grid}
+        shown = _shown(self.outcome)  # its script comes with the element around it
         drawn = shown.to_html(script=False) if isinstance(shown, Comparison | Steps) else self.drawing["html"]
         body = f'<div slot="drawing">{drawn}</div>{self._table()}'
         return element("dp-live", spec, body, script)
@@ -139,8 +159,61 @@ class Play:
         return f"<Play of {', '.join(control.name for control in self.controls)}>"
 
 
+def _told(outcome: pipeline.Outcome) -> Spec:
+    pairs = [value if isinstance(value, tuple) else (value, "") for value in outcome.numbers.values()]
+    rows = [[name, *map(words_of, pair)] for name, pair in zip(outcome.numbers, pairs, strict=True)]
+    return {"rows": rows, "beside": outcome.beside, "verdict": outcome.verdict, "remark": outcome.remark}
+
+
+def _shown(outcome: pipeline.Outcome) -> Any:
+    shown = outcome.drawing
+    return Comparison((shown,), {}) if isinstance(shown, Timeline) else shown
+
+
+def _drawn(outcome: pipeline.Outcome) -> Spec:
+    shown = _shown(outcome)
+    if isinstance(shown, Comparison):
+        return {"tag": "dp-timeline", "spec": timeline_spec(shown.timelines, shown.options)}
+    if isinstance(shown, Steps):
+        return {"tag": "dp-steps", "spec": shown.to_spec()}
+    return {"html": "" if shown is None else shown._repr_html_()}
+
+
+def _point(function: Callable[..., Any], values: Mapping[str, Any]) -> Spec:
+    try:
+        outcome = pipeline.outcome_of(function(**values))
+    except Exception as error:
+        return {"error": pipeline.sentence(error)}
+    return {**_told(outcome), "drawing": _drawn(outcome)}
+
+
+def answer(question: str) -> str:
+    """Return as JSON what a page shows for rows that its reader has edited; the question is the `asks` of `grid`."""
+    asked = json.loads(question)
+    if "program" in asked:
+        function = pipeline.program_outcome(Program.parse(*asked["program"]))
+    else:
+        function = pipeline.order_outcome(Order.parse(*asked["order"]))
+    return json.dumps(_point(function, asked["values"]))
+
+
+def _axis(control: Control) -> list[Any]:
+    """Return all values of a control that has an end of them."""
+    if isinstance(control, Slider):
+        return list(range(control.low, control.high + 1))
+    return list(control.options.values()) if isinstance(control, Choice) else [False, True]
+
+
+def _offer(control: Control, axis: Sequence[Any]) -> Spec:
+    words = list(control.options) if isinstance(control, Choice) else [words_of(value) for value in axis]
+    is_slider = isinstance(control, Slider)
+    return {"name": control.name, "words": words, "start": axis.index(control.start), "slider": is_slider}
+
+
 def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
     """Return a drawing with numbers, closed form and verdict that follow sliders and drop-downs.
+
+    Without a kernel the page holds all points of the controls' grid, if there are at most 2,000.
 
     Args:
         what: the name of a schedule or a list of names, of which the reader chooses one; a program or an order of
@@ -164,10 +237,12 @@ def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
     """
     if isinstance(what, Program):
         given = {"order": pipeline.order_text(what), **pipeline.COSTS, **controls}
-        return Play(pipeline.program_outcome(what), *split_controls(given, pipeline.STARTS))
+        asks: Spec = {"program": [what.name, what.rows()]}
+        return Play(pipeline.program_outcome(what), *split_controls(given, pipeline.STARTS), asks)
     if isinstance(what, Order):
         given = {**pipeline.rows_of(what), **pipeline.TICKS, **controls}
-        return Play(pipeline.order_outcome(what), *split_controls(given, {}))
+        asks = {"order": [what.name, *pipeline.rows_of(what).values(), what.forward, what.backward]}
+        return Play(pipeline.order_outcome(what), *split_controls(given, {}), asks)
     if callable(what):
         return Play(what, *split_controls(controls, {}))
     names = [what] if isinstance(what, str) else list(what)

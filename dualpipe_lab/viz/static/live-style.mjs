@@ -2,6 +2,12 @@
 
 export const LIVE_STYLE = `
 .live { display: grid; grid-template-columns: minmax(0, 1fr); gap: 6px; }
+.sizes { margin: 0; padding: 0 2px; border: 0; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); }
+.sizes:empty { display: none; }
+.sizes .cost { grid-template-columns: 150px minmax(0, 1fr) 30px; }
+.sizes textarea { grid-column: 2 / -1; width: 100%; font: 12px/1.5 ui-monospace, monospace; color: inherit; background: var(--page); border: 1px solid var(--line); border-radius: 6px; }
+.sizes button { margin: 0; border-color: var(--line); }
+.sizes .rows { grid-column: 1 / -1; }
 .live slot { display: block; min-width: 0; }
 .live > .found { overflow-x: auto; border-radius: 6px; }
 .live > .found:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }

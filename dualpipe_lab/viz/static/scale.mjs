@@ -20,7 +20,9 @@ export function brief(time, divisor) {
   return text.length > 5 ? String(Number((time / divisor).toFixed(1))) : text;
 }
 
-export const percent = (share) => `${(100 * share).toFixed(1)}%`;
+// Rounded as Python rounds: 6.25% is 6.2%.
+const PERCENT = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1, maximumFractionDigits: 1, roundingMode: "halfEven" });
+export const percent = (share) => PERCENT.format(share);
 
 // 1, 2 or 5 times a power of ten, so that at most `most` steps fit.
 export function axisStep(span, most) {

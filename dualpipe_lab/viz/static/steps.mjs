@@ -17,6 +17,7 @@ const PACING = { least: 1, most: 60, perEvent: 1.1 };
 export class StepsElement extends PlayableDrawing {
   set spec(spec) {
     this.data = spec;
+    this.layout = undefined; // of other ranks
     const events = Float64Array.from({ length: spec.steps.length + 1 }, (_, i) => i);
     this.player = new Player(() => events, (reason) => this.moved(reason), { pace: PACING, glides: true });
     this.build();
