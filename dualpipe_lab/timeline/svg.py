@@ -24,7 +24,7 @@ from dualpipe_lab.timeline.gantt import Shares, buckets, cell_label, second_stag
 from dualpipe_lab.timeline.spans import COMMUNICATION, WAIT, WORK, ActionKey, Message, Span, Time
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
-LEFT, RIGHT, TOP, BOTTOM = 62, 96, 44, 34  # px around the rows
+LEFT, RIGHT, TOP, BOTTOM = 62, 96, 44, 50  # px around the rows
 FONT, SMALLEST_FONT = 11.0, 9.0  # px, of the letters in the cells
 LETTER = 6.4  # px, width of a letter of that font
 _MIN_CELL = 3  # px: thinner cells are summed up
@@ -95,7 +95,7 @@ def _frame(timeline: TimelineData, width: int, num_lines: dict[str, int]) -> Geo
     # Wide enough for the longest label of each cell, but not wider than available; then the letters shrink a little.
     wanted = max((_label_width(span) / float(span.duration) for span in spans), default=1.0)
     makespan = float(timeline.makespan) or 1.0
-    plot = max(min(available, wanted * makespan), 240)
+    plot = max(min(available, wanted * makespan), 280)
     row = 28.0 if timeline.num_ranks <= 16 else max(448 / timeline.num_ranks, 6.0)
     font = min(max(FONT * plot / (wanted * makespan), SMALLEST_FONT), FONT)
     lanes = tuple((name, row * _LANE * lines) for name, lines in num_lines.items())
@@ -135,6 +135,8 @@ def _scaffold(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
     gap = min(2.0, frame.row / 6)
     tracks = "".join(box(LEFT, frame.top(r) + gap, frame.plot, frame.row - 2 * gap) for r in range(timeline.num_ranks))
     yield f'<path d="{tracks}" opacity=".08"/>'
+    yield f'<g stroke="currentColor" stroke-width="{px(frame.row - 2 * gap)}" stroke-dasharray="1 5" opacity=".2">'
+    yield "".join(_hatching(frame.top(rank) + frame.row / 2, frame) for rank in range(timeline.num_ranks)) + "</g>"
     every = max(round(14 / frame.pitch), 1)  # thin rows: name only every few ranks
     if frame.lanes and every == 1:
         yield from _lane_names(timeline.num_ranks, frame)
@@ -143,6 +145,13 @@ def _scaffold(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
         idle = number(timeline.bubble_time(rank), divisor)
         yield f'<text x="{LEFT - 6}" y="{y}" text-anchor="end">rank {rank}</text>'
         yield f'<text x="{px(frame.width - RIGHT + 6)}" y="{y}" font-size="11" opacity=".75">idle {idle} {unit}</text>'
+
+
+def _hatching(middle: float, frame: Geometry) -> str:
+    """Return the hatch of idle time in one row: a leaning, dashed line as thick as the row (a pattern has an id)."""
+    lean = frame.row / 2
+    line = f"M{px(LEFT + lean)} 0h{px(frame.plot - 2 * lean)}"
+    return f'<path transform="translate(0 {px(middle)}) skewX(-45)" d="{line}"/>'
 
 
 def _lane_names(num_ranks: int, frame: Geometry) -> Iterator[str]:
@@ -160,21 +169,21 @@ def _legend(timeline: TimelineData, frame: Geometry, colouring: Colouring | None
     names = list(dict.fromkeys((colouring or Colouring(timeline)).names(timeline)))
     if is_cells and messages and any(not _ACTION.fullmatch(message.label) for message in timeline.messages):
         names.append("message")
-    x, y = float(LEFT), frame.height - 12
+    x, y = float(LEFT), frame.height - 28
     for name in names[:_MOST_WORDS]:
         word = colour_named(name).words
         yield path(name, box(x, y - 10, 12, 12)) + f'<text x="{px(x + 16)}" y="{px(y)}" font-size="11">{word}</text>'
         x += 28 + len(word) * 6.2
     if len(names) > _MOST_WORDS:
         yield f'<text x="{px(x)}" y="{px(y)}" font-size="11">and so on, the colours repeat</text>'
-        return
     has_pairs = any(span.pair for spans in timeline.spans_by_rank for span in spans)
     notes = ["framed: an overlapped pair"] if is_cells and has_pairs else []
     if is_cells and any(second_stage(row) is not None for row in timeline.spans_by_rank):
         notes.append("lower case, dark bar: the rank's second stage")
     if not is_cells:
         notes.append("heights: shares of a stretch of time")
-    yield f'<text x="{px(x)}" y="{px(y)}" font-size="11">{escape("; ".join(notes))}</text>' if notes else ""
+    notes.append("hatched: idle")
+    yield f'<text x="{LEFT}" y="{px(y + 16)}" font-size="11">{escape("; ".join(notes))}</text>'
 
 
 def cells(

@@ -30,6 +30,7 @@ _LOWEST = 0.15  # inches, of a row whose cells have letters
 _THINNEST = 0.02  # inches, of a cell that is drawn by itself
 _BUCKET = 0.03  # inches, of a stretch that is summed up
 _DPI = 150
+_IDLE: dict[str, Any] = {"facecolor": "#f4f6f8", "edgecolor": "#d0d7de", "hatch": "////", "lw": 0}
 
 
 def plot_timelines(*timelines: Timeline, width: float = 7.0) -> "Figure":
@@ -76,8 +77,7 @@ def draw_timeline(axes: "Axes", timeline: Timeline, inches_per_time: float) -> N
     room_per_time = inches_per_time if _row_height(timeline) >= _LOWEST else 0.0
     for rank in range(timeline.num_ranks):
         spans = timeline.stream(rank)
-        idle = [(0.0, float(timeline.makespan))]
-        axes.broken_barh(idle, (rank - _CELL / 2, _CELL), facecolor="#f4f6f8", edgecolor="#d0d7de", hatch="////", lw=0)
+        axes.broken_barh([(0.0, float(timeline.makespan))], (rank - _CELL / 2, _CELL), **_IDLE)
         if is_cells:
             lower = second_stage(spans)
             for span in spans:
@@ -141,7 +141,7 @@ def _add_legend(figure: "Figure", timelines: tuple[Timeline, ...]) -> None:
     handles = [Patch(color=colour, label=words) for colour, _, words in known]
     if any(span.pair for span in spans):
         handles.append(Patch(facecolor="none", edgecolor="#16202b", label="an overlapped pair"))
+    handles.append(Patch(**_IDLE, label="idle"))
     if any(second_stage(row) is not None for timeline in timelines for row in timeline.spans_by_rank):
         handles.append(Patch(alpha=0, label="lower case: the rank's second stage"))
-    if handles:
-        figure.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=7, frameon=False, handlelength=1)
+    figure.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=7, frameon=False, handlelength=1)

@@ -1,5 +1,6 @@
 // The entries of a timeline's legend: only what occurs in it.
 
+import { secondStage } from "./cells.mjs";
 import { numbered, numbersBy } from "./colours.mjs";
 import { rowOf } from "./layout.mjs";
 import { KINDS } from "./program.mjs";
@@ -14,6 +15,8 @@ export function entriesOf(tracks, { by = "kind", memory = "none", lanes = false 
   if (hasOthers) entries.push(["", "message", `background:${CELLS.collective[0]}`]);
   const hasPairs = tracks.some((track) => track.stage.length > track.rankOf.length - track.words.size);
   if (hasPairs) entries.push(["", "overlapped pair", by === "kind" ? "background:linear-gradient(#0072b2 50%,#e69f00 50%)" : "", "pair"]);
+  const hasSecond = tracks.some((track) => !track.hasNames && track.busy.some((_, rank) => secondStage(track, rank) >= 0));
+  if (hasSecond) entries.push(["f", "lower case, dark bar: the rank's second stage", "", "lower"]);
   entries.push(["", "idle", "", "idle"]);
   const numRows = tracks.reduce((sum, track) => sum + track.numRanks, 0), hasStrips = rowOf(numRows).strip || memory !== "none";
   if (hasStrips && tracks.some((track) => Math.max(...track.peak) > 0)) entries.push(["", "live activations", "", "live"]);
