@@ -33,7 +33,7 @@ _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
 # An <img> keeps the page's text colour out of the picture: it gets a light ground, readable in dark pages too.
 _GROUND = "<style>svg{background:#fff;color:#1d2733}</style>"
 MOST_TRACKS = 3
-_OPTIONS = ("time", "selection", "colour_by", "memory", "streams", "activation_bytes")
+_OPTIONS = ("time", "look", "selection", "colour_by", "memory", "streams", "activation_bytes")
 _BANDS = ("none", "rank", "all")
 _SHORTEST = 2**53  # whole numbers below are exact in JavaScript
 
@@ -69,7 +69,8 @@ def compare(*timelines: Timeline, **options: Any) -> Comparison:
     """Draw one to three timelines on one axis.
 
     The sliders recompute simulated timelines.  Pointing at an action marks it in all timelines.
-    `options`: the initial state: time=12 (in the timelines' unit), selection="3F2", whose critical path is shown,
+    `options`: the initial state: time=12 (in the timelines' unit), look=30 (the time at which a drawing starts that is
+    wider than its box, as on a phone; default: `time`), selection="3F2", whose critical path is shown,
     colour_by ("kind", "direction", "stage" or "microbatch"), memory (bands of "none", of "rank", the chosen one, or of
     "all"), streams (True: streams and messages below the work; default: where a timeline has streams), and
     activation_bytes (of one stage and microbatch, a number or one per stage, for bands in bytes).

@@ -36,6 +36,20 @@ def test_the_page_computes_what_python_computes(modules):
         assert same(found) == expected, timeline.name
 
 
+def test_a_narrow_drawing_starts_at_the_time_that_it_is_told_to_look_at(page):
+    timeline = simulate(schedules.build("easy_dualpipe", 4, 12))
+    for width, is_moved in ((390, True), (1280, False)):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.show(compare(timeline, look=40).to_html())
+        left, at, room = element(page, "[e.scroller.scrollLeft, 40 * e.screen.layout.perTime, e.screen.layout.room]")
+        assert left <= at <= left + room
+        assert bool(left) is is_moved
+    lower = "lower case, dark bar: the rank's second stage"
+    assert lower in page.locator("dp-timeline .legend").inner_text()
+    page.show(compare(simulate(schedules.build("1f1b", 4, 12))).to_html())
+    assert lower not in page.locator("dp-timeline .legend").inner_text()
+
+
 def test_the_pixels_of_a_cell_have_its_colour(page):
     page.show(timeline_html(simulate(schedules.build("1f1b", num_ranks=2, num_microbatches=3))))
     found = element(

@@ -23,6 +23,7 @@ export class TimelineView extends PlayableDrawing {
   set spec(spec) {
     this.tracks = spec.tracks.map(makeTrack);
     this.zoom = 1;
+    this.lookAt = spec.look ?? spec.time;
     const view = viewOf(spec, this.tracks, this.view), isFew = this.tracks.every((track) => track.numMessages <= FEW_MESSAGES);
     this.view = { time: 0, allMessages: isFew && !view.lanes, ...view }; // a lane shows messages without arrows
     this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason), { ends: () => this.makespan });
@@ -162,13 +163,16 @@ export class TimelineView extends PlayableDrawing {
   draw() {
     if (!this.width) return;
     this.screen.store(this.tracks, this.theme, this.width, this.zoom, this.scrolled ?? 0, this.view);
-    const { layout } = this.screen;
+    const { layout } = this.screen, { lookAt } = this;
     this.spacer.style.width = `${layout.left + layout.plot + layout.right}px`;
     this.canvas.style.width = `${this.width}px`;
     this.heading.textContent = this.tracks.length > 1 ? "" : headline(this.tracks[0]);
     this.canvas.setAttribute("aria-label", summary(this.tracks));
     this.paint();
     this.dispatchEvent(new CustomEvent("dp-draw"));
+    if (lookAt == null || layout.plot <= layout.room) return;
+    this.lookAt = null; // once: then the reader scrolls
+    this.reveal(lookAt * layout.perTime - layout.room / 4);
   }
 
   paint() {
