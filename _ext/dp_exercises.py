@@ -28,9 +28,10 @@ PYODIDE, DIGEST = (
     "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0",
 )  # of npm's archive, sha256
 PACKED = ("pyodide.asm.wasm", "pyodide.asm.mjs", "python_stdlib.zip")
-LEFT_OUT = ("grading", "workspace", "static", "live", "cli")  # of the library and the course
+LEFT_OUT = ("grading", "workspace", "static", "cli")  # of the library and the course
 NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
-ASKS = re.compile(r'id="dp-exercises"|<dp-studio |<dp-planner ')  # in a page's HTML: what asks Python
+# in a page's HTML: what asks Python
+ASKS = re.compile(r'id="dp-exercises"|<dp-studio |<dp-planner |<dp-live [^>]*"asks":')
 LOG = logging.getLogger(__name__)
 
 

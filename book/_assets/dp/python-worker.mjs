@@ -9,6 +9,7 @@ const CALLS = {
   judge: ["dualpipe_course.in_page", "judge"],
   studio: ["dualpipe_lab.pp.studio", "answer"],
   planner: ["dualpipe_lab.viz.planner", "answer"],
+  play: ["dualpipe_lab.viz.live.play", "answer"],
 };
 
 async function unpack(name, type) {
