@@ -99,7 +99,7 @@ def any_shape(send_tensor: Callable[..., Any], recv_tensor: Callable[..., Any]) 
 
 @exercise(
     "pp_basic-3",
-    "The buffer that nobody fills",
+    "The buffer that is never filled",
     "find the bug",
     minutes=10,
     trail=True,

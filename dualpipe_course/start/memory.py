@@ -1,4 +1,4 @@
-"""Exercises of "Where the memory of a training goes": another recipe, the bytes of one rank, the fewest GPUs.
+"""Exercises of "Where the memory goes": another recipe, the bytes of one rank, the fewest GPUs.
 
 Chapter: book/start/memory.  Bytes are whole numbers and compared exactly.
 The puzzle trains Llama 3 70B on sequences of 8,192 tokens.  A rank of stage s of p, with n layers, holds in bytes

@@ -1,4 +1,4 @@
-"""Exercises of "Where the time of a training goes": six numbers, a utilization with forgotten factors, 64 GPUs.
+"""Exercises of "Where the time goes": six numbers, a utilization with forgotten factors, 64 GPUs.
 
 Chapter: book/start/speed.  The puzzle's step of 128 sequences on dp x p = 64 GPUs, m = 128 / dp per pipeline, in ms:
   work      (m + p - 1) * 27 * w     w: the most layers on a stage; the head takes as long as two layers

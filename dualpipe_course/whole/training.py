@@ -59,7 +59,7 @@ def hint(exercise: int | None = None) -> None:
 
 @exercise(
     "training-1",
-    "Four numbers of a training",
+    "Four numbers of a training run",
     "predict",
     minutes=8,
     points=1,
