@@ -1,10 +1,11 @@
-"""Python for the browser: exercises that can be answered in their page, and the studio's verdicts.
+"""Python for the browser: exercises that can be answered in their page, cells to edit and run, the studio's verdicts.
 
-In: the exercise notebooks, the names in in_page.txt, npm.  Out: a first line that says how a page is worked on, JSON in
-each exercise page, and _static/python with Pyodide, the library and the checks, compressed; without npm the first line
-alone.
+In: the notebooks, the names in in_page.txt, the tag `run` of cells whose text asks to change them, npm.  Out: a first
+line that says how an exercise page is worked on, JSON in each page with exercises or such cells, and _static/python
+with Pyodide, the library and the checks, compressed; without npm the first line alone.
 """
 
+import ast
 import gzip
 import hashlib
 import io
@@ -15,9 +16,11 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
+from copy import copy
 from functools import cache
 from html import escape
 from pathlib import Path
+from symtable import symtable
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -31,7 +34,8 @@ PACKED = ("pyodide.asm.wasm", "pyodide.asm.mjs", "python_stdlib.zip")
 LEFT_OUT = ("grading", "workspace", "static", "cli")  # of the library and the course
 NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
 # in a page's HTML: what asks Python
-ASKS = re.compile(r'id="dp-exercises"|<dp-studio |<dp-planner |<dp-live [^>]*"asks":')
+ASKS = re.compile(r'id="dp-(?:exercises|runs)"|<dp-studio |<dp-planner |<dp-live [^>]*"asks":')
+RUN = re.compile(r'class="cell[^"]* tag_run[ "]')
 LOG = logging.getLogger(__name__)
 
 
@@ -96,8 +100,66 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
         app.add_js_file("dp/exercise.js", loading_method="defer")
 
 
+def runs_of(notebook: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the cells with the tag `run`: of the cells before each the statements that it needs, and its own text."""
+    found: list[dict[str, str]] = []
+    before: list[ast.stmt] = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"])
+            if "run" in cell["metadata"].get("tags", []):
+                found.append({"before": needed(before, source), "source": source})
+            before += ast.parse(source).body
+    return found
+
+
+def needed(before: list[ast.stmt], source: str) -> str:
+    r"""Return the statements that bind what a cell uses, and of their imports the names that it uses.
+
+    >>> needed(ast.parse("import torch; from math import log, pi; two = 2; f = lambda x: two * log(x)").body, "f(1)")
+    'from math import log\ntwo = 2\nf = lambda x: two * log(x)'
+    """
+    used, size = names_in(source)[0], -1
+    kept: list[str] = []
+    while len(used) > size:  # until what is kept needs nothing more
+        size, kept = len(used), []
+        for statement in before:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                statement = copy(statement)
+                statement.names = [one for one in statement.names if (one.asname or one.name.split(".")[0]) in used]
+            text = ast.unparse(statement) if getattr(statement, "names", True) else ""
+            if names_in(text)[1] & used:
+                kept.append(text)
+        used = used.union(*(names_in(text)[0] for text in kept))
+    return "\n".join(kept)
+
+
+def names_in(code: str) -> tuple[set[str], set[str]]:
+    r"""Return the names that code uses without binding them, and those that it binds.
+
+    >>> names_in("def f(x):\n    return x + y\nf(1)")
+    ({'y'}, {'f'})
+    """
+    top = symtable(code, "<cell>", "exec")
+    bound = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
+    tables, used = [top], set()
+    for table in tables:
+        tables += table.get_children()
+        used |= {one.get_name() for one in table.get_symbols() if one.is_global() or table is top}
+    return used - bound, bound
+
+
+def add_runs(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Write the JSON of a page's cells that its text asks to change, and load what runs them."""
+    if app.config.has_python and RUN.search(context.get("body", "")):
+        runs = runs_of(json.loads(Path(app.srcdir, f"{page}.ipynb").read_text(encoding="utf-8")))
+        text = json.dumps(runs).replace("</", "<\\/")
+        context["body"] += f'<script type="application/json" id="dp-runs">{text}</script>'
+        app.add_js_file("dp/exercise.js", loading_method="defer")
+
+
 def add_python(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Load what asks Python, where something does: exercises, a studio, a planner."""
+    """Load what asks Python, where something does: exercises, cells to run, a studio, a planner."""
     if app.config.has_python and ASKS.search(context.get("body", "")):
         app.add_js_file("dp/python.js", loading_method="defer")
 
@@ -182,6 +244,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("has_python", False, "html")
     app.connect("config-inited", fetch_python)
     app.connect("html-page-context", add_exercises)
+    app.connect("html-page-context", add_runs)
     app.connect("html-page-context", add_python)
     app.connect("build-finished", write_python)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

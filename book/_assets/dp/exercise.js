@@ -1,7 +1,8 @@
 // Exercises that are answered in their page: an editor in place of the answer cell, hints, and a check in place of its
 // call.  In: the page's cells, and the JSON that dp_exercises wrote: {NAME: {before, starter, check, hints, variants}}.
 // Answers stay in this browser, and so does the seed that draws the numbers of exercises with variants; 0 is the book.
-// Python (python.js) starts with the first check.
+// Cells that a chapter asks to change have the same editor, and a "Run".  In: [{before, source}], one for each.
+// Python (python.js) starts with the first check or run.
 
 (() => {
   // Every failure to answer is a text, too, in the place of the verdict.
@@ -57,14 +58,13 @@
     cells.hints = cells.hints.map((hint) => `with the book's numbers (${numbers}): ${hint}`);
   }
 
-  function exercise(name, cells, answerCell, checkCell) {
-    if (cells.variants && seed) personal(cells, answerCell.closest("section"));
-    const editor = make("textarea", { value: localStorage.getItem(key(name)) ?? cells.starter, spellcheck: false });
-    editor.setAttribute("aria-label", `Your answer to ${name}; Escape, then Tab leaves the field`);
+  function editorOf(label, value, go) {
+    const editor = make("textarea", { value, spellcheck: false });
+    editor.setAttribute("aria-label", `${label}; Escape, then Tab leaves the field`);
     editor.autocapitalize = "off";
     const fit = () => (editor.rows = Math.min(40, Math.max(2, editor.value.split("\n").length + 1)));
     let leaves = false;
-    editor.addEventListener("input", () => (localStorage.setItem(key(name), editor.value), fit()));
+    editor.addEventListener("input", fit);
     editor.addEventListener("keydown", (event) => {
       if (event.key === "Tab" && !event.shiftKey && !leaves) {
         event.preventDefault();
@@ -72,19 +72,62 @@
         editor.dispatchEvent(new Event("input"));
       } else if (event.key === "Enter" && (event.ctrlKey || event.shiftKey)) {
         event.preventDefault();
-        check.click();
+        go.click();
       }
       leaves = event.key === "Escape";
     });
     fit();
+    return { editor, fit };
+  }
 
+  function spoken() {
     const verdict = make("pre", { className: "dp-verdict" });
     verdict.setAttribute("aria-live", "polite");
+    return verdict;
+  }
+
+  // Puts an editor in place of a cell's code, and what it gives in place of its output.
+  function runnable({ before, source }, cell) {
+    const run = make("button", { type: "button", textContent: "Run" });
+    const { editor, fit } = editorOf("The code of this cell", source, run);
+    const said = spoken(), drawn = make("div");
+    const [code, book] = [".cell_input", ".cell_output"].map((kind) => cell.querySelector(kind));
+    const show = (text, drawing, isOwn) => {
+      said.textContent = text;
+      drawn.innerHTML = drawing;
+      if (book) book.hidden = isOwn;
+    };
+    run.addEventListener("click", async () => {
+      run.disabled = true;
+      try {
+        const { text, drawing } = JSON.parse(await dualpipePython.ask("run", [before, editor.value], (text) => show(text, "")));
+        show(text.trimEnd() || (drawing ? "" : "no output"), drawing, true);
+      } catch ({ message }) {
+        show(message, "", true);
+      }
+      run.disabled = false;
+    });
+    const reset = make("button", { type: "button", textContent: "Reset" });
+    reset.addEventListener("click", () => {
+      editor.value = source;
+      fit();
+      show("", "", false);
+    });
+    const row = make("div", { className: "dp-buttons" }, run, reset);
+    code.replaceWith(make("div", { className: "dp-exercise" }, editor, row));
+    cell.append(said, drawn);
+  }
+
+  function exercise(name, cells, answerCell, checkCell) {
+    if (cells.variants && seed) personal(cells, answerCell.closest("section"));
+    const check = make("button", { type: "button", textContent: "Check" });
+    const { editor, fit } = editorOf(`Your answer to ${name}`, localStorage.getItem(key(name)) ?? cells.starter, check);
+    editor.addEventListener("input", () => localStorage.setItem(key(name), editor.value));
+    const verdict = spoken();
     const say = (text) => {
       verdict.textContent = text.trim();
       verdict.classList.toggle("solved", text.startsWith(`${name} solved`));
     };
-    const check = make("button", { type: "button", textContent: "Check" });
     check.addEventListener("click", async () => {
       check.disabled = true;
       say(await judge(cells, editor.value, say));
@@ -133,6 +176,9 @@
     link.click();
     URL.revokeObjectURL(link.href);
   }
+
+  const runs = JSON.parse(document.getElementById("dp-runs")?.textContent ?? "[]");
+  document.querySelectorAll(".cell.tag_run").forEach((cell, place) => runnable(runs[place], cell));
 
   const data = document.getElementById("dp-exercises");
   if (data) {

@@ -7,6 +7,7 @@ const PACKED = { "pyodide.asm.wasm": "application/wasm", "python_stdlib.zip": "a
 
 const CALLS = {
   judge: ["dualpipe_course.in_page", "judge"],
+  run: ["dualpipe_course.in_page", "run"],
   studio: ["dualpipe_lab.pp.studio", "answer"],
   planner: ["dualpipe_lab.viz.planner", "answer"],
   play: ["dualpipe_lab.viz.live.play", "answer"],

@@ -34,7 +34,7 @@
       throw new Error(`Python did not start (${where}).`);
     }
     api.isStarted = true;
-    say("checking ...");
+    say("running ...");
     const { worker, waiting } = python, id = ++asked;
     return new Promise((resolve, reject) => {
       const late = setTimeout(() => {
