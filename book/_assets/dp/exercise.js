@@ -92,7 +92,7 @@
     const { editor, fit } = editorOf("The code of this cell", source, run);
     const said = spoken(), drawn = make("div");
     const [code, book] = [".cell_input", ".cell_output"].map((kind) => cell.querySelector(kind));
-    const show = (text, drawing, isOwn) => {
+    const show = (text, drawing = "", isOwn = true) => {
       said.textContent = text;
       drawn.innerHTML = drawing;
       if (book) book.hidden = isOwn;
@@ -100,10 +100,10 @@
     run.addEventListener("click", async () => {
       run.disabled = true;
       try {
-        const { text, drawing } = JSON.parse(await dualpipePython.ask("run", [before, editor.value], (text) => show(text, "")));
-        show(text.trimEnd() || (drawing ? "" : "no output"), drawing, true);
+        const { text, drawing } = JSON.parse(await dualpipePython.ask("run", [before, editor.value], (words) => show(words)));
+        show(text.trimEnd() || (drawing ? "" : "no output"), drawing);
       } catch ({ message }) {
-        show(message, "", true);
+        show(message);
       }
       run.disabled = false;
     });
