@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dualpipe_course import record
@@ -79,6 +80,7 @@ class Check:
 
     def __init__(self, judge: Callable[..., str], about: About, variants: "Variants | None" = None) -> None:
         self._judge, self.about, self.name, self.variants = judge, about, about.name, variants
+        self.failed_at = 0.0  # when an answer failed, in this kernel, if none has passed since
         self.__doc__ = judge.__doc__
 
     def verdict(self, *answers: Any, seed: int | None = None) -> Verdict:
@@ -104,6 +106,7 @@ class Check:
         if error := _unread():
             raise NotRead(self.name, error)
         verdict = self.verdict(*answers, seed=seed)
+        self.failed_at = 0.0 if verdict.passed else monotonic()
         if record.note(self.name, verdict.passed) and (folder := record.course_folder()):
             _update_start_page(folder)
         if verdict.passed:
@@ -131,10 +134,16 @@ def exercise(
 
 
 def hint_of(checks: list[Check], number: int | None) -> None:
-    """Print the next hint for exercise `number`, or for the first unsolved one; those of the trail come first."""
+    """Print the next hint for exercise `number`.
+
+    Without a number it is for the exercise whose check failed last, solved before or not; if none has failed, for the
+    first unsolved one, and those of the trail come first.
+    """
     known = record.load()
     open_checks = [check for check in checks if not known.get(check.name, record.NOTHING).solved]
     open_checks.sort(key=lambda check: not check.about.trail)
+    if (latest := max(checks, key=lambda check: check.failed_at)).failed_at:
+        open_checks = [latest]
     if number is not None:
         open_checks = [check for check in checks if check.name.endswith(f"-{number}")]
         if not open_checks:

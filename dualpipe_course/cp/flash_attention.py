@@ -36,7 +36,7 @@ _SLIPS = (
         4_325_376: "a float32 has 4 bytes",
     },
     {
-        64: "half of them lie above the diagonal, and nobody sees anything there",
+        64: "half of them lie above the diagonal, and no query sees a key there",
         28: "tiles on the diagonal are seen in part, and computed",
         32: "the diagonal is not cut in two: its tiles are computed as a whole",
     },

@@ -160,7 +160,7 @@ def _check_sums(results: "Results", size: int, case: str) -> None:
         raise Wrong(
             f"{case}: rank {rank} holds {found}, expected {expected[0]} everywhere. Rank r contributed 10**r: "
             f"{_who(found[place], len(results))} in number {place}"
-            + (". All ranks agree, so nobody would notice in training" if agree and len(results) > 1 else "")
+            + (". All ranks agree, so a training run would not show it" if agree and len(results) > 1 else "")
         )
 
 

@@ -70,7 +70,7 @@ def numbers(answer: object) -> str:
     slips = (
         {
             28_000: "a pair is two numbers per row",
-            64_000: "nobody sends to itself: N - 1 messages",
+            64_000: "no rank sends to itself: N - 1 messages",
             7_000: "count fp32",
         },
         {7_000: "the maximum and the sum are two all-reduces", 16_000: "7/8 of it leaves the rank"},

@@ -128,7 +128,7 @@ def step(fn: Callable[..., Any]) -> str:
         "Try two ranks with 1 and 2 valid tokens. By what should each rank's loss be multiplied?",
         "average() adds up N gradients and divides by N. Whatever you put into it comes out N times too small.",
         "N times the sum of this rank's losses, divided by the tokens of all ranks. Use reduction='sum': "
-        "a rank without a token then has 0, not 0/0.",
+        "a rank without a token then has loss 0. A mean over no token is NaN, though torch's gradient of it is 0.",
     ),
 )
 def averaged(fn: Callable[..., Any]) -> str:

@@ -153,15 +153,20 @@ def plan(answer: object) -> str:
     """Cut eight layers into buckets so that the last sum ends after 89 ticks."""
     sizes = _plan(answer)
     ready = end = first = 0
+    sums = []
     for size in sizes:
         last = first + size
         ready += sum(BACKWARDS[first:last])
-        end = max(end, ready) + LATENCY + sum(MESSAGES[first:last])
+        start = max(end, ready)
+        end = start + LATENCY + sum(MESSAGES[first:last])
+        sums.append(f"{start} to {end}")
         first = last
     if end > BEST:
         score = partial_score(end, WHOLE, BEST)
         raise Wrong(
-            f"the last sum ends after {end} ticks; {BEST} are possible, a single bucket takes {WHOLE}", score=score
+            f"the last sum ends after {end} ticks; {BEST} are possible, a single bucket takes {WHOLE}. The backward ends "
+            f"at {ready}; the link is busy from {', '.join(sums)}",
+            score=score,
         )
     return f"{len(sizes)} buckets, and the last sum ends after {BEST} ticks, the least there is"
 

@@ -118,7 +118,7 @@ def _damage(disk: Disk, must_have_new: bool, when: str) -> str:
             return f"{lost}step-1, the checkpoint before, is no longer whole; leave it alone"
         if other := next((name for name in steps if name not in ("step-1", "step-2")), None):
             return (
-                f"{lost}a folder {other} is there and no checkpoint, and whoever looks for step-... takes it for one; "
+                f"{lost}a folder {other} is there and no checkpoint, and a search for step-... takes it for one; "
                 "give it a name that begins otherwise until it is whole"
             )
         if "step-2" not in steps:

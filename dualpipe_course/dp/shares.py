@@ -106,7 +106,7 @@ def why_different(found: Grads, expected: Grads, factors: Mapping[float, str]) -
         return "a frozen parameter has got a gradient; leave parameters out that do not require one"
     ours, theirs = [x for part in found for x in part], [x for part in expected for x in part]
     if any(x != x for x in ours):
-        return "the gradients are not numbers: somebody divided 0 by 0"
+        return "the gradients are not numbers: a rank divided 0 by 0"
     off = difference(ours, theirs)
     if off is None or off.ratio is None:
         return None if off is None else f"the gradients {off}"

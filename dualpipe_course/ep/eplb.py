@@ -207,7 +207,7 @@ def _judge_greedy(
     if replicas > most:
         raise Wrong(f"{where}: expert {expert} has {replicas} replicas")
     if (empty := num_slots - len(held)) != (least := max(0, num_slots - most * len(loads))):
-        raise Wrong(f"{where}: {empty} slot(s) stay empty; {least} must, the others help somebody")
+        raise Wrong(f"{where}: {empty} slot(s) stay empty; {least} must, the others can hold one more replica")
     shares, plan = _greedy(loads, num_slots, speeds, most)
     ours = max(load / count[expert] for expert, load in enumerate(loads))
     if ours > max(shares) * (1 + 1e-12):

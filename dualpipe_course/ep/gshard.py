@@ -25,7 +25,7 @@ _SLIPS: tuple[dict[int, str], ...] = (
         1920: "that is one exchange; dispatch and combine each have a way back",
         3840: "that is the forward; gradients travel the same two ways",
         10240: "a quarter of the slots belong to this rank's own experts and stay",
-        6144: "slots travel whether somebody is in them or not, and there are 5 for each expert",
+        6144: "slots travel whether a token is in them or not, and there are 5 for each expert",
     },
     {
         4: "second choices are dropped too",

@@ -191,7 +191,7 @@ def _check_report(report: str, expected: float, case: str) -> None:
     if taken > expected:
         raise Wrong(
             f"{case}: the host takes {taken:g} ms; {expected:g} are enough. "
-            "Where does it wait for an all-to-all whose rows nobody needs yet?"
+            "Where does it wait for an all-to-all whose rows are not needed yet?"
         )
 
 
@@ -303,7 +303,7 @@ def _watched(
     if [op for op in program if not is_comm[op]] != done.ran or [op for op in program if is_comm[op]] != done.issued:
         return "not every operation ran once, in the order of the program"
     if unwaited := [op for op in done.issued if op not in done.waited]:
-        return f"nobody waited for {unwaited[0]}: its rows may not have come when the function returns"
+        return f"{unwaited[0]} was never waited for: its rows may not have come when the function returns"
     return f"{lab.now() / 1e6:g}"
 
 

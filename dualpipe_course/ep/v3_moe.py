@@ -225,7 +225,7 @@ def _judge_worth(sizes: str, row: Sequence[float], alive: Sequence[bool], found:
         values = [row[i] for i in range(group * size, (group + 1) * size) if alive[i]]
         right = sum(sorted(values)[-2:]) if values else float("-inf")
         if ours != right and (not values or not abs(ours - right) <= 1e-12 * abs(right)):
-            living = ", ".join(f"{value:.3g}" for value in values) or "nobody"
+            living = ", ".join(f"{value:.3g}" for value in values) or "no expert"
             raise Wrong(f"{sizes}: group {group} has {living} alive and is worth {right:.3g}, not {ours:.3g}")
 
 

@@ -145,7 +145,7 @@ def rows(fn: Callable[..., Any]) -> str:
     hints=(
         "Rank 1 cannot start before tick 1. Where else must it wait? Nowhere, if W fills its gaps and the end.",
         "Write I W for every B first, and look at the picture: an I that a neighbour waits for "
-        "goes first, a W that nobody waits for goes where the rank would be idle.",
+        "goes first, a W that no rank waits for goes where the rank would be idle.",
         "Rank 0 can begin 0F0 0F1 0F2 3F3 3I3 3W3 3F4: three of its own before the first from the other end.",
     ),
 )

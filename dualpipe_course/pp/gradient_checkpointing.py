@@ -152,7 +152,7 @@ def what_to_forget(answer: object) -> str:
     hints=(
         "One step is right. Run two in a row and compare the second with a run that keeps everything.",
         "Which random numbers does the forward after a backward draw?",
-        "The second run needs the old random state. Whoever comes afterwards needs the one that was there before it.",
+        "The second run needs the old random state. What comes afterwards needs the one that was there before it.",
     ),
 )
 def masks(fn: Callable[..., Any]) -> str:

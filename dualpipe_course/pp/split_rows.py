@@ -46,7 +46,7 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
         except Exception as error:
             return f"raised {type(error).__name__}: {error}; expected a ValueError that names the W"
         early = _early(row)
-        return f"{early} comes before {I}{early[1:]} and nobody noticed; expected a ValueError"
+        return f"{early} comes before {I}{early[1:]} without an error; expected a ValueError"
     words = _watch(stage, inputs)
     expected_sent = [_grads(m, m)[0] for m in _numbers_of(row, I)]
     for step in (1, 2):

@@ -131,7 +131,7 @@ def split(cls: Callable[..., Any]) -> str:
     points=3,
     hints=(
         "Write I and W in place of each B first: 24 ticks, and the memory of 1F1B. Why is it quicker already?",
-        "Rank 3 waits for nobody but rank 2. Let its W wait while it has room, so that its I come sooner.",
+        "Rank 3 waits for no rank but rank 2. Let its W wait while it has room, so that its I come sooner.",
         "Ranks 0 and 1 may keep 1F1B's order, each I followed by its W. Rank 2 starts with three forwards. Rank 3 runs "
         "F0 I0 F1 I1, and at the end leaves three W for after its last I.",
     ),
@@ -196,7 +196,7 @@ def _try_case(cls: Callable[..., Any], case: str) -> str:
         where = f"after {' '.join(words[: position + 1])}"
         result, products, changed = _call(ours, word)
         if changed:
-            return f"{where}: {changed} was changed in place; it belongs to somebody else"
+            return f"{where}: {changed} was changed in place; it belongs to the caller"
         if problem := _values(word, result, ours, words[: position + 1]):
             return f"{where}: {problem}"
         if products > 2:

@@ -135,7 +135,7 @@ def numbers(answer: object) -> str:
     "memory-2",
     "The bytes of one rank",
     "implement",
-    minutes=20,
+    minutes=25,
     trail=True,
     points=3,
     hints=(
@@ -158,7 +158,8 @@ def rank_bytes(fn: Callable[..., Any]) -> str:
             raise Wrong(ended(where, value))
         expected, found = bytes_of(*case), plain(value)
         if type(found) is not int or found != expected:
-            slips = {bytes_of(*case, slip=slip): words for slip, words in _COUNTS.items()}
+            slips = {bytes_of(*case, slip="a level less"): f"under ZeRO-{zero} the {_SHARDED[zero]} are sharded too"}
+            slips |= {bytes_of(*case, slip=slip): words for slip, words in _COUNTS.items()}
             why = slips.get(found, "count parameters first, then bytes") if type(found) is int else "an int is needed"
             raise Wrong(f"{where}: got {found if type(found) in (int, float) else type(found).__name__}, "
                         f"expected {expected} bytes: {why}")  # fmt: skip
@@ -192,6 +193,7 @@ def fewest(answer: object) -> str:
     return f"{gpus} GPUs, the fewest that these rules allow"
 
 
+_SHARDED = ("", "masters and moments", "gradients", "weights")  # by each level of ZeRO, beside those before
 _COUNTS = {
     "floor": "a shard is rounded up: the last rank's is padded",
     "norms cut": "tp cuts no norm; every rank of tp has all norms of its stage",
@@ -222,7 +224,8 @@ def bytes_of(sizes: Sizes, layers: Sequence[int], stage: int, tp: int, dp: int, 
         norms //= tp
     parameters = (cut if slip == "no tp" else cut // tp) + norms
     shard = parameters // dp if slip == "floor" else -(-parameters // dp)
-    sharded = [zero == level if slip == "one stage only" else zero >= level for level in (1, 2, 3)]
+    reached = zero - 1 if slip == "a level less" else zero
+    sharded = [zero == level if slip == "one stage only" else reached >= level for level in (1, 2, 3)]
     return sum(size * (shard if cut else parameters) for size, cut in zip((12, 2, 2), sharded, strict=True))
 
 

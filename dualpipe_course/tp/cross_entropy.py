@@ -98,7 +98,7 @@ def numbers(answer: object) -> str:
     points=4,
     hints=(
         "M = y.amax(1) and an all-reduce with 'max'. A rank without columns contributes -inf: build M with new_full.",
-        "Clamp the column of targets that are not here, look up, and multiply by the mask; -100 is nobody's target.",
+        "Clamp the column of targets that are not here, look up, and multiply by the mask; -100 is no rank's target.",
         "The gradient is softmax minus one-hot, zero where the target is -100, over max(n, 1) valid targets. "
         "All ranks have all targets, so n needs no message.",
     ),

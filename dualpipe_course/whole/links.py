@@ -51,7 +51,7 @@ _SLIPS = (
         216: "both pairs of a layer gather once more",
     },
     {
-        512: "four stages have three borders: the last one has nobody behind",
+        512: "four stages have three borders: no stage follows the last one",
         192: "activations cross one way, their gradients the other",
         48: "there are 8 pipelines side by side, one for each place in dp and tp",
         128: "that is one border",
@@ -217,7 +217,7 @@ def _why(case: Any, name: str, found: Any) -> str:
     every = [axis for axis, _ in axes]
     slips = {
         "; the ring closes: the last rank sends to the first": crossing_of(axes, sent, lines, node, skips_last=True),
-        "; a line ends: the last rank has nobody behind": crossing_of(axes, sent, [], node),
+        "; a line ends: no rank follows the last one": crossing_of(axes, sent, [], node),
         "; the LAST axis of the list is innermost": crossing_of(axes[::-1], sent, lines, node),
         "; this axis is a ring": crossing_of(axes, sent, every, node),
         "; whole nodes are not enough: count each hop": {

@@ -28,7 +28,7 @@ NAMES = ("ranks of the attention's sum", "ranks of an expert's sum", "copies of 
 EXPECTED = (12, 3, 48, 16)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
-        24: "mirrors add before, and along tp nobody adds: the other rank of tp has another part of the matrix",
+        24: "mirrors add before, and along tp no rank adds: the other rank of tp has another part of the matrix",
         3: "ranks along ep have other sentences too",
         4: "ranks along dp have other sentences too",
         48: "these are all ranks; only those with the same shard and other sentences add",
@@ -262,12 +262,12 @@ def _slips(
     made = {
         "this is the sum of the ranks' means and not their mean": total,
         "it is divided by the ranks that summed it; the loss of each rank is a mean over 1 / "
-        f"{places} of the tokens, whoever holds the weight": total / members,
+        f"{places} of the tokens, whichever ranks hold the weight": total / members,
         "each rank of tp knows a part of it, and these parts are not added": _total(
             number, axes, here, tuple(name for name in own if name != "tp")
         )
         / places,
-        "nobody has summed it": _total(number, axes, here, ()) / places,
+        "no rank has summed it": _total(number, axes, here, ()) / places,
         "it is summed over all data ranks, also over those with other weights": _total(number, axes, here, data)
         / places,
         "it is summed along tp, where every rank has the full gradient already": _total(

@@ -53,7 +53,7 @@ def halving_doubling(x):
     "ring_all_reduce-3": {
         "own chunk": Bad([("owned = rank - 1", "owned = rank")], "is missing"),
         "the ring to the right": Bad(_RING.format(name="to_the_left"), "this ring goes to the left"),
-        "two on": Bad([("owned = rank - 1", "owned = rank - 2")], "nobody would notice"),
+        "two on": Bad([("owned = rank - 1", "owned = rank - 2")], "a training run would not show it"),
         "adds what is finished": Bad(
             [
                 (

@@ -106,10 +106,10 @@ def carry_out(program, do, issue, needs):
     if last is not None:
         last.wait()
 """,
-            "whose rows nobody needs yet",
+            "whose rows are not needed yet",
         ),
         "forgets the last": Bad(
-            [("    for work in under_way.values():\n        work.wait()\n", "")], "nobody waited for C_F0"
+            [("    for work in under_way.values():\n        work.wait()\n", "")], "C_F0 was never waited for"
         ),
         "waits when the next one is issued": Bad(
             """
@@ -127,7 +127,7 @@ def carry_out(program, do, issue, needs):
     for handle in handles.values():
         handle.wait()
 """,
-            "whose rows nobody needs yet",
+            "whose rows are not needed yet",
         ),
         "never waits": Bad(
             [("            under_way.pop(needs[op]).wait()\n", "            pass\n")], "and C_B0 is not over"

@@ -136,7 +136,7 @@ def choose(values, k, num_groups, num_kept):
         "masked with zeros": Bad([("~alive, -torch.inf", "~alive, 0.0")], "alive and is worth"),
         "a large number": Bad([("~alive, -torch.inf", "~alive, -1e9")], "alive and is worth"),
         "nobody is worth nothing": Bad(
-            [("    return best + ", "    return best.where(best > -torch.inf, 0) + ")], "has nobody alive"
+            [("    return best + ", "    return best.where(best > -torch.inf, 0) + ")], "has no expert alive"
         ),
         "the best alone": Bad([("best + second.where(second > -torch.inf, 0)", "best")], "alive and is worth"),
         "the dead count": Bad([("values.masked_fill(~alive, -torch.inf)", "values")], "alive and is worth"),

@@ -97,7 +97,7 @@ TYPICAL = {
             [('raise ValueError(f"{word} comes before I{m}")', "due[m] = dys[m]")], "expected a ValueError"
         ),
         "W before its I left out": Bad(
-            [('raise ValueError(f"{word} comes before I{m}")', "continue")], "W0 comes before I0 and nobody noticed"
+            [('raise ValueError(f"{word} comes before I{m}")', "continue")], "W0 comes before I0 without an error"
         ),
         "I does it all": Bad(
             """
