@@ -164,8 +164,8 @@ def plan(answer: object) -> str:
     if end > BEST:
         score = partial_score(end, WHOLE, BEST)
         raise Wrong(
-            f"the last sum ends after {end} ticks; {BEST} are possible, a single bucket takes {WHOLE}. The backward ends "
-            f"at {ready}; the link is busy from {', '.join(sums)}",
+            f"the last sum ends after {end} ticks; {BEST} are possible, a single bucket takes {WHOLE}. The "
+            f"backward ends at {ready}; the link is busy from {', '.join(sums)}",
             score=score,
         )
     return f"{len(sizes)} buckets, and the last sum ends after {BEST} ticks, the least there is"

@@ -56,7 +56,7 @@ ROOM = Challenge(
 SPLIT = Challenge(
     "split",
     "Fill the bubble",
-    "1F1B takes 27 ticks, 9 of them idle on each rank. A backward for the weights waits for no other rank: split some B.",
+    "1F1B takes 27 ticks, 9 of them idle on each rank. A backward for the weights waits for no rank: split some B.",
     ranks=4, stages=4, microbatches=6,
     start=(
         "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0B3 0B4 0B5",

@@ -117,7 +117,7 @@ links = _puzzle(
 )  # fmt: skip
 dualpipe = _puzzle(
     challenges.DUALPIPE, 40, 4,
-    "With one copy in 4 stages no schedule could be quicker than 27 of DualPipe's ticks: rank 3 waits for three forwards. "
+    "With one copy in 4 stages no schedule is quicker than 27 of DualPipe's ticks: rank 3 waits for three forwards. "
     "How long does it wait for half stages in a V?",
     "Rank r has the stages r and 7 - r. All work of a rank takes 48 ticks, and rank 3 starts at tick 3.",
     "This is ZBV: see V-shapes.",

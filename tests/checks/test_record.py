@@ -86,6 +86,18 @@ def test_hints_come_one_by_one_and_stay_at_the_last(capsys):
         checks.gpipe.hint(9)
 
 
+def test_a_hint_is_for_the_check_that_failed_last_also_where_the_exercise_is_solved(capsys):
+    record.note("gpipe-1", True)
+    with pytest.raises(checks.CheckFailed):
+        checks.gpipe.numbers((0, 0, 0))
+    checks.gpipe.hint()
+    assert capsys.readouterr().out.startswith("gpipe-1, hint 1")
+    checks.gpipe.numbers((60, 24, 6))
+    capsys.readouterr()
+    checks.gpipe.hint()
+    assert capsys.readouterr().out.startswith("gpipe-5, hint 1")
+
+
 def test_the_progress_page_counts_points_and_minutes():
     page, everything = checks.progress(), checks.all_checks()
     assert page.summary().startswith(f"0 of {len(everything)} solved, 0 of ")

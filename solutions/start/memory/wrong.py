@@ -24,6 +24,7 @@ TYPICAL = {
         "tied on one stage": Bad([("last and not (sizes.tied and first)", "last and not sizes.tied")], "second copy"),
         "tied counted twice": Bad([("last and not (sizes.tied and first)", "last")], "table once"),
         "gradients under ZeRO-2 only": Bad([("zero >= 2", "zero == 2"), ("zero >= 1", "zero == 1")], "as well"),
+        "ZeRO-2 as ZeRO-1": Bad([("zero >= 2", "zero >= 3")], "under ZeRO-2 the gradients are sharded too"),
         "matrices whole": Bad([("cut // tp", "cut")], "tp cuts matrices"),
         "no number": Bad([("states + gradients + weights", "None")], "an int is needed"),
     },
