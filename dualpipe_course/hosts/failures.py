@@ -84,7 +84,7 @@ def hint(exercise: int | None = None) -> None:
         ),
         "A save takes {save} seconds",
         "a save still takes {save} seconds",
-        "behind every {every}th step",
+        "after every {every}th step",
         "in the middle of step {at}.",
         save=(36, 9, 81),
         every=(40, 30, 50, 60),
