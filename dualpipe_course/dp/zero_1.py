@@ -107,7 +107,7 @@ def momentum(fn: Callable[..., Any]) -> str:
 
 @exercise(
     "zero_1-3",
-    "Counted twice",
+    "The norm of the shards",
     "find the bug",
     minutes=8,
     trail=True,
