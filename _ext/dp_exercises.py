@@ -89,9 +89,9 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
     for name, cells in exercises.items():
         check = find(name)
         cells["hints"] = list(check.about.hints) if check else []
-        if check and check.variants:  # the book's sentences, and those of each variant
-            drawn = [check.variants.sentences(number) for number in range(len(check.variants.all))]
-            cells["variants"] = {"book": check.variants.sentences(None), "drawn": drawn}
+        if variants := check and check.variants:  # the book's sentences, those of each variant, what hints are about
+            drawn = [variants.sentences(number) for number in range(len(variants.all))]
+            cells["variants"] = {"book": variants.sentences(None), "drawn": drawn, "about": variants.of_book}
     if exercises:
         up = "../" * page.count("/")
         notebook = f"{up}_sources/{page}.ipynb"

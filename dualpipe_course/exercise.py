@@ -6,7 +6,7 @@ failing case, what was expected and why, and a picture where one helps.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,11 +83,17 @@ class Check:
         self.failed_at = 0.0  # when an answer failed, in this kernel, if none has passed since
         self.__doc__ = judge.__doc__
 
+    @property
+    def slips(self) -> Sequence[Mapping[Any, str]]:
+        """By question, the wrong numbers of the book that a known mistake leads to, each with what went wrong."""
+        return self.variants.slips() if self.variants else ()
+
     def verdict(self, *answers: Any, seed: int | None = None) -> Verdict:
         """Judge an answer without printing or recording anything."""
         judge = self._judge
         if seed is not None and self.variants is not None:
-            judge = partial(self.variants.judge, seed=seed)
+            topic, _, number = self.name.rpartition("-")
+            judge = partial(self.variants.judge, seed=seed, hint=f"check.{topic}.hint({number})")
         try:
             return Verdict(self.name, True, 1.0, judge(*answers))
         except Wrong as wrong:

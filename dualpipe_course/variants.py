@@ -8,9 +8,11 @@ for the grader, its checks of such exercises for the kernel, as `check.gpipe.num
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import cached_property
 from itertools import product
+from string import Formatter
 from typing import Any, TypeAlias
 
 from dualpipe_course import record
@@ -22,6 +24,9 @@ Number: TypeAlias = int | float
 Numbers: TypeAlias = dict[str, Number]
 Choice: TypeAlias = Sequence[Number] | Callable[..., Number]  # a function makes a number of those before it
 
+Known: TypeAlias = Sequence[Sequence[tuple[Number | Fraction, str]]]  # by question: wrong numbers, each with its slip
+
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST = 40  # variants of an exercise: a page has them all
 STRIDE = 7919  # a prime: neighbours among the variants differ in more than one number
 _END = re.compile(r",?\s*\)\s*\Z")  # of a call
@@ -38,9 +43,17 @@ class Variants:
     """
 
     def __init__(
-        self, names: tuple[str, ...], closed_form: Callable[..., Sequence[Any] | None], /, *sentences: str, **of: Choice
+        self,
+        names: tuple[str, ...],
+        closed_form: Callable[..., Sequence[Any] | None],
+        /,
+        *sentences: str,
+        slips: Callable[..., Known] | None = None,
+        called: Mapping[str, str] | None = None,
+        **of: Choice,
     ) -> None:
         self._names, self._closed_form, self._sentences, self._of = names, closed_form, sentences, of
+        self._slips, self._called = slips, called or {}
 
     @cached_property
     def all(self) -> list[Numbers]:
@@ -69,6 +82,16 @@ class Variants:
         assert answers, f"{self._names}: the closed form gives no whole numbers for {self.numbers(seed)}"
         return answers
 
+    def slips(self, seed: int | None = None) -> list[dict[Number | Fraction, str]]:
+        """By question, the wrong numbers that a known mistake leads to, each with what went wrong.
+
+        A number that is right all the same, or that two mistakes lead to, tells nothing and is left out.
+        """
+        if self._slips is None:
+            return [{} for _ in self._names]
+        of_question = zip(self._slips(**self.numbers(seed)), self.answers(seed), strict=True)
+        return [_told_apart(known, right) for known, right in of_question]
+
     def sentences(self, seed: int | None) -> list[str]:
         """The sentences of the text that have numbers in them."""
         return [sentence.format(**self.numbers(seed)) for sentence in self._sentences]
@@ -81,30 +104,40 @@ class Variants:
 
     def hint(self, hint: str) -> str:
         """Return a hint with the numbers that it is about."""
-        return f"with the book's numbers ({self._of_book()}): {hint}"
+        return f"{self.of_book}: {hint}"
 
-    def judge(self, answer: object, seed: int) -> str:
-        """Return the line for a right answer.
+    def judge(self, answer: object, seed: int, hint: str = "") -> str:
+        """Return the line for a right answer; `hint` is the call that gives one.
 
         Raises:
-            Wrong: a number is another one; the book's own is told, on which a learner can try the same way.
+            Wrong: a number is another one.  What is known of this slip is told, otherwise the book's own number, on
+                which a learner can try the same way.
         """
-        rows = zip(self._names, needs_ints(answer, self._names), self.answers(seed), self.answers(None), strict=True)
-        for name, value, right, of_book in rows:
-            if value == right:
-                continue
-            if value == of_book:
-                raise Wrong(
-                    f"{name}, {value}: that is right for the book's numbers ({self._of_book()}); yours are others"
-                )
-            raise Wrong(
-                f"{name}, {value}: with the book's numbers ({self._of_book()}) it is {of_book:,}; does your way lead "
-                "there? The hints are about these numbers too"
-            )
-        return ", ".join(f"{name} {value:,}" for name, value in zip(self._names, self.answers(seed), strict=True))
+        slips, answers = self.slips(seed), self.answers(seed)
+        found = needs_ints(answer, self._names, slips)
+        for place, (name, value) in enumerate(zip(self._names, found, strict=True)):
+            if value != answers[place]:
+                raise Wrong(f"{name}, {value}: " + slips[place].get(value, self._in_general(place, value, seed, hint)))
+        return ", ".join(f"{name} {value:,}" for name, value in zip(self._names, answers, strict=True))
 
-    def _of_book(self) -> str:
-        return "; ".join(sentence.strip(" ,.;:") for sentence in self.sentences(None))
+    def _in_general(self, place: int, value: int, seed: int, hint: str) -> str:
+        of_book = self.answers(None)[place]
+        if self.answers(seed)[place] == of_book:  # the book's number would be the answer
+            drawn = {self.answers(number)[place] for number in range(len(self.all))}
+            why = "does not depend on the numbers that are drawn" if drawn == {of_book} else "is the same in the book"
+            return f"this one {why}; {hint} has a hint"
+        if value == of_book:
+            return f"that is right {self.of_book}; yours are others"
+        return f"{self.of_book}, it is {of_book:,}; does your way lead there? The hints are about these numbers too"
+
+    @cached_property
+    def of_book(self) -> str:
+        """The numbers of the book by name, in the order of the text."""
+        fields = [field for sentence in self._sentences for field in Formatter().parse(sentence) if field[1]]
+        named = {
+            name: f"{self._called.get(name, name)} {self.book[name]:{spec}}".strip() for _, name, spec, _ in fields
+        }
+        return ", ".join(["with the book's numbers", *named.values()])
 
     def _with_derived(self, numbers: Numbers) -> Numbers:
         for name, choice in self._of.items():
@@ -117,6 +150,13 @@ class Variants:
         found = self._closed_form(**numbers)
         answers = None if found is None else plain(found)
         return answers if answers and all(type(one) is int for one in answers) else None
+
+
+def _told_apart(known: Sequence[tuple[Number | Fraction, str]], right: int) -> dict[Number | Fraction, str]:
+    found: dict[Number | Fraction, set[str]] = {}
+    for value, sentence in known:
+        found.setdefault(plain(value), set()).add(sentence)
+    return {value: sentences.pop() for value, sentences in found.items() if value != right and len(sentences) == 1}
 
 
 def with_seed(call: str, seed: int) -> str:

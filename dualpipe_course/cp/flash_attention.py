@@ -92,6 +92,7 @@ def _bytes_and_tiles(q: int, kv: int, d: int, tile: int) -> Sequence[int]:
         kv=(2,),
         d=(16, 8, 24, 32),
         tile=(128, 64, 256),
+        called={"q": "query heads", "kv": "key and value heads", "d": "numbers of a head"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,7 +14,7 @@ from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,22 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("online_softmax"), exercise)
 
 
+def _slips(s: int, a: int, n: int) -> Known:
+    return (
+        (
+            (8 + s, "the first block was measured from ln 2, a quarter of the common maximum"),
+            (32 + s, "the factor is 2/8, not 8/2"),
+        ),
+        ((4 + a, "the weighted sum was measured from ln 2 too: it shrinks by the same factor as the sum"),),
+        ((Fraction(a, s), "A / l is divided once, at the end; averages of blocks do not add up"),),
+        (
+            (3 * n, "that is the safe softmax; maximum and sum take one pass together here"),
+            (n, "the weights come after"),
+        ),
+        ((2 * n, "A is carried along: nothing is read again"), (0, "each score must be seen once")),
+    )
+
+
 @exercise(
     "online_softmax-1",
     "Two blocks, by hand",
@@ -63,22 +79,14 @@ def hint(exercise: int | None = None) -> None:
         s=(5, 3, 4, 6, 7, 8),
         a=(20, 9, 11, 14, 17, 23, 26, 29, 35),
         n=(1000, 2000, 3000, 500),
+        slips=_slips,
+        called={"s": "l of the second block", "a": "its A", "n": "scores of a row"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict what two blocks make together, and how often a score is read."""
-    slips = (
-        {
-            13: "the first block was measured from ln 2, a quarter of the common maximum",
-            37: "the factor is 2/8, not 8/2",
-        },
-        {24: "the weighted sum was measured from ln 2 too: it shrinks by the same factor as the sum"},
-        {4: "A / l is divided once, at the end; averages of blocks do not add up"},
-        {3000: "that is the safe softmax; maximum and sum take one pass together here", 1000: "the weights come after"},
-        {2000: "A is carried along: nothing is read again", 0: "each score must be seen once"},
-    )
     general = ("8 times a quarter, and 5", "4 times a quarter, and 20", "A / l", "two passes", "one pass")
-    check_ints(answer, NAMES, EXPECTED, slips, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "l = 7, A = 21, an average of 3; 2,000 reads for weights, 1,000 for an average"
 
 

@@ -18,38 +18,11 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import WORDS, Known, Variants
 
 RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
 NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "hops of a gradient")
 EXPECTED = (132, 228, 1536, 5632, 4)
-_SLIPS = (
-    {
-        528: "these are the pairs of all four ranks; they work at the same time",
-        128: "a triangle contains its diagonal: a query sees itself",
-        228: "that is contiguous; under zigzag each rank has an early and a late chunk",
-        256: "half of each block after the first is not seen",
-    },
-    {
-        132: "that is a quarter of all pairs; the last rank has more, and the others wait",
-        256: "the own block is a triangle",
-        220: "a triangle of 8 positions has 8 * 9 / 2 pairs",
-    },
-    {
-        2048: "a block visits the other three ranks and needs no fourth hop",
-        768: "keys travel, and values too",
-        512: "that is one hop; a rank passes on three blocks",
-        3072: "there are 2 KV heads; queries stay at home",
-    },
-    {
-        1536: "gradients travel as well",
-        4096: "these are the gradients; keys and values go round once more",
-        4608: "gradients take one hop more than the blocks: they come home",
-        3584: "gradients are summed in float32, 4 bytes each",
-        3072: "that is the all-gather form",
-    },
-    {3: "after three hops all ranks have added to it, and it is not on its own rank", 8: "one way round is enough"},
-)
 CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 CASES = (
     Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 4, 2), Case("contiguous", 5, 2),
@@ -87,6 +60,44 @@ def _ring_of(n: int, d: int) -> Sequence[int]:
     return 32 * 33 // 2 // n, path, (n - 1) * hop, (n - 1) * hop + n * 2 * hop, n
 
 
+def _slips(n: int, d: int) -> Known:
+    size = 32 // n
+    zigzag, path, forward, backward, _ = _ring_of(n, d)
+    hop, hops, share = forward // (n - 1), WORDS[n - 1], {2: "half", 4: "a quarter", 8: "an eighth"}[n]
+    plural = "s" if n > 2 else ""
+    next_hop = {2: "second", 4: "fourth", 8: "eighth"}[n]
+    return (
+        (
+            (n * zigzag, f"these are the pairs of all {WORDS[n]} ranks; they work at the same time"),
+            (512 // n, "a triangle contains its diagonal: a query sees itself"),
+            (path, "that is contiguous; under zigzag each rank has an early and a late chunk"),
+            (n * size**2, "half of each block after the first is not seen"),
+        ),
+        (
+            (zigzag, f"that is {share} of all pairs; the last rank has more, and the others wait"),
+            (n * size**2, "the own block is a triangle"),
+            (path - size, f"a triangle of {size} positions has {size} * {size + 1} / 2 pairs"),
+        ),
+        (
+            (n * hop, f"a block visits the other {hops + ' ranks' if n > 2 else 'rank'} and needs no {next_hop} hop"),
+            (forward // 2, "keys travel, and values too"),
+            (hop, f"that is one hop; a rank passes on {hops} block{plural}"),
+            (2 * forward, "there are 2 KV heads; queries stay at home"),
+        ),
+        (
+            (forward, "gradients travel as well"),
+            (backward - forward, "these are the gradients; keys and values go round once more"),
+            (3 * forward, "gradients take one hop more than the blocks: they come home"),
+            (forward + n * hop, "gradients are summed in float32, 4 bytes each"),
+            (2 * forward, "that is the all-gather form"),
+        ),
+        (
+            (n - 1, f"after {hops} hop{plural} all ranks have added to it, and it is not on its own rank"),
+            (2 * n, "one way round is enough"),
+        ),
+    )
+
+
 @exercise(
     "ring_attention-1",
     "Thirty-two positions",
@@ -107,6 +118,8 @@ def _ring_of(n: int, d: int) -> Sequence[int]:
         "2 key and value heads of {d} numbers",
         n=(4, 8, 2),
         d=(8, 4, 12, 16, 20, 24, 32, 40, 48, 64),
+        slips=_slips,
+        called={"n": "ranks", "d": "numbers of a head"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -118,7 +131,7 @@ def numbers(answer: object) -> str:
         "the bytes of the forward, and four hops of twice as large gradients",
         "as many as there are ranks: all the way round",
     )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "132 against 228 pairs on the path, 1,536 bytes forward, 5,632 backward, 4 hops until a gradient is home"
 
 

@@ -63,6 +63,7 @@ def hint(exercise: int | None = None) -> None:
         "{t:,} rows of scores are cut over {n} ranks",
         t=(1000, 2000, 3000, 4000, 5000, 6000, 8000),
         n=(8, 4, 5, 10),
+        called={"t": "rows", "n": "ranks"},
     ),
 )
 def numbers(answer: object) -> str:

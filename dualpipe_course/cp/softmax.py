@@ -55,6 +55,7 @@ def hint(exercise: int | None = None) -> None:
         a=(32, 16, 48, 64),
         b=(16, 32, 48, 80),
         rows=(1000, 2000, 3000, 4000),
+        called={"a": "gradients", "b": ""},
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,7 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 LENGTHS = (115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48)  # tokens of each sequence of the puzzle
 RANKS, LIMIT, IN_ORDER = 4, 200, 238
@@ -27,6 +27,30 @@ _WHY_ONCE = "Gradients are summed once per step, after the last microbatch."
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("data_parallel"), exercise)
+
+
+def _slips(a: int, b: int, c: int, n: int) -> Known:
+    loss, of_means = (a + b + c) / 8, a + b / 3 + c / 4
+    no_rank = "the average divides by all 4 ranks, also by the one that adds nothing"
+    return (
+        ((of_means / 4, "that is the mean of means"), (2 * loss, "divide by the tokens, not by the ranks")),
+        (
+            (loss, f"that is the loss of the batch; the means are {a}, {b // 3} and {c // 4}"),
+            (of_means // 3, no_rank),
+            (of_means / 3, no_rank),
+            (of_means, "an average divides by the number of ranks"),
+        ),
+        (
+            (18 * n, "the sum runs once per step, after the third microbatch"),
+            (
+                4 * n,
+                "each byte passes a rank twice, once as a partial sum and once finished; of both, 3/4 leave the rank",
+            ),
+            (8 * n, "a rank's own quarter does not travel: (N - 1) / N of it does, twice"),
+            (3 * n, "that is the reduce-scatter alone; an all-gather of the finished sums follows"),
+            (1.5 * n, "count bytes; a float32 has 4 of them"),
+        ),
+    )
 
 
 @exercise(
@@ -50,32 +74,19 @@ def hint(exercise: int | None = None) -> None:
         b=(12, 9, 24, 36),
         c=(16, 8, 20, 32),
         n=(1000, 2000, 3000, 4000, 5000),
+        slips=_slips,
+        called={"a": "losses", "b": "", "c": "", "n": "parameters"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict loss, mean of means and bytes sent for shares of 1, 3, 4 and 0 tokens, 1,000 weights, 3 microbatches."""
     expected = (6, 7, 6000)
-    slips = (
-        {7: "that is the mean of means", 12: "divide by the tokens, not by the ranks"},
-        {
-            6: "that is the loss of the batch; the means are 20, 4 and 4",
-            **dict.fromkeys((9, 28 / 3), "the average divides by all 4 ranks, also by the one that adds nothing"),
-            28: "an average divides by the number of ranks",
-        },
-        {
-            18000: "the sum runs once per step, after the third microbatch",
-            4000: "each byte passes a rank twice, once as a partial sum and once finished; of both, 3/4 leave the rank",
-            8000: "a rank's own quarter does not travel: (N - 1) / N of it does, twice",
-            3000: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
-            1500: "count bytes; a float32 has 4 of them",
-        },
-    )
     general = (
         "add up all losses, then divide by all tokens",
         "three means, one rank without any, and one average over four ranks",
         "2 (N - 1) / N of the gradient's bytes",
     )
-    check_ints(answer, ("loss", "mean of means", "bytes sent"), expected, slips, general)
+    check_ints(answer, ("loss", "mean of means", "bytes sent"), expected, numbers.slips, general)
     return "the loss is 6, the mean of means 7, and each rank sends 6000 bytes"
 
 

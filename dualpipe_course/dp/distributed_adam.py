@@ -61,6 +61,7 @@ def hint(exercise: int | None = None) -> None:
         b=(3, 4, 5),
         c=(6, 8, 12, 14),
         to=(3.5, 4.5, 6.5, 7.5),
+        called={"n": "weights", "a": "norms", "b": "", "c": "", "to": "clipped to"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,7 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -36,6 +36,27 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("dp_gradients"), exercise)
 
 
+def _slips(f: int, b: int, s: int) -> Known:
+    four, one = f + b + 4 * s, f + 4 * b + 4 * s
+    hidden = f + 4 * b + s
+    return (
+        (
+            (
+                hidden,
+                "that hides all sums but one, and they do not keep up: each takes longer than the backward beside it",
+            ),
+            (f + 8 * b, f"that adds 4 x {b} for the messages; each takes {s}"),
+            (one, "that is the end for a single bucket"),
+        ),
+        (
+            (four, "that is the end for four buckets"),
+            (hidden, f"a message of four layers takes {4 * s} ms"),
+            (f + b + s, "the bucket is full only when the first layer's backward is over"),
+        ),
+        ((20, "the hooks wait for the last microbatch"), (5, "one for each bucket, in the last microbatch")),
+    )
+
+
 @exercise(
     "dp_gradients-1",
     "When the link is the slower one",
@@ -56,30 +77,19 @@ def hint(exercise: int | None = None) -> None:
         f=(40, 30, 50, 60),
         b=(10, 8, 12),
         s=(15, 20, 18, 25),
+        slips=_slips,
+        called={"f": "forward", "b": "backward of a layer", "s": "sum of a layer"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict the step's end for four buckets and for one, and the number of all-reduces in 5 microbatches."""
-    slips = (
-        {
-            95: "that hides all sums but one, and they do not keep up: each takes longer than the backward beside it",
-            120: "that adds 4 x 10 for the messages; each takes 15",
-            140: "that is the end for a single bucket",
-        },
-        {
-            110: "that is the end for four buckets",
-            95: "a message of four layers takes 60 ms",
-            65: "the bucket is full only when the first layer's backward is over",
-        },
-        {20: "the hooks wait for the last microbatch", 5: "one for each bucket, in the last microbatch"},
-    )
     general = (
         "draw the link's row below the backward: a sum starts when its bucket is full and the link is free",
         "nothing is hidden: the whole backward, then the whole message",
         "count the buckets, not the microbatches",
     )
     names = ("end with four buckets", "end with one bucket", "number of all-reduces")
-    check_ints(answer, names, (110, 140, 4), slips, general)
+    check_ints(answer, names, (110, 140, 4), numbers.slips, general)
     return "110 ms with four buckets, 140 ms with one, and 4 all-reduces however many microbatches"
 
 

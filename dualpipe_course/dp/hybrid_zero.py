@@ -74,6 +74,7 @@ def hint(exercise: int | None = None) -> None:
         "{s:,} MB of bf16 weights, {m} microbatches per step.",
         s=(960, 320, 480, 640, 800, 1280, 1600),
         m=(5, 3, 4, 6, 8),
+        called={"s": "MB of weights", "m": "microbatches"},
     ),
 )
 def numbers(answer: object) -> str:

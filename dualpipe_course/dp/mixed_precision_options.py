@@ -87,6 +87,7 @@ def hint(exercise: int | None = None) -> None:
         x=(0.5, 0.25, 1, 2),
         n=(1024, 2048, 512),
         w=(2.999, 2.998, 2.997, 2.996),
+        called={"x": "each number", "n": "numbers", "w": "weight"},
     ),
 )
 def numbers(answer: object) -> str:

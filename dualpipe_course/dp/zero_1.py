@@ -14,30 +14,10 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import WORDS, Known, Variants
 
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 EXPECTED = (334, 8016, 2672)
-_SLIPS = (
-    {
-        1000 / 3: "a shard is a whole number: the buffer is padded until 3 divides it",
-        333: "3 shards of 333 hold 999 numbers, and one parameter belongs to no rank",
-        1002: "this is the whole buffer",
-    },
-    {
-        16000: "this is plain data parallelism: 16 bytes for each parameter",
-        8000: "4 + 12 / 3 is exact where 3 divides the size; here the buffer has 1,002 numbers, two of them padding",
-        8008: "weights and gradients are padded too: both buffers have 1,002 numbers",
-        4008: "this is the state alone; weights and gradients are whole on every rank",
-        5344: "this shards weights and gradients too, as ZeRO-3 does",
-    },
-    {
-        1336: "this is one of the two: gradients are reduce-scattered, new weights all-gathered",
-        8000 / 3: "the buffers are padded: both collectives carry 1,002 numbers",
-        4008: "(N - 1) / N: a rank's own shard does not travel",
-        5344: "gradients and weights travel in bf16, 2 bytes each",
-    },
-)
 SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
 RANKS, GREEDY, BEST = 4, 15, 12
 RATES, MOMENTUM = (0.5, 0.5, 0.25), 0.75  # powers of two and their sums: no rounding in the reference
@@ -50,6 +30,40 @@ _ONE_SUM = "rank {rank} sent {found} bytes; one sum of squares per rank is enoug
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("zero_1"), exercise)
+
+
+def _slips(n: int, ranks: int) -> Known:
+    shard = -(-n // ranks)
+    whole, held, sent = ranks * shard, ranks * (n // ranks), 2 * (ranks - 1) * shard
+    lost, padding = WORDS[n - held], WORDS[whole - n]
+    return (
+        (
+            (n / ranks, f"a shard is a whole number: the buffer is padded until {ranks} divides it"),
+            (
+                n // ranks,
+                f"{ranks} shards of {n // ranks:,} hold {held:,} numbers, "
+                f"and {lost} parameter{' belongs' if lost == 'one' else 's belong'} to no rank",
+            ),
+            (whole, "this is the whole buffer"),
+        ),
+        (
+            (16 * n, "this is plain data parallelism: 16 bytes for each parameter"),
+            (
+                (4 + 12 / ranks) * n,
+                f"4 + 12 / {ranks} is exact where {ranks} divides the size; "
+                f"here the buffer has {whole:,} numbers, {padding} of them padding",
+            ),
+            (4 * n + 12 * shard, f"weights and gradients are padded too: both buffers have {whole:,} numbers"),
+            (12 * shard, "this is the state alone; weights and gradients are whole on every rank"),
+            (16 * shard, "this shards weights and gradients too, as ZeRO-3 does"),
+        ),
+        (
+            (sent, "this is one of the two: gradients are reduce-scattered, new weights all-gathered"),
+            (4 * (ranks - 1) * n / ranks, f"the buffers are padded: both collectives carry {whole:,} numbers"),
+            (4 * whole, "(N - 1) / N: a rank's own shard does not travel"),
+            (4 * sent, "gradients and weights travel in bf16, 2 bytes each"),
+        ),
+    )
 
 
 @exercise(
@@ -71,6 +85,8 @@ def hint(exercise: int | None = None) -> None:
         "ZeRO-1 on {ranks} ranks",
         n=(1000, 1300, 1600, 1900, 2200, 2500, 2900, 3400),
         ranks=(3, 6, 7),
+        slips=_slips,
+        called={"n": "parameters"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -80,7 +96,7 @@ def numbers(answer: object) -> str:
         "(2 + 2) * 1,002 + 12 * 334",
         "a reduce-scatter and an all-gather, each (N - 1) shards of 2 bytes a number",
     )
-    check_ints(answer, NUMBERS, EXPECTED, _SLIPS, general)
+    check_ints(answer, NUMBERS, EXPECTED, numbers.slips, general)
     return "shards of 334 numbers, 8,016 bytes held, 2,672 sent"
 
 

@@ -83,6 +83,7 @@ def hint(exercise: int | None = None) -> None:
         n=(2400, 1600, 3200, 4000, 4800),
         ranks=(4, 2, 8),
         bucket=(400, 200, 300),
+        called={"n": "parameters", "bucket": "parameters of a bucket"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,7 +14,7 @@ from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ra
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
 
 NUMBERS = ("bytes held", "bytes sent", "all-gathers")
 EXPECTED = (16800, 55800, 27)
-_SLIPS = (
-    {67200: "this is plain data parallelism; everything is sharded over 4 ranks", 16000: "the root is sharded too"},
-    {
-        18600: "this is one microbatch; there are 3",
-        56700: "the root is gathered once per microbatch, for forward and backward together",
-        74400: "(N - 1) / N: a rank's own shard does not travel",
-        54000: "these are the units; the root travels too",
-        37800: "units that are freed after the forward are gathered twice",
-        12600: "this is plain data parallelism, two units of traffic per step",
-    },
-    {
-        30: "the root is not freed after the forward, so it is gathered once per microbatch",
-        24: "these are the units'; the root is gathered too",
-        15: "units that are freed after the forward are gathered twice",
-        9: "this is one microbatch; there are 3",
-    },
-)
 SIZES, WORK, ROOM = (2, 2, 4, 1, 3, 3), (5, 3, 3, 1, 1, 4), 8  # of the puzzle: GB, ticks, GB
 LAZY, BEST = 32, 20
 INS, HIDDEN, OUTS, ROWS, UNITS = 23, 17, 23, 2, 4  # weights of 17 x 23 and 23 x 17, far larger than activations
@@ -54,6 +37,33 @@ _TRAFFIC = "a rank sent {found} bytes; two gathers and a reduce-scatter of each 
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("zero_3"), exercise)
+
+
+def _slips(unit: int, root: int, m: int) -> Known:
+    total, one = 4 * unit + root, f"this is one microbatch; there are {m}"
+    return (
+        (
+            (16 * total, "this is plain data parallelism; everything is sharded over 4 ranks"),
+            (16 * unit, "the root is sharded too"),
+        ),
+        (
+            (3 / 4 * (24 * unit + 4 * root), one),
+            (
+                3 / 4 * m * (24 * unit + 6 * root),
+                "the root is gathered once per microbatch, for forward and backward together",
+            ),
+            (m * (24 * unit + 4 * root), "(N - 1) / N: a rank's own shard does not travel"),
+            (3 / 4 * m * 24 * unit, "these are the units; the root travels too"),
+            (3 / 4 * m * (16 * unit + 4 * root), "units that are freed after the forward are gathered twice"),
+            (3 * total, "this is plain data parallelism, two units of traffic per step"),
+        ),
+        (
+            (10 * m, "the root is not freed after the forward, so it is gathered once per microbatch"),
+            (8 * m, "these are the units'; the root is gathered too"),
+            (5 * m, "units that are freed after the forward are gathered twice"),
+            (9, one),
+        ),
+    )
 
 
 @exercise(
@@ -76,6 +86,8 @@ def hint(exercise: int | None = None) -> None:
         unit=(1000, 500, 1500, 2000),
         root=(200, 100, 300, 400),
         m=(3, 2, 4, 5),
+        slips=_slips,
+        called={"m": "microbatches"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -85,7 +97,7 @@ def numbers(answer: object) -> str:
         "3 / 4 of 3 * 3 * 8,000 bytes for the units and of 2 * 3 * 400 for the root",
         "3 * (2 * 4 + 1)",
     )
-    check_ints(answer, NUMBERS, EXPECTED, _SLIPS, general)
+    check_ints(answer, NUMBERS, EXPECTED, numbers.slips, general)
     return "16,800 bytes held, 55,800 sent, 27 all-gathers"
 
 

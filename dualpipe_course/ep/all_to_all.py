@@ -11,7 +11,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,27 +19,6 @@ if TYPE_CHECKING:
 
 NAMES = ("rows received", "bytes forward", "bytes backward", "bytes of counts")
 EXPECTED = (7, 80, 64, 16)
-_SLIPS = (
-    {
-        8: "that is what rank 1 sends: its row of the table; it receives a column",
-        4: "the block for oneself is part of the output, though it does not travel",
-    },
-    {
-        128: "the 3 rows for rank 1 itself stay where they are",
-        320: "a row has 4 numbers of 4 bytes, 16 in all",
-        64: "that is what rank 1 receives; it sends along its row of the table",
-    },
-    {
-        80: "that is the forward; gradients go back to the ranks that the rows came from",
-        112: "the gradients of its own 3 rows stay where they are",
-        128: "backwards a rank sends as many rows as it received, its own left out",
-    },
-    {
-        24: "the number for oneself does not travel",
-        8: "one number of 8 bytes to each of the 2 others",
-        4: "a count is a number of 8 bytes, and there are 2 others",
-    },
-)
 Table = list[list[int]]  # rows from rank r to rank j
 Row = tuple[int, ...]  # the shape of one
 COLUMNS = 3
@@ -64,6 +43,30 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("all_to_all"), exercise)
 
 
+def _slips(h: int) -> Known:
+    return (
+        (
+            (8, "that is what rank 1 sends: its row of the table; it receives a column"),
+            (4, "the block for oneself is part of the output, though it does not travel"),
+        ),
+        (
+            (32 * h, "the 3 rows for rank 1 itself stay where they are"),
+            (80 * h, f"a row has {h} numbers of 4 bytes, {4 * h} in all"),
+            (16 * h, "that is what rank 1 receives; it sends along its row of the table"),
+        ),
+        (
+            (20 * h, "that is the forward; gradients go back to the ranks that the rows came from"),
+            (28 * h, "the gradients of its own 3 rows stay where they are"),
+            (32 * h, "backwards a rank sends as many rows as it received, its own left out"),
+        ),
+        (
+            (24, "the number for oneself does not travel"),
+            (8, "one number of 8 bytes to each of the 2 others"),
+            (4, "a count is a number of 8 bytes, and there are 2 others"),
+        ),
+    )
+
+
 @exercise(
     "all_to_all-1",
     "Rank 1 of three",
@@ -76,7 +79,14 @@ def hint(exercise: int | None = None) -> None:
         "What stays at home is not sent: in the forward that leaves one block, in the backward as well.",
         "A row is 4 float32, so 16 bytes. A count is an int64, and each other rank gets one.",
     ),
-    variants=Variants(NAMES, lambda h: (7, 20 * h, 16 * h, 16), "rows of {h} float32 numbers", h=(4, *range(5, 26))),
+    variants=Variants(
+        NAMES,
+        lambda h: (7, 20 * h, 16 * h, 16),
+        "rows of {h} float32 numbers",
+        h=(4, *range(5, 26)),
+        slips=_slips,
+        called={"h": "numbers of a row"},
+    ),
 )
 def numbers(answer: object) -> str:
     """Predict what rank 1 receives and sends for a table of counts."""
@@ -86,7 +96,7 @@ def numbers(answer: object) -> str:
         "16 bytes for each row that came from others",
         "8 bytes to each of the others",
     )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "7 rows arrive, 80 bytes leave forward, 64 backward, 16 before the rows"
 
 

@@ -79,6 +79,13 @@ def hint(exercise: int | None = None) -> None:
         e_back=(10, 9, 12),
         s=(8, 6, 7, 9),
         s_back=(16, 15, 18),
+        called={
+            "x": "exchange",
+            "e": "experts' forward",
+            "e_back": "backward",
+            "s": "shared expert's forward",
+            "s_back": "backward",
+        },
     ),
 )
 def numbers(answer: object) -> str:

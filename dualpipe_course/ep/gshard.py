@@ -72,6 +72,7 @@ def hint(exercise: int | None = None) -> None:
         h=(16, 8, 24, 32, 48, 64),
         a=(9, 7, 8, 10),
         b=lambda a, **_: 11 - a,
+        called={"h": "hidden size"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -10,7 +10,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 from dualpipe_lab.ep.overlap import (
     InvalidOrder,
     Order,
@@ -31,24 +31,6 @@ from dualpipe_lab.timeline import Time
 
 NAMES = ("serial", "overlapped", "W not split", "overlapped on the slow link")
 EXPECTED = (220, 121, 130, 160)
-_SLIPS = (
-    {120: "that is the work alone", 100: "that is the communication alone", 200: "work is 6 pieces per layer"},
-    {
-        120: "almost: the first M_B waits for C_B, and only A_F runs meanwhile",
-        100: "work takes longer than that",
-        220: "that is the serial order",
-    },
-    {
-        121: "that is the split pair; unsplit, D_B leaves only after M_W, and M_F alone hides it",
-        131: "the first wait is counted already: each layer has two all-to-alls that stick out by 1 tick",
-        125: "two all-to-alls of each layer stick out, D_B and C_B",
-    },
-    {
-        120: "communication is longer than work now",
-        164: "the link never idles here: 8 is twice a piece of work",
-        124: "communication is longer than work now",
-    },
-)
 UNEVEN = ticks_of(comm=3, A_F=1, A_B=1, A_W=1, M_F=4, M_B=4, M_W=4)
 V3_TICKS, TARGET, LAYERS = 36, 32, 2
 _LIBRARY = tuple(f"dualpipe_lab.ep.overlap.simulator:{name}" for name in ("host_calls", "_Host", "Call"))
@@ -65,6 +47,41 @@ def _four_settings(work: int, travel: int, slow: int) -> Sequence[Time] | None:
         return None
     unsplit = overlap_makespan(5, work, travel, split=False)
     return 30 * work + 20 * travel, overlap_makespan(5, work, travel), unsplit, overlap_makespan(5, work, slow)
+
+
+def _slips(work: int, travel: int, slow: int) -> Known:
+    answers = _four_settings(work, travel, slow)
+    assert answers is not None
+    serial, overlapped, _, slowest = answers
+    out, longer = travel - work, "communication is longer than work now"
+    twice = f": {slow} is twice a piece of work" if slow == 2 * work else ""
+    always_busy = [(slowest + slow - work, f"the link never idles here{twice}")] if slowest == 20 * slow else []
+    return (
+        (
+            (30 * work, "that is the work alone"),
+            (20 * travel, "that is the communication alone"),
+            (25 * work + 20 * travel, "work is 6 pieces per layer"),
+        ),
+        (
+            (30 * work, "almost: the first M_B waits for C_B, and only A_F runs meanwhile"),
+            (20 * travel, "work takes longer than that"),
+            (serial, "that is the serial order"),
+        ),
+        (
+            (overlapped, "that is the split pair; unsplit, D_B leaves only after M_W, and M_F alone hides it"),
+            (
+                overlapped + 10 * out,
+                f"the first wait is counted already: "
+                f"each layer has two all-to-alls that stick out by {out} tick{'s' if out > 1 else ''}",
+            ),
+            (30 * work + 5 * out, "two all-to-alls of each layer stick out, D_B and C_B"),
+        ),
+        (
+            (30 * work, longer),
+            *always_busy,
+            (30 * work + slow - work, longer),
+        ),
+    )
 
 
 @exercise(
@@ -87,6 +104,8 @@ def _four_settings(work: int, travel: int, slow: int) -> Sequence[Time] | None:
         work=(4, 6, 8, 10),
         travel=(5, 7, 9, 11, 13),
         slow=(8, 10, 12, 14, 16, 18, 20),
+        slips=_slips,
+        called={"work": "work", "travel": "all-to-all", "slow": "on the slow link"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -97,7 +116,7 @@ def numbers(answer: object) -> str:
         "per layer the 6 pieces of work, and what sticks out of D_B and C_B",
         "the longer of the two sums, and what the beginning adds",
     )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "220 ticks serial, 121 overlapped, 130 with W not split, 160 on the slow link"
 
 

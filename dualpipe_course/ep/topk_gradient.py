@@ -85,6 +85,7 @@ def hint(exercise: int | None = None) -> None:
         "hidden size {h} runs on {n} ranks",
         h=(16, 8, 24, 32, 40, 48, 64, 96),
         n=(4, 2, 3, 8),
+        called={"h": "hidden size", "n": "ranks"},
     ),
 )
 def numbers(answer: object) -> str:

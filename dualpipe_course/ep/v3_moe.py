@@ -12,28 +12,13 @@ from dualpipe_course.ep import routed_runs as runs
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("parameters of an expert", "experts that compute", "bytes of a row", "first expert", "percent")
 EXPECTED = (6_291_456, 8, 2112, 3, 40)
-_SLIPS: tuple[dict[int, str], ...] = (
-    {2_097_152: "that is one matrix; gate, up and down are three", 4_194_304: "gate, up and down are three matrices"},
-    {6: "every token uses the shared ones too", 66: "that is how many there are", 7: "there are two shared ones"},
-    {2048: "the scales travel too", 2064: "a scale has 4 bytes", 4096: "fp8 has one byte per number"},
-    {
-        0: "that is the order without the bias: 0.6 + 0.35 is more than 0.9",
-        4: "a group is worth the sum of its two best: (4, 5) has 0.9 and is left out",
-    },
-    {
-        51: "that is 0.95 / 1.85; the bias is for the selection alone",
-        60: "that is the weight of the other one",
-        63: "that is 0.95 / 1.5; the bias is for the selection alone",
-        22: "divide by the scores of the chosen experts, not of all",
-    },
-)
 _GENERAL = (
     "three matrices of 2048 by 1024",
     "6 routed and the shared ones",
@@ -54,6 +39,31 @@ SIZES = ((8, 2, 4, 2), (8, 4, 4, 2), (6, 3, 6, 3), (12, 3, 3, 1), (12, 5, 4, 3),
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("v3_moe"), exercise)
+
+
+def _slips(h: int, f: int, k: int) -> Known:
+    return (
+        (
+            (h * f, "that is one matrix; gate, up and down are three"),
+            (2 * h * f, "gate, up and down are three matrices"),
+        ),
+        (
+            (k, "every token uses the shared ones too"),
+            (66, "that is how many there are"),
+            (k + 1, "there are two shared ones"),
+        ),
+        ((h, "the scales travel too"), (h + h // 128, "a scale has 4 bytes"), (2 * h, "fp8 has one byte per number")),
+        (
+            (0, "that is the order without the bias: 0.6 + 0.35 is more than 0.9"),
+            (4, "a group is worth the sum of its two best: (4, 5) has 0.9 and is left out"),
+        ),
+        (
+            (51, "that is 0.95 / 1.85; the bias is for the selection alone"),
+            (60, "that is the weight of the other one"),
+            (63, "that is 0.95 / 1.5; the bias is for the selection alone"),
+            (22, "divide by the scores of the chosen experts, not of all"),
+        ),
+    )
 
 
 @exercise(
@@ -77,11 +87,13 @@ def hint(exercise: int | None = None) -> None:
         h=(2048, 1024, 3072, 4096),
         f=(1024, 512, 1536, 2048),
         k=(6, 4, 8),
+        slips=_slips,
+        called={"h": "numbers of a row", "f": "width of an expert", "k": "routed experts"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict sizes of a layer, and what a token with a bias among its experts does."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, _GENERAL)
     return "6,291,456 parameters, 8 experts per token, 2,112 bytes per row; expert 3 comes first and weighs 40%"
 
 

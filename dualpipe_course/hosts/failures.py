@@ -89,6 +89,7 @@ def hint(exercise: int | None = None) -> None:
         save=(36, 9, 81),
         every=(40, 30, 50, 60),
         at=(253, 218, 274, 287),
+        called={"save": "seconds of a save", "every": "steps between saves", "at": "step"},
     ),
 )
 def numbers(answer: object) -> str:

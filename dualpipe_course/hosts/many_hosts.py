@@ -96,6 +96,7 @@ def hint(exercise: int | None = None) -> None:
         says=(9200, 8900, 9600),
         other=(90, 60, 110),
         drift=(20, 10, 25, 40),
+        called={"n": "ranks", "back": "arrives at", "says": "the answer says", "other": "within", "drift": "drift"},
     ),
 )
 def numbers(answer: object) -> str:

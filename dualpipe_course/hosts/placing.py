@@ -74,6 +74,7 @@ def hint(exercise: int | None = None) -> None:
         "waits for {grads} MB of gradients",
         work=(120, 80, 96, 160, 200),
         grads=(500, 260, 380, 420, 620, 740, 820, 980),
+        called={"grads": "MB of gradients"},
     ),
 )
 def numbers(answer: object) -> str:

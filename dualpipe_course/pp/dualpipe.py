@@ -13,7 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import clipping, programs
 from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import WORDS, Known, Variants
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W
 from dualpipe_lab.pp.schedules.dualpipe import (
@@ -39,12 +39,6 @@ CASES += [(2, 4, True, PLENTY), (3, 7, True, PLENTY), (2, 4, False, 0), (4, 8, F
 CASES += [(3, 7, True, 1), (4, 10, True, 0), (6, 14, False, 2), (8, 20, False, PLENTY), (8, 20, False, 3)]
 COST = Cost(F=4, I=4, W=2, overlap=8)  # pairs gain, and W is short: a wrong order shows
 RANKS, MICROBATCHES, EASY, LEAST, ROOM = 4, 6, 25, 19, 4  # of the puzzle, F = I = W = 1
-_MIDDLE = {
-    16: "there is one more term: I is slower than F here, so step 3 holds gradients up, (p/2 - 1)(t_I - t_F) - t_F",
-    22: "the published form holds for t_F = t_I >= t_W only",
-    20: "a pair takes 14 ticks, two less than F and B one after the other",
-    14: "step 7 counts max(t_I - t_W, 0) per rank that lies inside, and step 3 has its term",
-}
 Words = Sequence[str]
 SMALL = ("B0", "I0 W", "I0 I0 W W", "I1 I0 W W", "I0 B1 W", "I0 I1 B0 W B1 I0 W W")
 
@@ -60,6 +54,33 @@ def _in_the_middle(f: int, i: int, w: int, pair: int) -> Sequence[Time] | None:
     cost = Cost(F=f, I=i, W=w, overlap=pair)
     middle, outer = (dualpipe_bubble(6, 14, rank, cost) for rank in (2, 0))
     return middle, outer, 2 * (pair + i - 2 * w), dualpipe_peak_activations(6)
+
+
+def _slips(f: int, i: int, w: int, pair: int) -> Known:
+    answers = _in_the_middle(f, i, w, pair)
+    assert answers is not None
+    slower, fewer = pair - i - w, max(i - w, 0)
+    return (
+        (
+            (
+                2 * (f + slower + fewer),
+                "there is one more term: I is slower than F here, so step 3 holds gradients up, "
+                "(p/2 - 1)(t_I - t_F) - t_F",
+            ),
+            (2 * (pair + i - 2 * w), "the published form holds for t_F = t_I >= t_W only"),
+            (
+                2 * (2 * f + fewer),
+                f"a pair takes {pair} ticks, {WORDS[f - slower]} less than F and B one after the other",
+            ),
+            (
+                2 * (f + slower) + fewer,
+                "step 7 counts max(t_I - t_W, 0) per rank that lies inside, and step 3 has its term",
+            ),
+        ),
+        ((answers[0], "all ranks end together, and rank 2 has 7 pairs, rank 0 has 6"),),
+        (),
+        (),
+    )
 
 
 @exercise(
@@ -84,6 +105,8 @@ def _in_the_middle(f: int, i: int, w: int, pair: int) -> Sequence[Time] | None:
         i=(7, 6, 8),
         w=(5, 4),
         pair=(14, 13, 15),
+        slips=_slips,
+        called={"f": "F", "i": "I", "w": "W"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -91,7 +114,8 @@ def numbers(answer: object) -> str:
     middle, outer, published, peak = needs_ints(answer, NUMBERS)
     if middle != EXPECTED[0]:
         raise Wrong(
-            f"rank 2, {middle}: " + _MIDDLE.get(middle, "count the four terms of the chapter's form one by one")
+            f"rank 2, {middle}: "
+            + numbers.slips[0].get(middle, "count the four terms of the chapter's form one by one")
         )
     if outer != EXPECTED[1]:
         same = (

@@ -97,6 +97,7 @@ def hint(exercise: int | None = None) -> None:
         first=(25_000, 30_000, 35_000, 45_000),
         others=(10_000, 8_000, 12_000),
         norm=(5, 3, 4, 6, 7),
+        called={"m": "microbatches", "first": "weights of stage 0:", "others": "of every other stage"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -90,6 +90,7 @@ def _three_layers(f: int, b: int, travel: int, i: int) -> Sequence[int] | None:
         b=(12, 10, 14),
         travel=(8, 9, 10),
         i=lambda b, **_: b // 2,
+        called={"f": "forward", "b": "backward", "travel": "all-reduce", "i": "I"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -56,6 +56,7 @@ def hint(exercise: int | None = None) -> None:
         m=(4,),
         f=(2, 3),
         b=(3, 4, 5, 6, 7),
+        called={"p": "ranks", "m": "microbatches", "f": "F", "b": "B"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -18,7 +18,7 @@ from dualpipe_course.pp.programs import check_rows, parse
 from dualpipe_course.start.ranks import MS, SENDS, all_waited_for, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score, smallest_failing
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 from dualpipe_lab.pp.simulator import simulate
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ NUMBERS = ("makespan", "bubble per rank", "peak of live activations")
 EXPECTED = (60, 24, 6)
 # of the puzzle, with F = 1 and B = 2; GPipe with a flush after every three microbatches is the slowest
 RANKS, MICROBATCHES, MAKESPAN, MEMORY, SLOWEST = 4, 8, 39, 3, 51
-_MISTAKES = {
-    54: "this is the makespan with free messages; each of 3 boundaries delays the first F and the last B by one tick",
-    57: "gradients travel too: 3 ticks on the way down and 3 on the way up",
-    66: "only the first activation and the last gradient make anyone wait longer, once per boundary",
-    36: "this is one rank's work; the first and the last microbatch also pass the other stages",
-}
 CHECKPOINT = "torch.utils.checkpoint:checkpoint"
 IN_WORK = 3  # tensors of one microbatch that may be alive when its stage starts: x, and the last y and gradient
 _SAVED = (
@@ -52,6 +46,27 @@ _HELD = (
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("gpipe"), exercise)
+
+
+def _slips(p: int, m: int, f: int, b: int) -> Known:
+    free = (m + p - 1) * (f + b)
+    return (
+        (
+            (
+                free,
+                f"this is the makespan with free messages; "
+                f"each of {p - 1} boundaries delays the first F and the last B by one tick",
+            ),
+            (free + p - 1, f"gradients travel too: {p - 1} ticks on the way down and {p - 1} on the way up"),
+            (
+                free + 2 * m,
+                "only the first activation and the last gradient make anyone wait longer, once per boundary",
+            ),
+            (m * (f + b), "this is one rank's work; the first and the last microbatch also pass the other stages"),
+        ),
+        (),
+        (),
+    )
 
 
 @exercise(
@@ -74,13 +89,15 @@ def hint(exercise: int | None = None) -> None:
         m=(6, 5, 7, 8),
         f=(2, 3),
         b=(4, 5, 6),
+        slips=_slips,
+        called={"p": "ranks", "m": "microbatches", "f": "F", "b": "B"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict makespan, bubble per rank and peak for p=4, m=6, t_F=2, t_B=4 and a latency of 1 tick."""
     makespan, bubble, peak = needs_ints(answer, NUMBERS)
     if makespan != EXPECTED[0]:
-        raise Wrong(f"makespan {makespan}: " + _MISTAKES.get(makespan, "draw ranks 0 and 1 first, then count"))
+        raise Wrong(f"makespan {makespan}: " + numbers.slips[0].get(makespan, "draw ranks 0 and 1 first, then count"))
     if bubble != EXPECTED[1]:
         raise Wrong(f"bubble {bubble}: a rank works for m (t_F + t_B) = 36 of the 60 ticks")
     if peak != EXPECTED[2]:

@@ -77,6 +77,7 @@ def _segments(best: int, units: int, size: int, blocks: int) -> Sequence[float] 
         units=(9, 4, 5, 6, 8, 10),
         size=(3, 2, 4, 6),
         blocks=lambda best, units, **_: units * best**2,
+        called={"size": "blocks of a segment"},
     ),
 )
 def numbers(answer: object) -> str:

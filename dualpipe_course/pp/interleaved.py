@@ -58,6 +58,7 @@ def hint(exercise: int | None = None) -> None:
         m=(12, 8, 16, 20),
         f=(2, 3, 1),
         b=(4, 3, 5, 6),
+        called={"m": "microbatches", "f": "F", "b": "B"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -14,46 +14,12 @@ from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.pp.loops import only_whole_backwards
 from dualpipe_course.pp.several_pipelines import check_step
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import WORDS, Known, Variants
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.simulator import simulate
 
 NAMES = ("forwards before the first B", "microbatch", "tick", "finished", "sum of the peaks", "sum for 3 microbatches")
 EXPECTED = (4, 8, 22, 2, 15, 12)  # 5 ranks, 12 microbatches, F = 2, B = 3
-_SLIPS: tuple[dict[int, str], ...] = (
-    {
-        3: "that is the warm-up; the steady phase begins with one more forward",
-        5: "that is rank 0; three ranks follow rank 1",
-        1: "that is the last rank; three ranks follow rank 1",
-    },
-    {
-        7: "a rank holds warm-up and one more: the forward after B0 is that of microbatch 4",
-        9: "that is rank 0's row, whose warm-up is one longer",
-        5: "that is the last rank's row, without a warm-up",
-    },
-    {
-        25: "that is when it ends",
-        10: "that is the end of its own five forwards; the gradient is not there yet",
-        16: "a gradient also passes four ranks upwards, with a B on each",
-        20: "F and B take 2 and 3 ticks: five forwards down, then four backwards up",
-    },
-    {
-        3: "the third is in its B: rank 4 begins at tick 8 and finishes a microbatch every 5 ticks",
-        1: "rank 4 goes on while the first gradient travels up",
-        4: "rank 4 begins at tick 8, after four forwards",
-    },
-    {
-        60: "that is GPipe's, 12 on each rank",
-        25: "only rank 0 holds 5",
-        14: "each rank holds its warm-up and one more",
-        10: "each rank holds its warm-up and one more",
-    },
-    {
-        15: "no rank can hold more than the 3 microbatches that there are",
-        9: "the last two ranks hold fewer than 3",
-        6: "rank r holds min(m, p - r): the first three ranks hold 3 each",
-    },
-)
 _GENERAL = (
     "rank r runs p - 1 - r forwards as its warm-up, and the steady phase begins with a forward",
     "write the row: four forwards, then B and F in turn",
@@ -90,6 +56,48 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("one_f_one_b"), exercise)
 
 
+def _slips(f: int, b: int, m: int) -> Known:
+    done, rest = divmod(f + 4 * b, f + b)
+    return (
+        (
+            (3, "that is the warm-up; the steady phase begins with one more forward"),
+            (5, "that is rank 0; three ranks follow rank 1"),
+            (1, "that is the last rank; three ranks follow rank 1"),
+        ),
+        (
+            (7, "a rank holds warm-up and one more: the forward after B0 is that of microbatch 4"),
+            (9, "that is rank 0's row, whose warm-up is one longer"),
+            (5, "that is the last rank's row, without a warm-up"),
+        ),
+        (
+            (5 * f + 5 * b, "that is when it ends"),
+            (5 * f, "that is the end of its own five forwards; the gradient is not there yet"),
+            (5 * f + 2 * b, "a gradient also passes four ranks upwards, with a B on each"),
+            (4 * f + 4 * b, f"F and B take {f} and {b} ticks: five forwards down, then four backwards up"),
+        ),
+        (
+            (
+                done + 1,
+                f"the {('second', 'third', 'fourth')[done - 1]} is in its {'B' if rest >= f else 'F'}: "
+                f"rank 4 begins at tick {4 * f} and finishes a microbatch every {f + b} ticks",
+            ),
+            (1, "rank 4 goes on while the first gradient travels up"),
+            ((5 * f + 4 * b) // (f + b), f"rank 4 begins at tick {4 * f}, after four forwards"),
+        ),
+        (
+            (60, "that is GPipe's, 12 on each rank"),
+            (25, "only rank 0 holds 5"),
+            (14, "each rank holds its warm-up and one more"),
+            (10, "each rank holds its warm-up and one more"),
+        ),
+        (
+            (15, f"no rank can hold more than the {m} microbatches that there are"),
+            ((6 - m) * m, f"the last {WORDS[m - 1] + ' ranks hold' if m > 2 else 'rank holds'} fewer than {m}"),
+            (m * (m + 1) // 2, f"rank r holds min(m, p - r): the first {WORDS[6 - m]} ranks hold {m} each"),
+        ),
+    )
+
+
 @exercise(
     "one_f_one_b-1",
     "Five ranks on paper",
@@ -110,11 +118,13 @@ def hint(exercise: int | None = None) -> None:
         f=(2, 3, 4),
         b=(3, 4, 5, 6, 7),
         m=(3, 2, 4),
+        slips=_slips,
+        called={"f": "F", "b": "B", "m": "microbatches"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict a row, a tick and two sums of peaks of 1F1B on 5 ranks, with F = 2 and B = 3."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, _GENERAL)
     return "4 forwards, 1F8 after 1B4, tick 22 with 2 microbatches finished, 15 activations in all, or 12"
 
 

@@ -77,6 +77,7 @@ def hint(exercise: int | None = None) -> None:
         "on the same {p} ranks",
         p=(4, 5, 6),
         k=(9, 8, 10, 11, 12, 13, 14, 15),
+        called={"p": "ranks", "k": "minibatch"},
     ),
 )
 def versions(answer: object) -> str:

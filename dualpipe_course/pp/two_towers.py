@@ -86,6 +86,7 @@ def hint(exercise: int | None = None) -> None:
         "float32 of shape (128, {d})",
         d=(256, 64, 128, 384, 512),
         width=(64, 32, 48, 96, 128),
+        called={"d": "numbers"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -96,6 +96,7 @@ def _two_vs(p: int, f: int, i: int) -> Sequence[Time]:
         p=(10, 7, 8, 9, 11, 12, 13, 14),
         f=(2, 3, 4),
         i=(3, 4, 5),
+        called={"p": "ranks", "f": "F", "i": "I"},
     ),
 )
 def numbers(answer: object) -> str:

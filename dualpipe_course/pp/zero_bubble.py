@@ -13,7 +13,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import split_rows
 from dualpipe_course.pp.programs import parse
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 from dualpipe_lab.pp.program import F, I, W
 from dualpipe_lab.pp.simulator import simulate
 
@@ -23,25 +23,6 @@ if TYPE_CHECKING:
 
 NUMBERS = ("idle ticks of ZB-H1", "idle ticks of ZB-H2", "ticks of a step without barriers")
 EXPECTED = (9, 6, 75)  # p = 4, m = 8, F = 2, I = 3, W = 4
-MISTAKES: tuple[dict[int, str], ...] = (
-    {
-        3: "that is the published form; while a rank waits for the first gradient to climb, no W is there to fill in",
-        15: "that is the wait of a split backward that moves no W; three W of 4 ticks each can be moved into it",
-        6: "no W enters the wait for F or for I; the longer of the two is left over, once per boundary",
-        27: "that is 1F1B's",
-    },
-    {
-        -9: "no idle time is less than nothing",
-        0: "zero only without a barrier, and only if I is not longer than F or W by too much",
-        3: "that is the idle time inside a row; with a barrier the shifted starts and ends count too",
-        9: "that is H1's; I is longer than F here, so room for 7 helps with a barrier too",
-    },
-    {
-        72: "this is one rank's work; I is a tick longer than F, and nothing fills that difference",
-        78: "that is a step with a barrier",
-        81: "that is a step of H1",
-    },
-)
 # of the puzzle, all ticks 1
 RANKS, MICROBATCHES, ROOM, TICKS, SLOWEST = 4, 6, (4, 3, 3, 3), 22, 27
 WIDTH, HIDDEN = 5, 7
@@ -65,6 +46,47 @@ def _idle(f: int, i: int, w: int, h1: int, h2: int) -> Sequence[int] | None:
         return None
     step = 8 * (f + i + w) + 3 * max(0, i - f, f + i - 2 * w)
     return 3 * (f + i) - 3 * min(i, f, w), 3 * (f + i) - min(3 * i, 6 * f, 6 * w), step
+
+
+def _slips(f: int, i: int, w: int, h1: int, h2: int) -> Known:
+    answers = _idle(f, i, w, h1, h2)
+    assert answers is not None
+    idle_h1, idle_h2, _ = answers
+    work = 8 * (f + i + w)
+    longer = "a tick" if i - f == 1 else f"{i - f} ticks"
+    is_longer = "I is longer than F here, so " if i > f else ""
+    return (
+        (
+            (
+                h1,
+                "that is the published form; while a rank waits for the first gradient to climb, "
+                "no W is there to fill in",
+            ),
+            (
+                3 * (f + i),
+                f"that is the wait of a split backward that moves no W; three W of {w} ticks each can be moved into it",
+            ),
+            (
+                3 * min(f, i),
+                "no W enters the wait for F or for I; the longer of the two is left over, once per boundary",
+            ),
+            (3 * (f + i + w), "that is 1F1B's"),
+        ),
+        (
+            (-h2, "no idle time is less than nothing"),
+            (0, "zero only without a barrier, and only if I is not longer than F or W by too much"),
+            (
+                3 * max(0, i - f),
+                "that is the idle time inside a row; with a barrier the shifted starts and ends count too",
+            ),
+            (idle_h1, f"that is H1's; {is_longer}room for 7 helps with a barrier too"),
+        ),
+        (
+            (work, f"this is one rank's work; I is {longer} longer than F, and nothing fills that difference"),
+            (work + idle_h2, "that is a step with a barrier"),
+            (work + idle_h1, "that is a step of H1"),
+        ),
+    )
 
 
 @exercise(
@@ -91,12 +113,14 @@ def _idle(f: int, i: int, w: int, h1: int, h2: int) -> Sequence[int] | None:
         w=(4, 5, 6, 7, 8, 9),
         h1=lambda f, i, w: 3 * (f + i - w),
         h2=lambda f, i, w, **_: 3 * (2 * w - f - i),
+        slips=_slips,
+        called={"f": "F", "i": "I", "w": "W", "h1": "published form for ZB-H1", "h2": "for ZB-H2 minus"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict the idle times of ZB-H1 and ZB-H2 for F, I, W = 2, 3, 4, and H2's step without barriers."""
     found = needs_ints(answer, NUMBERS)
-    for name, value, expected, slips in zip(NUMBERS, found, EXPECTED, MISTAKES, strict=True):
+    for name, value, expected, slips in zip(NUMBERS, found, EXPECTED, numbers.slips, strict=True):
         if value != expected:
             raise Wrong(f"{name} {value}: " + slips.get(value, "take the chapter's form and put in p = 4, m = 8"))
     return "9 and 6 idle ticks with a barrier, 75 ticks per step without one"

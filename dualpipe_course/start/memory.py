@@ -15,42 +15,10 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 NAMES = ("bytes per parameter", "bytes before the first update", "GB", "GPUs", "numbers kept", "GB of activations")
 EXPECTED = (14, 10, 448, 6, 144_896, 36)
-_SLIPS = (
-    {
-        16: "that is the page's recipe; here the gradient has 4 bytes and each moment 2",
-        12: "the gradient is fp32 here, or there are two moments of 2 bytes each: one of them is missing",
-        18: "both moments are bf16 here, 2 bytes each",
-        10: "the two moments belong to the training too",
-    },
-    {
-        14: "the moments do not exist before the first update",
-        12: "neither of the two moments exists before the first update",
-        6: "the master weights are there from the start",
-        8: "the gradient has 4 bytes here",
-    },
-    {
-        512: "that is for 16 bytes per parameter",
-        64: "that is the weights alone",
-        320: "that is before the first update; the moments come then and stay",
-    },
-    {5: "five GPUs have 400 GB", 7: "448 GB fit into six GPUs"},
-    {
-        133_632: "that is with grouped keys of 1,024 features; here keys and values are as wide as the hidden size",
-        131_584: "keys and values are kept as well, each h wide",
-        138_240: "keys and values are two tensors",
-        126_976: "four tensors of the feed-forward network's width are kept",
-    },
-    {
-        18: "a bf16 number has 2 bytes",
-        71: "that is for fp32, 4 bytes per number",
-        1: "that is one layer",
-        33: "keys and values are h wide here",
-    },
-)
 _RULES = (
     "2 + 4 + 4 + 2 + 2 bytes",
     "weight, master and gradient are there before the first update",
@@ -96,6 +64,46 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("memory"), exercise)
 
 
+def _slips(billions: int, layers: int, f: int) -> Known:
+    kept, giga = 73_216 + 4 * f, layers * 4096 / 1e9
+    grouped = kept - 2 * (6_656 - 1_024)
+    return (
+        (
+            (16, "that is the page's recipe; here the gradient has 4 bytes and each moment 2"),
+            (12, "the gradient is fp32 here, or there are two moments of 2 bytes each: one of them is missing"),
+            (18, "both moments are bf16 here, 2 bytes each"),
+            (10, "the two moments belong to the training too"),
+        ),
+        (
+            (14, "the moments do not exist before the first update"),
+            (12, "neither of the two moments exists before the first update"),
+            (6, "the master weights are there from the start"),
+            (8, "the gradient has 4 bytes here"),
+        ),
+        (
+            (16 * billions, "that is for 16 bytes per parameter"),
+            (2 * billions, "that is the weights alone"),
+            (10 * billions, "that is before the first update; the moments come then and stay"),
+        ),
+        ((5, "five GPUs have 400 GB"), (7, f"{14 * billions} GB fit into six GPUs")),
+        (
+            (
+                grouped,
+                "that is with grouped keys of 1,024 features; here keys and values are as wide as the hidden size",
+            ),
+            (kept - 2 * 6_656, "keys and values are kept as well, each h wide"),
+            (kept - 6_656, "keys and values are two tensors"),
+            (kept - f, "four tensors of the feed-forward network's width are kept"),
+        ),
+        (
+            (round(kept * giga / 2), "a bf16 number has 2 bytes"),
+            (round(kept * giga * 2), "that is for fp32, 4 bytes per number"),
+            (round(kept * giga / layers), "that is one layer"),
+            (round(grouped * giga), "keys and values are h wide here"),
+        ),
+    )
+
+
 @exercise(
     "memory-1",
     "Another recipe",
@@ -123,11 +131,13 @@ def hint(exercise: int | None = None) -> None:
         billions=(32, 30, 31, 33, 34),
         layers=(60, 56, 58, 62),
         f=(17_920, 17_408, 18_432),
+        slips=_slips,
+        called={"billions": "billion parameters", "f": "width of the feed-forward network"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict bytes per parameter, bytes before the first update, GB, GPUs, and what the tokens leave."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, _RULES)
     return "14 bytes per parameter, 10 of them before the first update; 448 GB on 6 GPUs, 36 GB of activations"
 
 

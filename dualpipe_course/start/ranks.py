@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -21,10 +21,8 @@ ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model t
 MS = 1_000_000
 SENDS, RECEIVES = ("send", "isend"), ("recv", "irecv")
 RING_BYTES = [40, 40, 32]
-_UNEQUAL = (
-    "the ranks do not send equally much: 7 elements make chunks of 3, 3 and 1, "
-    "and the closed form 2 (N - 1) / N S is exact only where N divides the size"
-)
+_ELEMENTS = "these are elements; a float32 has 4 bytes"
+_HALF = "this is one of the two halves: N - 1 steps add, and N - 1 more hand the finished sums on"
 
 
 def hint(exercise: int | None = None) -> None:
@@ -33,9 +31,35 @@ def hint(exercise: int | None = None) -> None:
 
 
 def _three_ranks(n: int) -> Sequence[int] | None:
+    return [_sent(n, rank, steps=4) for rank in range(3)] if n % 3 else None
+
+
+def _sent(n: int, rank: int, steps: int) -> int:
+    return 4 * sum(_chunks(n)[(rank - step) % 3] for step in range(steps))
+
+
+def _chunks(n: int) -> tuple[int, int, int]:
     chunk = -(-n // 3)
-    sizes = (chunk, chunk, n - 2 * chunk)
-    return [4 * sum(sizes[(rank - step) % 3] for step in range(4)) for rank in range(3)] if n % 3 else None
+    return chunk, chunk, n - 2 * chunk
+
+
+def _unequal(n: int) -> str:
+    first, second, last = _chunks(n)
+    return (
+        f"the ranks do not send equally much: {n} elements make chunks of {first}, {second} and {last}, "
+        "and the closed form 2 (N - 1) / N S is exact only where N divides the size"
+    )
+
+
+def _slips(n: int) -> Known:
+    return [
+        (
+            *((value, _unequal(n)) for value in (16 * n / 3, 16 * n // 3, 16 * n // 3 + 1)),
+            (_sent(n, rank, steps=4) // 4, _ELEMENTS),
+            (_sent(n, rank, steps=2), _HALF),
+        )
+        for rank in range(3)
+    ]
 
 
 @exercise(
@@ -50,21 +74,28 @@ def _three_ranks(n: int) -> Sequence[int] | None:
         "In step s, rank r sends chunk (r - s) mod 3, for s = 0, 1, 2, 3. List the four chunks of each rank.",
         "Rank 0 sends chunks 0, 2, 1, 0: that is 3 + 1 + 3 + 3 elements of 4 bytes.",
     ),
-    variants=Variants(("rank 0", "rank 1", "rank 2"), _three_ranks, "a tensor of {n} elements", n=(7, *range(8, 41))),
+    variants=Variants(
+        ("rank 0", "rank 1", "rank 2"),
+        _three_ranks,
+        "a tensor of {n} elements",
+        n=(7, *range(8, 41)),
+        slips=_slips,
+        called={"n": "elements"},
+    ),
 )
 def bytes_on_a_ring(answer: object) -> str:
     """Predict the bytes that each of 3 ranks sends in the chapter's ring all-reduce of 7 float32 elements."""
-    found = needs_ints(answer, ("rank 0", "rank 1", "rank 2"), [{112 / 3: _UNEQUAL}] * 3)
+    found = needs_ints(answer, ("rank 0", "rank 1", "rank 2"), bytes_on_a_ring.slips)
     if found == RING_BYTES:
         return "a rank that forwards the short chunk twice sends less: 40, 40, 32 bytes"
     if found == [size // 4 for size in RING_BYTES]:
-        raise Wrong("these are elements; a float32 has 4 bytes")
+        raise Wrong(_ELEMENTS)
     if len(set(found)) == 1:
-        raise Wrong(_UNEQUAL)
+        raise Wrong(_unequal(7))
     if sum(found) == sum(RING_BYTES):
         raise Wrong("the sum over the ranks is right, its distribution is not: which chunk does a rank send last?")
     if sum(found) * 2 in range(sum(RING_BYTES) - 8, sum(RING_BYTES) + 9):
-        raise Wrong("this is one of the two halves: N - 1 steps add, and N - 1 more hand the finished sums on")
+        raise Wrong(_HALF)
     raise Wrong(f"all ranks together send 2 (N - 1) S = 2 * 2 * 28 = 112 bytes; yours add up to {sum(found)}")
 
 

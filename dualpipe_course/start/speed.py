@@ -12,38 +12,10 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 NAMES = ("GFLOP per token", "ms at best", "ms at 40%", "MFU in percent", "tokens per GPU", "microbatches")
 EXPECTED = (18, 500, 1_250, 75, 200_000, 28)
-_SLIPS = (
-    {
-        180: "a token multiplies with 3 billion of the 30 billion parameters",
-        6: "that is the forward alone",
-        12: "that is the backward alone",
-    },
-    {5_000: "a token uses a tenth of the parameters", 36_000: "72 GPUs share the work", 167: "the backward counts too"},
-    {200: "a share of 40% makes a step longer", 833: "40% is the share that works, not the share that waits"},
-    {
-        100: "the MFU does not count the second forward, and the GPU has to do it",
-        67: "a backward is worth two forwards: the useful part is 6 of 8",
-        133: "a share of the arithmetic is at most 100",
-        50: "the forward runs twice, the backward once",
-    },
-    {
-        20_000: "the sum has all 30 billion gradients, and a token computes with 3 billion parameters only",
-        2_000: "ten times the gradients need ten times the tokens, not a tenth",
-        133_333: "the sum hides behind the backward alone: gradients do not exist before",
-        100_000: "a GPU sends and receives about twice the bytes of its gradients",
-        400_000: "a gradient has 2 bytes here",
-    },
-    {
-        32: "p - 1 of the m + p - 1 steps are idle, not p",
-        35: "the idle share is of the whole time, m + p - 1, not of m",
-        27: "that is idle for 7 of 34 steps, more than a fifth",
-        29: "one less is still enough",
-    },
-)
 _RULES = (
     "6 FLOPs for each parameter that takes part",
     "FLOPs per token times 2 million, over 72 times 1,000 TFLOP/s",
@@ -102,6 +74,55 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("speed"), exercise)
 
 
+def _slips(total: int, active: int, gpus: int, p: int) -> Known:
+    at_best, tokens, is_tenth = 12_000 * active / gpus, 20_000 * total / active, total == 10 * active
+    share = "a tenth of the" if is_tenth else f"{active} of {total} billion"
+    scaled = (
+        "ten times the gradients need ten times the tokens, not a tenth"
+        if is_tenth
+        else "more gradients need more tokens"
+    )
+    return (
+        (
+            (6 * total, f"a token multiplies with {active} billion of the {total} billion parameters"),
+            (2 * active, "that is the forward alone"),
+            (4 * active, "that is the backward alone"),
+        ),
+        (
+            (12_000 * total / gpus, f"a token uses {share} parameters"),
+            (12_000 * active, f"{gpus} GPUs share the work"),
+            (round(at_best / 3), "the backward counts too"),
+        ),
+        (
+            (at_best * 0.4, "a share of 40% makes a step longer"),
+            (round(at_best / 0.6), "40% is the share that works, not the share that waits"),
+        ),
+        (
+            (100, "the MFU does not count the second forward, and the GPU has to do it"),
+            (67, "a backward is worth two forwards: the useful part is 6 of 8"),
+            (133, "a share of the arithmetic is at most 100"),
+            (50, "the forward runs twice, the backward once"),
+        ),
+        (
+            (
+                20_000,
+                f"the sum has all {total} billion gradients, "
+                f"and a token computes with {active} billion parameters only",
+            ),
+            (20_000 * active / total, scaled),
+            (round(tokens * 2 / 3), "the sum hides behind the backward alone: gradients do not exist before"),
+            (tokens / 2, "a GPU sends and receives about twice the bytes of its gradients"),
+            (tokens * 2, "a gradient has 2 bytes here"),
+        ),
+        (
+            (4 * p, "p - 1 of the m + p - 1 steps are idle, not p"),
+            (5 * (p - 1), "the idle share is of the whole time, m + p - 1, not of m"),
+            (4 * (p - 1) - 1, f"that is idle for {p - 1} of {5 * (p - 1) - 1} steps, more than a fifth"),
+            (4 * (p - 1) + 1, "one less is still enough"),
+        ),
+    )
+
+
 @exercise(
     "speed-1",
     "Six numbers",
@@ -133,11 +154,13 @@ def hint(exercise: int | None = None) -> None:
         active=(3, 6),
         gpus=(72, 24, 36, 48),
         p=(8, 4, 6, 10, 12),
+        slips=_slips,
+        called={"total": "billion parameters", "active": "active billion", "gpus": "GPUs", "p": "GPUs of the pipeline"},
     ),
 )
 def numbers(answer: object) -> str:
     """Predict FLOPs, times, a utilization, tokens that hide a sum, and microbatches."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, _RULES)
     return "18 GFLOP per token: 500 ms at best, 1,250 at 40%; MFU 75% recomputed, 200,000 tokens, 28 microbatches"
 
 

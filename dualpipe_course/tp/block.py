@@ -14,43 +14,49 @@ from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("bytes with all tokens", "bytes with cut tokens", "collectives", "bytes kept")
 EXPECTED = (234_881_024, 293_601_280, 10, 16_777_216)
-_SLIPS = (
-    {
-        117_440_512: "that is one direction",
-        268_435_456: "of each sum, 2 (t - 1) / t of its bytes leave a rank",
-        58_720_256: "that is one sum; a pair of products has one forward and one backward, and there are two pairs",
-        293_601_280: "that is the number with inputs gathered again",
-    },
-    {
-        234_881_024: "that is eight halves; two inputs are gathered once more in the backward",
-        264_241_152: "both pairs gather their input again",
-        469_762_048: "a half of a sum travels once: (t - 1) / t of its bytes",
-    },
-    {
-        4: "those are the sums; with cut tokens each is a reduce-scatter and an all-gather",
-        8: "those are the halves of four sums; what is gathered again?",
-        6: "those are the all-gathers alone",
-    },
-    {
-        134_217_728: "that is what a rank keeps if it has all tokens",
-        8_388_608: "that is two of the four",
-        67_108_864: "inputs of products are gathered again, so a rank keeps its part of them alone",
-        75_497_472: "inputs of products are gathered again, so a rank keeps its part of them alone",
-    },
-)
 _BELOW = {"dx": ". What the other ranks found out about these tokens belongs in it, once"}
 
 
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("block"), exercise)
+
+
+def _slips(tokens: int, t: int) -> Known:
+    size = 8192 * tokens  # bytes of T h numbers
+    half = size * (t - 1) // t
+    gathered = "inputs of products are gathered again, so a rank keeps its part of them alone"
+    return (
+        (
+            (4 * half, "that is one direction"),
+            (8 * size, "of each sum, 2 (t - 1) / t of its bytes leave a rank"),
+            (2 * half, "that is one sum; a pair of products has one forward and one backward, and there are two pairs"),
+            (10 * half, "that is the number with inputs gathered again"),
+        ),
+        (
+            (8 * half, "that is eight halves; two inputs are gathered once more in the backward"),
+            (9 * half, "both pairs gather their input again"),
+            (16 * half, "a half of a sum travels once: (t - 1) / t of its bytes"),
+        ),
+        (
+            (4, "those are the sums; with cut tokens each is a reduce-scatter and an all-gather"),
+            (8, "those are the halves of four sums; what is gathered again?"),
+            (6, "those are the all-gathers alone"),
+        ),
+        (
+            (4 * size, "that is what a rank keeps if it has all tokens"),
+            (2 * size / t, "that is two of the four"),
+            (2 * size, gathered),
+            (2 * size + 2 * size / t, gathered),
+        ),
+    )
 
 
 @exercise(
@@ -72,6 +78,8 @@ def hint(exercise: int | None = None) -> None:
         "and {t} ranks share",
         tokens=(4096, 1024, 2048, 3072, 5120, 6144, 8192, 16_384),
         t=(8, 2, 4),
+        slips=_slips,
+        called={"t": "ranks"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -82,7 +90,7 @@ def numbers(answer: object) -> str:
         "a sum is two halves, and two inputs are gathered again",
         "four inputs of T h / t numbers of 2 bytes",
     )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "234,881,024 and 293,601,280 bytes sent, 10 collectives, 16,777,216 bytes kept"
 
 

@@ -12,39 +12,13 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("numbers held", "bytes forward", "bytes backward", "bytes gathered")
 EXPECTED = (27, 0, 288, 216)
-_SLIPS = (
-    {
-        24: "that is the weight alone; a rank has the bias of its own outputs too",
-        36: "that counts the whole bias; a rank adds those of its own outputs",
-        108: "that is the whole layer; the rows are dealt out to four ranks",
-        26: "cut the outputs, not the inputs: 12 / 4 rows of 8",
-    },
-    {
-        216: "that is the all-gather of y, which this layer leaves out",
-        288: "the sum of dx is a matter of the backward",
-        432: "y_r is a slice of y, not a partial sum: there is nothing to sum",
-    },
-    {
-        432: "that sums dy; dx has 8 numbers for each token, whatever the outputs are",
-        192: "those are the bytes of dx; an all-reduce sends 2 (t - 1) / t of them",
-        144: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
-        72: "count bytes; a float32 has 4 of them",
-        0: "dx is a sum over all outputs, and each rank has a quarter of them",
-    },
-    {
-        288: "those are the bytes of y; a rank's own quarter does not travel to it",
-        432: "an all-gather is half of an all-reduce",
-        54: "count bytes; a float32 has 4 of them",
-        144: "that gathers x; the outputs are 12 for each token",
-    },
-)
 # ranks, shape of x, outputs: on 4 ranks 6 outputs are cut into 2 2 2 0
 SIZES = (
     (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
@@ -73,6 +47,35 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("column_parallel"), exercise)
 
 
+def _slips(h: int, f: int, tokens: int) -> Known:
+    return (
+        (
+            (f / 4 * h, "that is the weight alone; a rank has the bias of its own outputs too"),
+            (f / 4 * h + f, "that counts the whole bias; a rank adds those of its own outputs"),
+            (f * (h + 1), "that is the whole layer; the rows are dealt out to four ranks"),
+            (h / 4 * (f + 1), f"cut the outputs, not the inputs: {f} / 4 rows of {h}"),
+        ),
+        (
+            (3 * tokens * f, "that is the all-gather of y, which this layer leaves out"),
+            (6 * tokens * h, "the sum of dx is a matter of the backward"),
+            (6 * tokens * f, "y_r is a slice of y, not a partial sum: there is nothing to sum"),
+        ),
+        (
+            (6 * tokens * f, f"that sums dy; dx has {h} numbers for each token, whatever the outputs are"),
+            (4 * tokens * h, "those are the bytes of dx; an all-reduce sends 2 (t - 1) / t of them"),
+            (3 * tokens * h, "that is the reduce-scatter alone; an all-gather of the finished sums follows"),
+            (1.5 * tokens * h, "count bytes; a float32 has 4 of them"),
+            (0, "dx is a sum over all outputs, and each rank has a quarter of them"),
+        ),
+        (
+            (4 * tokens * f, "those are the bytes of y; a rank's own quarter does not travel to it"),
+            (6 * tokens * f, "an all-gather is half of an all-reduce"),
+            (0.75 * tokens * f, "count bytes; a float32 has 4 of them"),
+            (3 * tokens * h, f"that gathers x; the outputs are {f} for each token"),
+        ),
+    )
+
+
 @exercise(
     "column_parallel-1",
     "What a column holds and sends",
@@ -93,6 +96,8 @@ def hint(exercise: int | None = None) -> None:
         h=(8, 6, 10, 16),
         f=(12, 8, 16, 20, 24),
         tokens=(6, 5, 8, 10),
+        slips=_slips,
+        called={"h": "inputs", "f": "outputs"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -103,7 +108,7 @@ def numbers(answer: object) -> str:
         "2 (t - 1) / t of the bytes of dx, which is 6 by 8",
         "(t - 1) / t of the bytes of y, which is 6 by 12",
     )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "27 numbers held, 0 bytes forward, 288 backward, 216 more to gather the output"
 
 

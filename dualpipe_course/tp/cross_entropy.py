@@ -63,6 +63,7 @@ def hint(exercise: int | None = None) -> None:
         tokens=(4096, 1024, 2048, 8192),
         words=(120_000, 64_000, 96_000, 128_000),
         t=(8, 4, 16),
+        called={"t": "ranks", "words": "vocabulary"},
     ),
 )
 def numbers(answer: object) -> str:

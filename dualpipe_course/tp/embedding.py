@@ -47,6 +47,7 @@ def hint(exercise: int | None = None) -> None:
         rows=(50_257, 30_522, 32_003, 64_001),
         h=(4096, 2048, 8192),
         tokens=(2048, 512, 1024, 4096),
+        called={"h": "numbers of a row"},
     ),
 )
 def numbers(answer: object) -> str:

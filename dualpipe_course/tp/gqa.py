@@ -69,7 +69,11 @@ def hint(exercise: int | None = None) -> None:
         "Two ranks hold it, so the sum sends 2 (2 - 1) / 2 of the bytes of dW_k and dW_v.",
     ),
     variants=Variants(
-        NAMES, lambda d: (1, 80 * d, 8 * d, 320 * d), "2 KV heads of {d} features", d=(16, *range(4, 97, 4))
+        NAMES,
+        lambda d: (1, 80 * d, 8 * d, 320 * d),
+        "2 KV heads of {d} features",
+        d=(16, *range(4, 97, 4)),
+        called={"d": "features of a head"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -110,6 +110,7 @@ def hint(exercise: int | None = None) -> None:
         v=(10, 8, 12),
         queries=(24, 20, 32, 40),
         keys=(28, 12, 60),
+        called={"v": "values"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -43,6 +43,7 @@ def hint(exercise: int | None = None) -> None:
         tokens=(8192, 2048, 4096, 16_384),
         words=(120_000, 64_000, 96_000, 128_000),
         t=(8, 4, 16),
+        called={"t": "ranks", "words": "vocabulary"},
     ),
 )
 def numbers(answer: object) -> str:

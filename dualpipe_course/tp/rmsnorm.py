@@ -75,6 +75,7 @@ def hint(exercise: int | None = None) -> None:
         tokens=(64, 32, 128),
         t=(4, 2, 8),
         norms=(65, 33, 49),
+        called={"h": "features", "t": "ranks"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -11,34 +11,13 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("numbers held", "bytes forward", "bytes backward", "multiple of the bias")
 EXPECTED = (110, 288, 288, 4)
-_SLIPS = (
-    {
-        96: "that is the two weights; the layers have biases too",
-        102: "the second bias is added to the whole output: every rank has all 8 of it",
-        104: "the second bias is added to the whole output, and every rank has it; it is not cut",
-        128: "the first bias belongs to the outputs of the middle: a rank has 6 of the 24",
-        416: "that is both layers whole",
-    },
-    {
-        864: "that sums the middle; it stays cut, and y has 8 numbers for each token",
-        192: "those are the bytes of y; an all-reduce sends 2 (t - 1) / t of them",
-        144: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
-        576: "one sum forward: that of the second layer",
-    },
-    {
-        0: "the first layer's input is read by all ranks: its gradient is summed",
-        864: "that sums the gradient of the middle; each rank needs its own slice alone",
-        576: "one sum backward: that of the first layer's dx",
-    },
-    {1: "every one of the 4 partial sums contains the bias, and the sum contains it as often"},
-)
 # ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
 SIZES = (
     (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
@@ -55,6 +34,33 @@ _BIASED = {
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("row_parallel"), exercise)
+
+
+def _slips(h: int, f: int, tokens: int) -> Known:
+    return (
+        (
+            (f / 2 * h, "that is the two weights; the layers have biases too"),
+            (f / 4 * (2 * h + 1), f"the second bias is added to the whole output: every rank has all {h} of it"),
+            (
+                f / 4 * (2 * h + 1) + h / 4,
+                "the second bias is added to the whole output, and every rank has it; it is not cut",
+            ),
+            (f / 2 * h + f + h, f"the first bias belongs to the outputs of the middle: a rank has {f // 4} of the {f}"),
+            (2 * f * h + f + h, "that is both layers whole"),
+        ),
+        (
+            (6 * tokens * f, f"that sums the middle; it stays cut, and y has {h} numbers for each token"),
+            (4 * tokens * h, "those are the bytes of y; an all-reduce sends 2 (t - 1) / t of them"),
+            (3 * tokens * h, "that is the reduce-scatter alone; an all-gather of the finished sums follows"),
+            (12 * tokens * h, "one sum forward: that of the second layer"),
+        ),
+        (
+            (0, "the first layer's input is read by all ranks: its gradient is summed"),
+            (6 * tokens * f, "that sums the gradient of the middle; each rank needs its own slice alone"),
+            (12 * tokens * h, "one sum backward: that of the first layer's dx"),
+        ),
+        ((1, "every one of the 4 partial sums contains the bias, and the sum contains it as often"),),
+    )
 
 
 @exercise(
@@ -78,6 +84,8 @@ def hint(exercise: int | None = None) -> None:
         h=(8, 6, 10, 12),
         f=(24, 16, 20, 32),
         tokens=(6, 5, 8, 10),
+        slips=_slips,
+        called={"h": "features", "f": "features in the middle"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -88,7 +96,7 @@ def numbers(answer: object) -> str:
         "2 (t - 1) / t of the bytes of dx, which is 6 by 8",
         "as many as there are partial sums",
     )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "110 numbers held, 288 bytes forward, 288 backward, a careless bias counts 4 times"
 
 

@@ -11,37 +11,13 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import Known, Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("bytes forward", "bytes backward", "bytes kept, gathered again", "bytes kept, gathered input kept")
 EXPECTED = (1_572_864, 2_359_296, 524_288, 1_310_720)
-_SLIPS = (
-    {
-        786_432: "that is one half; an all-gather enters the pair, and a reduce-scatter leaves it",
-        2_097_152: "of each half, (t - 1) / t of its bytes leave a rank",
-        3_145_728: "those are two all-reduces; each of the two collectives is half of one",
-        6_291_456: "the middle never travels; 512 features do",
-    },
-    {
-        1_572_864: "that is without the second gather",
-        786_432: "dy is gathered, dx is scattered, and the input of the first matrix is gathered again",
-        3_145_728: "of each half, (t - 1) / t of its bytes leave a rank",
-    },
-    {
-        262_144: "that is one of the two inputs",
-        2_097_152: "that is what a rank keeps if it has all tokens",
-        1_048_576: "each rank keeps a quarter of the tokens of both inputs",
-        1_310_720: "that is with the gathered input kept",
-    },
-    {
-        2_097_152: "the norm's input is cut: a rank keeps a quarter of its tokens",
-        1_048_576: "that is the gathered input alone; the norm keeps its input too",
-        524_288: "the input of the first matrix stays as it was gathered, with all tokens",
-    },
-)
 _BIAS = {
     "dbias": ". A rank adds the bias to its own tokens, and so it finds the partial sum of these tokens",
     "y": ". The bias belongs to every token once",
@@ -53,6 +29,36 @@ UNEVEN = ((1, 3, 2, 3), (2, 4, 3, 4), (2, 3, 2, 4), (3, 7, 2, 3), (4, 7, 3, 8), 
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("sequence_parallelism"), exercise)
+
+
+def _slips(h: int, t: int, tokens: int) -> Known:
+    size = 2 * tokens * h  # bytes of all tokens at an end
+    half = size * (t - 1) // t
+    share = {2: "half", 4: "a quarter", 8: "an eighth"}[t]
+    return (
+        (
+            (half, "that is one half; an all-gather enters the pair, and a reduce-scatter leaves it"),
+            (2 * size, "of each half, (t - 1) / t of its bytes leave a rank"),
+            (4 * half, "those are two all-reduces; each of the two collectives is half of one"),
+            (4 * tokens * 2048 * (t - 1) // t, f"the middle never travels; {h} features do"),
+        ),
+        (
+            (2 * half, "that is without the second gather"),
+            (half, "dy is gathered, dx is scattered, and the input of the first matrix is gathered again"),
+            (3 * size, "of each half, (t - 1) / t of its bytes leave a rank"),
+        ),
+        (
+            (size / t, "that is one of the two inputs"),
+            (2 * size, "that is what a rank keeps if it has all tokens"),
+            (size, f"each rank keeps {share} of the tokens of both inputs"),
+            (size / t + size, "that is with the gathered input kept"),
+        ),
+        (
+            (2 * size, f"the norm's input is cut: a rank keeps {share} of its tokens"),
+            (size, "that is the gathered input alone; the norm keeps its input too"),
+            (2 * size / t, "the input of the first matrix stays as it was gathered, with all tokens"),
+        ),
+    )
 
 
 @exercise(
@@ -81,6 +87,8 @@ def hint(exercise: int | None = None) -> None:
         h=(512, 256, 768),
         t=(4, 2, 8),
         tokens=(1024, 512, 2048),
+        slips=_slips,
+        called={"h": "features", "t": "ranks"},
     ),
 )
 def numbers(answer: object) -> str:
@@ -91,7 +99,7 @@ def numbers(answer: object) -> str:
         "a quarter of the tokens of two inputs",
         "a quarter of the tokens of one input, and all tokens of the other",
     )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
     return "1,572,864 bytes forward, 2,359,296 backward; 524,288 kept, or 1,310,720"
 
 

@@ -77,6 +77,7 @@ def hint(exercise: int | None = None) -> None:
         "over {t} ranks. It gets {tokens} tokens",
         t=(4, 2, 8, 5),
         tokens=(6, 4, 5, 8, 10, 12, 15),
+        called={"t": "ranks"},
     ),
 )
 def numbers(answer: object) -> str:

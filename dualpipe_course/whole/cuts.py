@@ -12,7 +12,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended
-from dualpipe_course.variants import Variants
+from dualpipe_course.variants import WORDS, Known, Variants
 from dualpipe_course.whole.planned import plan_of
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import Plan
@@ -24,23 +24,6 @@ from dualpipe_lab.topology import Topology
 LIBRARY = ("dualpipe_lab.plan.rules",)
 NAMES = ("ranks", "sequences of a microbatch", "tokens of a microbatch on a rank", "layers of which a rank has a part")
 EXPECTED = (32, 2, 128, 4)
-_SLIPS: tuple[dict[int, str], ...] = (
-    {16: "one of the four axes is missing", 10: "sizes multiply; they do not add up"},
-    {
-        4: "the sequences of a step are shared out among the data ranks first",
-        16: "these are the sequences of a data rank in a step; it cuts them into 8 microbatches",
-        1: "the ranks of cp share each sequence; they do not share out sequences",
-    },
-    {
-        256: "the two ranks of cp have half of the tokens of each sequence",
-        64: "these are the tokens of one sequence; a microbatch has two. Along tp the ranks have the same tokens",
-    },
-    {
-        2: "this is one stage; under DualPipe a rank has two",
-        8: "this is the full model; a rank has two of four stages",
-        1: "tp cuts matrices and not layers",
-    },
-)
 _RULES = (
     "pp x dp x cp x tp",
     "32 sequences over 2 data ranks and 8 microbatches",
@@ -56,6 +39,31 @@ Axes: TypeAlias = list[tuple[str, int]]
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("cuts"), exercise)
+
+
+def _slips(layers: int, sequences: int, length: int) -> Known:
+    each = WORDS[sequences // 16]
+    return (
+        ((16, "one of the four axes is missing"), (10, "sizes multiply; they do not add up")),
+        (
+            (sequences / 8, "the sequences of a step are shared out among the data ranks first"),
+            (sequences / 2, "these are the sequences of a data rank in a step; it cuts them into 8 microbatches"),
+            (sequences / 32, "the ranks of cp share each sequence; they do not share out sequences"),
+        ),
+        (
+            (sequences / 16 * length, "the two ranks of cp have half of the tokens of each sequence"),
+            (
+                length / 2,
+                f"these are the tokens of one sequence; a microbatch has {each}. "
+                "Along tp the ranks have the same tokens",
+            ),
+        ),
+        (
+            (layers / 4, "this is one stage; under DualPipe a rank has two"),
+            (layers, "this is the full model; a rank has two of four stages"),
+            (layers / 8, "tp cuts matrices and not layers"),
+        ),
+    )
 
 
 @exercise(
@@ -78,11 +86,13 @@ def hint(exercise: int | None = None) -> None:
         layers=(8, 16, 24),
         sequences=(32, 48, 64, 80),
         length=(128, 256, 512),
+        slips=_slips,
+        called={"length": "tokens of each"},
     ),
 )
 def shares(answer: object) -> str:
     """Predict ranks, sequences, tokens and layers under one plan."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    check_ints(answer, NAMES, EXPECTED, shares.slips, _RULES)
     return "32 ranks; 2 sequences, 128 tokens and 4 layers on each"
 
 

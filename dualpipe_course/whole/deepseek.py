@@ -105,6 +105,7 @@ def hint(exercise: int | None = None) -> None:
         m=(20, 12, 16, 24, 28),
         work=(4, 5, 6, 7, 8),
         travel=lambda work, **_: work + 1,
+        called={"m": "microbatches", "travel": "all-to-all"},
     ),
 )
 def numbers(answer: object) -> str:

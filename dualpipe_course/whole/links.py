@@ -103,6 +103,7 @@ def hint(exercise: int | None = None) -> None:
         "with {m} microbatches per step",
         layers=(16, 8, 24, 32),
         m=(8, 4, 6, 10, 12, 16),
+        called={"m": "microbatches"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -78,6 +78,7 @@ def unnamed() -> None:
         m=(3, 2, 4, 5),
         targets=(480, 240, 360, 600),
         each=lambda targets, **_: targets // 4,
+        called={"m": "microbatches", "scale": "loss scale", "each": "on each rank"},
     ),
 )
 def quotients(answer: object) -> str:

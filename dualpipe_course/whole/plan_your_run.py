@@ -76,6 +76,7 @@ def _fullest(each: int, logits: int) -> Sequence[float]:
         "Logits and loss of a microbatch take {logits} GB",
         each=(18, 16, 20),
         logits=(10, 5, 6, 7, 8, 9, 11),
+        called={"each": "bytes per weight", "logits": "GB of logits"},
     ),
 )
 def numbers(answer: object) -> str:

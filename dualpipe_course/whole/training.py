@@ -80,6 +80,13 @@ def hint(exercise: int | None = None) -> None:
         step=(6, 4, 5, 8),
         every=(200, 100, 500),
         peak=(800, 400, 1600),
+        called={
+            "batch": "global batch",
+            "billions": "billion parameters",
+            "step": "seconds of a step",
+            "every": "steps between saves",
+            "peak": "peak rate in millionths",
+        },
     ),
 )
 def numbers(answer: object) -> str:

@@ -77,6 +77,7 @@ def hint(exercise: int | None = None) -> None:
         half=lambda length, **_: length // 2,
         end=lambda half, **_: half - 1,
         last=lambda length, **_: length - 1,
+        called={"half": "tokens of a document", "end": "positions", "last": ""},
     ),
 )
 def numbers(answer: object) -> str:

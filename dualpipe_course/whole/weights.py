@@ -83,6 +83,7 @@ def hint(exercise: int | None = None) -> None:
         h=(2048, 1024, 4096),
         d=(128, 64),
         f=(6144, 4096, 5120, 8192, 10_240),
+        called={"h": "features", "d": "features of a head", "f": "features inside"},
     ),
 )
 def numbers(answer: object) -> str:

@@ -13,7 +13,7 @@ from dualpipe_course.exercise import hint_of
 from dualpipe_course.grading.evaluator import arguments_of, seed_in
 from dualpipe_course.in_page import judge
 from dualpipe_course.registry import all_checks, find
-from dualpipe_course.variants import personal, seed_of, with_seed
+from dualpipe_course.variants import Variants, personal, seed_of, with_seed
 from dualpipe_lab.pp import Cost, simulate
 from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, one_f_one_b, v_min, zbv
 from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
@@ -66,9 +66,35 @@ def numbers_and_answers_of(check):
         assert check.variants.numbers(one) != check.variants.numbers(other)
         if other is not None:
             assert not check.verdict(of_seed.get(one, check.variants.answers(None)), seed=other).passed
-    wrong = check.verdict([10**15 + 1, *answers[1:]], seed=seed).message
-    assert f"{check.variants.answers(None)[0]:,}; does your way lead there?" in wrong
-    assert check.verdict([..., *answers[1:]], seed=seed).message.startswith("not answered yet")
+    for place, (own, of_book) in enumerate(zip(answers, check.variants.answers(None), strict=True)):
+        wrong = check.verdict([*answers[:place], 10**15 + 1, *answers[place + 1 :]], seed=seed).message
+        if own != of_book:
+            assert f", it is {of_book:,}; does your way lead there?" in wrong
+        else:
+            assert re.search(r": this one [a-z ]+; check\.\w+\.hint\(1\) has a hint$", wrong)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_slip_gets_its_sentence_whatever_the_numbers(part):
+    for check in map(find, PARTS[part]):
+        assert not check.about.trail or any(check.slips)
+        for seed in SEEDS:
+            slips_of(check, seed)
+
+
+def slips_of(check, seed):
+    right = check.variants.answers(seed)
+    for place, known in enumerate(check.variants.slips(seed)):
+        for value, sentence in known.items():
+            verdict = check.verdict([*right[:place], value, *right[place + 1 :]], seed=seed)
+            assert not verdict.passed
+            assert verdict.message.endswith(f": {sentence}"), (verdict, value)
+
+
+def test_a_number_that_two_mistakes_lead_to_or_that_is_right_tells_nothing():
+    known = ((2, "b is left out"), (4, "b counts"), (4, "twice a"), (6, "right"), (1.5, "half of b"), (3.0, "b alone"))
+    variants = Variants(("sum",), lambda a, b: (a + b,), a=(2, 5), b=(4, 3), slips=lambda a, b: (known,))
+    assert variants.slips() == [{2: "b is left out", 1.5: "half of b", 3: "b alone"}]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -147,7 +173,7 @@ def test_a_page_judges_by_the_seed_of_its_reader():
     call = "check.gpipe.numbers((makespan, bubble, peak), seed=4711)"
     assert "solved" in judge([cell], f"makespan, bubble, peak = {makespan}, {bubble}, {peak}", call)
     assert "it is 60; does your way lead there?" in judge([cell], "makespan, bubble, peak = 61, 24, 6", call)
-    assert "that is right for the book's numbers" in judge([cell], "makespan, bubble, peak = 60, 24, 6", call)
+    assert "that is right with the book's numbers, ranks 4" in judge([cell], "makespan, bubble, peak = 60, 24, 6", call)
 
 
 def test_a_call_on_several_lines_gets_its_seed():
@@ -162,4 +188,4 @@ def test_a_hint_says_which_numbers_it_is_about(tmp_path, monkeypatch, capsys):
     hint_of([find("gpipe-1")], 1)
     first, second = capsys.readouterr().out.splitlines()
     assert "book's numbers" not in first
-    assert "with the book's numbers (on 4 ranks with 6 microbatches; F takes 2 ticks, B takes 4):" in second
+    assert "with the book's numbers, ranks 4, microbatches 6, F 2, B 4: " in second

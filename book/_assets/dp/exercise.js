@@ -50,12 +50,11 @@
 
   // Gives an exercise the numbers of the seed: its text, its check and what its hints are about.
   function personal(cells, section) {
-    const { book, drawn } = cells.variants;
+    const { book, drawn, about } = cells.variants;
     cells.sentences = drawn[seed % drawn.length].map((own, place) => [book[place], own]);
     for (const [old, own] of cells.sentences) renumber(section, old, own);
     cells.check = withSeed(cells.check);
-    const numbers = book.map((sentence) => sentence.replace(/^[ ,.;:]+|[ ,.;:]+$/g, "")).join("; ");
-    cells.hints = cells.hints.map((hint) => `with the book's numbers (${numbers}): ${hint}`);
+    cells.hints = cells.hints.map((hint) => `${about}: ${hint}`);
   }
 
   function editorOf(label, value, go) {
