@@ -9,7 +9,6 @@ for the grader, its checks of such exercises for the kernel, as `check.gpipe.num
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from functools import cached_property
 from itertools import product
 from string import Formatter
@@ -24,7 +23,7 @@ Number: TypeAlias = int | float
 Numbers: TypeAlias = dict[str, Number]
 Choice: TypeAlias = Sequence[Number] | Callable[..., Number]  # a function makes a number of those before it
 
-Known: TypeAlias = Sequence[Sequence[tuple[Number | Fraction, str]]]  # by question: wrong numbers, each with its slip
+Known: TypeAlias = Sequence[Sequence[tuple[Number, str]]]  # by question: wrong numbers, each with its slip
 
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST = 40  # variants of an exercise: a page has them all
@@ -82,7 +81,7 @@ class Variants:
         assert answers, f"{self._names}: the closed form gives no whole numbers for {self.numbers(seed)}"
         return answers
 
-    def slips(self, seed: int | None = None) -> list[dict[Number | Fraction, str]]:
+    def slips(self, seed: int | None = None) -> list[dict[float, str]]:
         """By question, the wrong numbers that a known mistake leads to, each with what went wrong.
 
         A number that is right all the same, or that two mistakes lead to, tells nothing and is left out.
@@ -133,9 +132,11 @@ class Variants:
     @cached_property
     def of_book(self) -> str:
         """The numbers of the book by name, in the order of the text."""
-        fields = [field for sentence in self._sentences for field in Formatter().parse(sentence) if field[1]]
         named = {
-            name: f"{self._called.get(name, name)} {self.book[name]:{spec}}".strip() for _, name, spec, _ in fields
+            name: f"{self._called.get(name, name)} {self.book[name]:{spec}}".strip()
+            for sentence in self._sentences
+            for _, name, spec, _ in Formatter().parse(sentence)
+            if name
         }
         return ", ".join(["with the book's numbers", *named.values()])
 
@@ -152,8 +153,8 @@ class Variants:
         return answers if answers and all(type(one) is int for one in answers) else None
 
 
-def _told_apart(known: Sequence[tuple[Number | Fraction, str]], right: int) -> dict[Number | Fraction, str]:
-    found: dict[Number | Fraction, set[str]] = {}
+def _told_apart(known: Sequence[tuple[Number, str]], right: int) -> dict[float, str]:
+    found: dict[float, set[str]] = {}
     for value, sentence in known:
         found.setdefault(plain(value), set()).add(sentence)
     return {value: sentences.pop() for value, sentences in found.items() if value != right and len(sentences) == 1}

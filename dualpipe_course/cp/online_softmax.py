@@ -43,14 +43,14 @@ def hint(exercise: int | None = None) -> None:
     hint_of(checks.topic("online_softmax"), exercise)
 
 
-def _slips(s: int, a: int, n: int) -> Known:
+def _slips_by_hand(s: int, a: int, n: int) -> Known:
     return (
         (
             (8 + s, "the first block was measured from ln 2, a quarter of the common maximum"),
             (32 + s, "the factor is 2/8, not 8/2"),
         ),
         ((4 + a, "the weighted sum was measured from ln 2 too: it shrinks by the same factor as the sum"),),
-        ((Fraction(a, s), "A / l is divided once, at the end; averages of blocks do not add up"),),
+        ((a / s, "A / l is divided once, at the end; averages of blocks do not add up"),),
         (
             (3 * n, "that is the safe softmax; maximum and sum take one pass together here"),
             (n, "the weights come after"),
@@ -79,7 +79,7 @@ def _slips(s: int, a: int, n: int) -> Known:
         s=(5, 3, 4, 6, 7, 8),
         a=(20, 9, 11, 14, 17, 23, 26, 29, 35),
         n=(1000, 2000, 3000, 500),
-        slips=_slips,
+        slips=_slips_by_hand,
         called={"s": "l of the second block", "a": "its A", "n": "scores of a row"},
     ),
 )

@@ -52,7 +52,7 @@ def _four_settings(work: int, travel: int, slow: int) -> Sequence[Time] | None:
 def _slips(work: int, travel: int, slow: int) -> Known:
     answers = _four_settings(work, travel, slow)
     assert answers is not None
-    serial, overlapped, _, slowest = answers
+    serial, overlapped, _, slowest = map(int, answers)
     out, longer = travel - work, "communication is longer than work now"
     twice = f": {slow} is twice a piece of work" if slow == 2 * work else ""
     always_busy = [(slowest + slow - work, f"the link never idles here{twice}")] if slowest == 20 * slow else []

@@ -77,7 +77,7 @@ def _slips(f: int, i: int, w: int, pair: int) -> Known:
                 "step 7 counts max(t_I - t_W, 0) per rank that lies inside, and step 3 has its term",
             ),
         ),
-        ((answers[0], "all ranks end together, and rank 2 has 7 pairs, rank 0 has 6"),),
+        ((int(answers[0]), "all ranks end together, and rank 2 has 7 pairs, rank 0 has 6"),),
         (),
         (),
     )

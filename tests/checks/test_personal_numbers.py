@@ -186,6 +186,7 @@ def test_a_hint_says_which_numbers_it_is_about(tmp_path, monkeypatch, capsys):
     (tmp_path / record.FOLDER / record.COPIES).write_text("{}")
     (tmp_path / record.FOLDER / record.SEED).write_text("4711\n")
     hint_of([find("gpipe-1")], 1)
+    assert "book's numbers" not in (ROOT / "book/_assets/dp/exercise.js").read_text()  # it gets the sentence from here
     first, second = capsys.readouterr().out.splitlines()
     assert "book's numbers" not in first
     assert "with the book's numbers, ranks 4, microbatches 6, F 2, B 4: " in second
