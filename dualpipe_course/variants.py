@@ -22,7 +22,6 @@ from dualpipe_course.trial import needs_ints
 Number: TypeAlias = int | float
 Numbers: TypeAlias = dict[str, Number]
 Choice: TypeAlias = Sequence[Number] | Callable[..., Number]  # a function makes a number of those before it
-
 Known: TypeAlias = Sequence[Sequence[tuple[Number, str]]]  # by question: wrong numbers, each with its slip
 
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
