@@ -122,7 +122,7 @@ def test_the_controls_of_a_live_cell_move_drawing_numbers_and_verdict(lab):
     assert "5 on rank 0" in shown["found"]
     assert shown["told"].startswith("The validator accepts")
     assert not shown["hint"]
-    lab.page.get_by_role("combobox", name="schedule").select_option("dualpipe")
+    lab.page.get_by_role("combobox", name="schedule", exact=True).select_option("dualpipe")
     lab.until("e => e.status.innerText.startsWith('dualpipe needs an even number of ranks, got 5')", "a refusal", cell)
     assert cell.evaluate("e => e.table.hidden && e.drawn.makespan") == timeline.makespan
     ranks.press("ArrowLeft")

@@ -237,6 +237,7 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: TrainOptions
     pairs["mtp"] = lambdas if None in lambdas else (0, 0)  # another weight is no other model
     position = checkpoint.index.values["sampler"]
     pairs |= {name: (position[name], getattr(options, name)) for name in ("seed", "sequence_length", "global_batch")}
+    pairs["batch_growth"] = position.get("batch_growth", []), [list(pair) for pair in options.batch_growth]
     _check_equal(path, pairs)
     if steps <= checkpoint.step and not (is_elastic and steps == checkpoint.step):
         raise ValueError(f"{path} is of step {checkpoint.step}, got steps={steps}; the training ends at a later step")

@@ -11,6 +11,7 @@ Elsewhere: torch `DistributedSampler`, which shuffles per epoch; Megatron `Megat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,10 +160,10 @@ class Sampler:
         all_inputs, all_targets, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
         return Batch(all_inputs, all_targets, self.num_tokens(step), self.batch_size(step), *shifted)
 
-    def state(self, step: int) -> dict[str, int]:
+    def state(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
-        sizes = {"sequence_length": self.sequence_length, "global_batch": self.batch_size(step)}
-        return {"seed": self.seed, "step": step, **sizes}
+        sizes = {"sequence_length": self.sequence_length, "global_batch": self.global_batch}
+        return {"seed": self.seed, "step": step, **sizes, "batch_growth": [list(pair) for pair in self.growth]}
 
 
 def microbatch_size(global_batch: int, data_size: int, num_microbatches: int) -> int:

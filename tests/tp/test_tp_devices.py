@@ -24,7 +24,8 @@ def test_a_model_with_every_layer_computes_on_the_device_what_it_computes_on_the
         full = torch.nn.Linear(3, 5, dtype=torch.float64).cpu()
         full.weight.data = torch.arange(15.0, dtype=torch.float64).view(5, 3).cpu()
         column = ColumnParallelLinear.from_full(full)
-        sent, places, found = devices_sent(), {column.weight.device.type}, {"column": full_state_dict(column)["weight"]}
+        found = {"column": full_state_dict(column)["weight"]}  # whose spans travel as objects, over the CPU
+        sent, places = devices_sent(), {column.weight.device.type}
         assert torch.equal(found["column"].cpu(), full.weight)
         for is_sharded in (False, True):
             model = Llama(config, lab.Topology([("tp", world_size)]), is_sharded, coalesce=True, dtype=torch.float64)
@@ -33,7 +34,7 @@ def test_a_model_with_every_layer_computes_on_the_device_what_it_computes_on_the
             sum_partial_gradients(model)
             places |= set().union(*sent.values())
             places |= {parameter.grad.device.type for parameter in model.parameters()}
-            grads = full_state_dict(model, model.tp.group, "grad")  # whose spans travel as objects, over the CPU
+            grads = full_state_dict(model, model.tp.group, "grad")
             sent.clear()
             found |= {(name, is_sharded): grad for name, grad in grads.items()} | {("loss", is_sharded): loss.detach()}
         return places, found

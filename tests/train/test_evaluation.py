@@ -9,7 +9,10 @@ from training_runs import LLAMA, OPTIONS, V3, plan, run
 from dualpipe_lab import data, models, train
 
 EVALUATION = data.frozen_corpus("evaluation")
-EXTRAS = {"evaluation": EVALUATION, "evaluate_every": 5, "sample": "A rank ", "sample_length": 20, "temperature": 0.0}
+EXTRAS = {
+    "evaluation": EVALUATION, "evaluate_every": 5, "sample": "A rank ", "sample_length": 20, "temperature": 0.0,
+    "batch_growth": (),
+}  # fmt: skip
 PLANS = [
     plan(pp=2, cp=2, num_microbatches=4, schedule="dualpipe"),
     plan(dp=2, tp=2, zero=3, loss_chunk=5),

@@ -78,7 +78,7 @@ def test_the_static_picture_has_lanes_and_colours(by):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"color": "stage"}, "a timeline has no option 'color'; known are time, selection, colour_by"),
+        ({"color": "stage"}, "a timeline has no option 'color'; known are time, look, selection, colour_by"),
         ({"colour_by": "rank"}, "cells are coloured by kind, direction, stage, microbatch, got 'rank'"),
         ({"memory": "some"}, "memory bands are of none, rank, all, got 'some'"),
     ],

@@ -54,6 +54,7 @@ def test_the_first_screen_is_the_start_page_with_contents_and_no_question(lab):
         "1-pipeline-parallelism",
         "2-tensors-more",
         "about",
+        "AGENTS.md",
         "intro.ipynb",
         "start.md",
     ]
