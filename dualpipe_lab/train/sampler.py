@@ -163,7 +163,8 @@ class Sampler:
     def state(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
         sizes = {"sequence_length": self.sequence_length, "global_batch": self.global_batch}
-        return {"seed": self.seed, "step": step, **sizes, "batch_growth": [list(pair) for pair in self.growth]}
+        grows = {"batch_growth": [list(pair) for pair in self.growth]} if self.growth else {}
+        return {"seed": self.seed, "step": step, **sizes, **grows}
 
 
 def microbatch_size(global_batch: int, data_size: int, num_microbatches: int) -> int:
