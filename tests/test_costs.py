@@ -70,6 +70,22 @@ def test_what_a_directory_costs_is_written_and_over_its_budget_fails_the_run(pyt
     assert checking.lines[-1] == "over budget: .; spend less, or raise the rows of tests/budgets.csv"
 
 
+def test_a_slow_machine_is_not_over_its_budgets_and_a_directory_that_stands_out_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "BUDGETS", tmp_path / "budgets.csv")
+    rows = "".join(f"{name},30,4,8\n" for name in "abc")
+    costs.BUDGETS.write_text(f"directory,seconds,launches,ranks\n{rows}")
+    checking = object.__new__(costs.Costs)
+    checking.speed = 1.0
+
+    def over(**seconds):
+        checking.cases = {f"{name}/test_x.py::test": [(spent, 4, 8)] for name, spent in seconds.items()}
+        return checking.report()[1]
+
+    assert over(a=60, b=61, c=60) == []  # twice as slow everywhere
+    assert over(a=60, b=80, c=60) == ["b"]
+    assert over(a=10, b=30, c=40) == ["c"]  # a quick machine makes no budget smaller
+
+
 def test_some_of_a_list_or_table_keep_their_order():
     assert costs.some([1, 2, 3], 5) == [1, 2, 3]
     chosen = costs.some(list(range(20)), 6)

@@ -119,14 +119,19 @@ def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], libra
 
 
 def _with_twins(found: list[Submission]) -> list[Submission]:
-    """Note which learners share a seed: it is drawn once for each, so one notebook was passed on."""
+    """Note which learners share a seed, which is drawn once for each, and who has none where others have one."""
     learners: dict[int | None, set[str]] = {}
     for one in found:
         learners.setdefault(one.seed, set()).add(one.learner)
+    personal = {one.notebook for one in found if one.seed is not None}
     noted: list[Submission] = []
     for one in found:
-        if one.seed is not None and (others := sorted(learners[one.seed] - {one.learner})):
+        note = ""
+        if one.seed is None and one.notebook in personal:
+            note = "no seed of personal numbers: judged by the book's, whose answers are published"
+        elif one.seed is not None and (others := sorted(learners[one.seed] - {one.learner})):
             note = f"the same seed of personal numbers, {one.seed}, as {', '.join(others)}"
+        if note:
             digest = sha256(f"{one.digest} {note}".encode()).hexdigest()
             one = replace(one, overlay=replace(one.overlay, notes=[note, *one.overlay.notes]), digest=digest)
         noted.append(one)

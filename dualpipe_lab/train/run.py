@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -130,11 +131,12 @@ def plan_for_world(plan: Plan, config: Config, options: TrainOptions, started: E
     """Return the plan if its size is that of the started world, or the nearest legal plan of the world's size."""
     if started is None or not isinstance(plan, Plan) or started.world_size == plan.world_size:
         return plan
-    nearest = plan.nearest(config, options.sequence_length, started.world_size, options.global_batch)
+    batch = gcd(options.global_batch, *(size for _, size in options.batch_growth))  # all of them have to divide
+    nearest = plan.nearest(config, options.sequence_length, started.world_size, batch)
     if nearest is None:
         raise ValueError(
             f"{started.world_size} ranks have come instead of the {plan.world_size} of {plan}, and no plan of so many "
-            f"fits the model and a global batch of {options.global_batch} sequences; start another number of ranks"
+            f"fits the model and a global batch of {batch} sequences; start another number of ranks"
         )
     if started.rank == 0:
         come = "1 rank has" if started.world_size == 1 else f"{started.world_size} ranks have"

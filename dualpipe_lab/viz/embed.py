@@ -9,10 +9,12 @@ per action, and the page computes the times.  Any other timeline is sent as its 
 and is drawn without sliders.
 """
 
+import base64
 import json
 import os
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -113,6 +115,12 @@ def inline_script(element: str | None = None) -> str:
     """Return the <script> element that every notebook output includes; for a "studio" there are two."""
     more = f"{_OPEN}{element_script(element)}{_CLOSE}\n" if element else ""
     return f"{_OPEN}{classic_script()}{_CLOSE}\n{more}"
+
+
+def packed(values: Any) -> str:
+    """Return JSON values as text that a page unpacks: compressed, in base 64."""
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def has_kernel() -> bool:

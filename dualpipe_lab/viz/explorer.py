@@ -7,9 +7,6 @@ registry appears.  The ranking (`dualpipe_lab.pp.ranking`) permits overlapped pa
 themselves or in a twin, or to none; the page starts with none.
 """
 
-import base64
-import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -20,7 +17,7 @@ from dualpipe_lab.pp.ranking import Score, ranked, score
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline.units import number
-from dualpipe_lab.viz.embed import element, track_spec
+from dualpipe_lab.viz.embed import element, packed, track_spec
 
 RANKS = (2, 4, 8)
 MICROBATCHES = tuple(range(1, 33))
@@ -121,12 +118,6 @@ def rows_by_size(
     """Return the rows of every program, or the reason why there is none: name -> "ranks microbatches" -> rows."""
     sizes = [(p, m) for p in ranks for m in microbatches]
     return {name: {f"{p} {m}": _rows(one, p, m) for p, m in sizes} for name, one in variants.items()}
-
-
-def packed(values: Any) -> str:
-    """Return JSON values, such as what `rows_by_size` made, as text that a page unpacks: compressed, in base 64."""
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def _rows(one: Variant, num_ranks: int, num_microbatches: int) -> list[str] | str:

@@ -19,8 +19,8 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.studio import Challenge, answer, as_json, verdict
-from dualpipe_lab.viz.embed import element, has_kernel, image
-from dualpipe_lab.viz.explorer import packed, rows_by_size
+from dualpipe_lab.viz.embed import element, has_kernel, image, packed
+from dualpipe_lab.viz.explorer import rows_by_size
 
 if TYPE_CHECKING:
     from dualpipe_lab.viz.live.kernel import KernelWidget

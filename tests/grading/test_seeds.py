@@ -37,7 +37,7 @@ def test_a_submission_is_judged_by_the_numbers_of_its_seed(tmp_path):
     }
     assert {learner: one.overlay.notes for learner, one in found.items()} == {
         "anna": ["the same seed of personal numbers, 17, as twin"],
-        "book": [],
+        "book": ["no seed of personal numbers: judged by the book's, whose answers are published"],
         "neighbour": [],
         "twin": ["the same seed of personal numbers, 17, as anna"],
     }

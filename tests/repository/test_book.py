@@ -198,3 +198,9 @@ def test_every_symbol_has_one_meaning():
     assert len(symbols) > 50
     assert sorted({symbol for symbol in symbols if symbols.count(symbol) > 1}) == []
     assert {"F", "B", "I", "W", "F&B", "p", "m", "t_F", r"\Psi", r"\beta"} <= set(symbols)
+
+
+def test_tests_that_the_text_names_exist():
+    known = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        assert set(re.findall(r"\btest_\w+\.py\b", page.read_text())) <= known, page

@@ -173,7 +173,8 @@ def test_a_script_that_is_stopped_ends_its_step_saves_and_says_so(tmp_path, name
 def test_worlds_of_other_sizes_have_a_plan(config, global_batch):
     """The sequences of a step divide among data ranks and microbatches, and the plan is legal."""
     whole = plan(pp=2, dp=2, tp=2, num_microbatches=global_batch // 4, zero=1)
-    options = train.TrainOptions(**OPTIONS | {"global_batch": global_batch})
+    sizes = {"global_batch": 4 * global_batch, "batch_growth": [(3, 3 * global_batch)]}
+    options = train.TrainOptions(**OPTIONS | sizes)
     for num_ranks in range(1, 9):
         chosen = plan_for_world(whole, config, options, Environment(0, num_ranks, 0, num_ranks, 0, 1, "here", 1))
         assert chosen.world_size == num_ranks

@@ -23,8 +23,7 @@ from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.viz.embed import Comparison, Spec, element, has_kernel, timeline_spec
-from dualpipe_lab.viz.explorer import packed
+from dualpipe_lab.viz.embed import Comparison, Spec, element, has_kernel, packed, timeline_spec
 from dualpipe_lab.viz.live import pipeline
 from dualpipe_lab.viz.live.pipeline import Choice, Control, Slider, Text, split_controls, words_of
 from dualpipe_lab.viz.steplog import Steps
