@@ -173,14 +173,19 @@ def test_a_script_that_is_stopped_ends_its_step_saves_and_says_so(tmp_path, name
 def test_worlds_of_other_sizes_have_a_plan(config, global_batch):
     """The sequences of a step divide among data ranks and microbatches, and the plan is legal."""
     whole = plan(pp=2, dp=2, tp=2, num_microbatches=global_batch // 4, zero=1)
-    sizes = {"global_batch": 4 * global_batch, "batch_growth": [(3, 3 * global_batch)]}
-    options = train.TrainOptions(**OPTIONS | sizes)
+    options = train.TrainOptions(**OPTIONS | {"global_batch": global_batch})
     for num_ranks in range(1, 9):
         chosen = plan_for_world(whole, config, options, Environment(0, num_ranks, 0, num_ranks, 0, 1, "here", 1))
         assert chosen.world_size == num_ranks
         assert global_batch % (chosen.data_size * chosen.num_microbatches) == 0
         chosen.check(config, OPTIONS["sequence_length"])
         assert chosen == whole if num_ranks == 8 else chosen.precision == whole.precision
+
+
+def test_a_world_of_another_size_divides_every_batch_of_a_growing_one():
+    options = train.TrainOptions(**OPTIONS | {"global_batch": 24, "batch_growth": [(3, 32)]})
+    chosen = plan_for_world(plan(dp=8), LLAMA, options, Environment(0, 3, 0, 3, 0, 1, "here", 1))
+    assert [size % (chosen.data_size * chosen.num_microbatches) for size in (24, 32)] == [0, 0]
 
 
 def test_ranks_that_see_different_folders_are_told(tmp_path):
