@@ -109,9 +109,14 @@ class TrainOptions:
         AdamW([nn.Parameter(torch.zeros(1))], **self.adamw)  # checks its numbers
         if not isinstance(self.schedule, LRSchedule):
             raise ValueError(f"schedule is of type LRSchedule, got {self.schedule!r}")
-        starts = [step for step, _ in self.batch_growth]
-        if starts != sorted(set(starts)) or not all(map(_is_whole, starts)) or min(starts, default=1) < 1:
-            raise ValueError(f"a batch grows at one step after the other, from 1, got batch_growth={self.batch_growth}")
+        pairs = [pair if isinstance(pair, tuple | list) else () for pair in self.batch_growth]
+        are_whole = all(len(pair) == 2 and all(map(_is_whole, pair)) for pair in pairs)
+        starts = [pair[0] for pair in pairs] if are_whole else []
+        if not are_whole or starts != sorted(set(starts)) or min(starts, default=1) < 1:
+            raise ValueError(
+                "a batch grows by pairs of a step, one after the other from 1, and the sequences from there on, "
+                f"got batch_growth={self.batch_growth}"
+            )
         if self.sample is not None and (not isinstance(self.sample, str) or not self.sample):
             raise ValueError(
                 f"a text is continued from at least 1 byte of a str, got sample={self.sample!r}; give a letter, or None"
