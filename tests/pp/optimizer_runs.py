@@ -1,5 +1,7 @@
 """Stages of four kinds under every optimizer: one training step of a pipeline, and the same on one process."""
 
+from math import hypot
+
 import torch
 from runs import Stages
 from stage_zoo import Product
@@ -9,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW
 from dualpipe_lab.dp.ddp import DDP
+from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.sharded import full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -93,7 +96,7 @@ def copies(stage):
 
 
 def make_optimizer(kind, stages, mesh, program):
-    """One optimizer for the stages of a rank, with buckets across them; pp x dp, whose data ranks share the experts."""
+    """One optimizer for stages of a rank, with buckets across them; pp x dp, whose data ranks share the experts."""
     module, options = Stages(stages), {**HYPER, "bucket_bytes": 100, "program": program}
     if kind == "zero3":
         options["units"] = [layer for layer in module.modules() if layer._parameters]
@@ -108,14 +111,29 @@ def shard_fully(stages, dp):
         stage.set_gradient_divide_factor(1.0)  # sums, as everywhere in this library
 
 
+def step_of_torch(stages, mesh):
+    """A clipped step of torch's AdamW; the norm of the model, and the weights."""
+    weights = [p for stage in stages.values() for p in stage.parameters()]
+    groups = {axis: mesh.group(axis) for axis in ("pp", "dp")}
+    norm = global_norm([(local(p.grad), set(groups)) for p in weights], groups)
+    for p in weights:
+        local(p.grad).mul_(clip_factor(norm, MAX_NORM))
+    torch.optim.AdamW(weights, **HYPER, foreach=False).step()
+    return norm, by_stage(stages, lambda p: full(p.detach()))
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def full(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def train(rank, world_size, kind, layers, programs, weights):
+def train(rank, world_size, kind, layers, programs, weights, joint):
     """One step of every program: which parts of parameters they are, gradients, norm and weights; or the refusal.
 
-    Of torch's `fully_shard` the gradients alone: its optimizer is torch's.
+    `joint`: one optimizer holds all stages of a rank, else one each, which get the norm of all.
     """
     torch.manual_seed(1000 + rank)
     mesh = lab.Mesh(lab.Topology([("pp", PP), ("dp", DP)], edp=1))
@@ -136,22 +154,30 @@ def train(rank, world_size, kind, layers, programs, weights):
             if is_torch_s:
                 shard_fully(mine, device_mesh["dp"])
             else:
-                optimizer = make_optimizer(kind, mine, mesh, program)
+                held = [mine] if joint else [{index: mine[index]} for index in mine]
+                optimizers = [make_optimizer(kind, some, mesh, program) for some in held]
             runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp)
             runtime.step(list(xs), list(ys), [1 / (DP * M)] * M)
             if is_torch_s:
-                results.append((shards(mine), by_stage(mine, lambda p: full(p.grad))))
+                results.append((shards(mine), by_stage(mine, lambda p: full(p.grad)), *step_of_torch(mine, mesh)))
             else:
                 numbers = {p: key for key, p in by_stage(mine, lambda p: p).items()}
-                keys = {name: numbers[p] for p, name in optimizer.names.items()}
-                grads = {keys[name]: grad for name, grad in full_gradients(optimizer).items()}
-                report = optimizer.step(max_norm=MAX_NORM)
-                assert report.stepped
-                after = {keys[name]: weight for name, weight in full_weights(optimizer).items()}
-                results.append((shards(mine), grads, report.norm, after))
+                keys = [{name: numbers[p] for p, name in optimizer.names.items()} for optimizer in optimizers]
+                grads = under(keys, map(full_gradients, optimizers))
+                norm = None if joint else hypot(*(optimizer.grad_norm() for optimizer in optimizers))
+                reports = [optimizer.step(max_norm=MAX_NORM, norm=norm) for optimizer in optimizers]
+                assert all(report.stepped for report in reports)
+                after = under(keys, map(full_weights, optimizers))
+                results.append((shards(mine), grads, reports[0].norm if joint else norm, after))
         except ValueError as error:
             results.append(str(error))
     return results
+
+
+def under(keys, tensors):
+    """The tensors of all optimizers by stage and name."""
+    pairs = zip(keys, tensors, strict=True)
+    return {key[name]: tensor for key, found in pairs for name, tensor in found.items()}
 
 
 def shards(stages):

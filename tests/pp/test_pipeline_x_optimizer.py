@@ -37,11 +37,11 @@ def error(ours, theirs, shards):
     return worst
 
 
-def compare(kind, layers, programs):
+def compare(kind, layers, programs, joint=True):
     """The worst error of all programs."""
     numbers = {program.num_stages for program in programs.values()}
     weights = {number: reference(layers, number)[0] for number in numbers}
-    out = lab.launch(train, PP * DP, kind, layers, programs, weights, output="collect", timeout=400)
+    out = lab.launch(train, PP * DP, kind, layers, programs, weights, joint, output="collect", timeout=400)
     worst = 0.0
     for name, ranks in zip(programs, zip(*out, strict=True), strict=True):
         rule, (_, grads, after, norm) = refused(kind, name), reference(layers, programs[name].num_stages)
@@ -52,10 +52,8 @@ def compare(kind, layers, programs):
                 assert "; use " in found, name
                 continue
             assert not isinstance(found, str), (name, found)
-            shards, ours, *step = found
-            errors = [error(ours, grads, shards)]
-            if step:
-                errors += [abs(step[0] / norm - 1), error(step[1], after, shards)]
+            shards, ours, our_norm, weights_after = found
+            errors = error(ours, grads, shards), abs(our_norm / norm - 1), error(weights_after, after, shards)
             assert max(errors) <= 1e-12, (name, errors)
             worst = max(worst, *errors)
         assert rule or set().union(*(found[1] for found in ranks)) == set(grads), name
@@ -70,3 +68,11 @@ FSDP2 = pytest.param("fsdp2", marks=pytest.mark.on_gloo("torch's fully_shard ask
 def test_gradients_and_a_clipped_step_are_those_of_one_process(kind, layers):
     """Of loops, V shapes and both directions one optimizer holds the two stages of a rank."""
     print(f"{kind} x {layers}: {compare(kind, layers, PROGRAMS):.1e}")
+
+
+@pytest.mark.parametrize("layers", ["custom", "experts"])
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
+def test_an_optimizer_for_each_stage_takes_the_norm_of_both(kind, layers):
+    several = {name: program for name, program in PROGRAMS.items() if program.num_stages > PP or name in MIRRORED}
+    assert len(several) >= 7
+    print(f"{kind} for each stage x {layers}: {compare(kind, layers, several, joint=False):.1e}")
