@@ -19,6 +19,7 @@ import tomllib
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
+ABSENT = " ; sys_platform == 'none'"
 EDITABLE = "editables>=0.5"  # hatchling asks for it where a package is installed with `pip install -e`
 INSTALLER = "uv>=0.13"  # of tools/install.sh
 HEADER = "# {}  Written by `make lock` from pyproject.toml; do not edit.\n"
@@ -49,13 +50,19 @@ def name_of(requirement: str) -> str:
 
 
 def resolve(wanted: list[str], pins: str, *options: str) -> str:
-    """Resolve requirements to pins, preferring the versions in `pins`."""
+    """Resolve requirements to pins, preferring the versions in `pins`; torch is left out unless it is wanted."""
     with tempfile.TemporaryDirectory() as scratch:
-        source, output = Path(scratch) / "requirements.in", Path(scratch) / "pins.txt"
+        source, output, absent = (Path(scratch) / name for name in ("requirements.in", "pins.txt", "overrides.txt"))
+        absent.write_text(f"torch{ABSENT}\n", encoding="utf-8")  # also where a package asks for it
         source.write_text("\n".join(wanted) + "\n", encoding="utf-8")
         output.write_text(pins, encoding="utf-8")
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11"]
-        command += ["--fork-strategy=fewest", "--no-header", "--no-annotate"]
+        command += [
+            "--fork-strategy=fewest",
+            "--no-header",
+            "--no-annotate",
+            *([] if TORCH in wanted else [f"--override={absent}"]),
+        ]
         subprocess.run([*command, *options, "--output-file", str(output), str(source)], check=True, env=_environment())
         return output.read_text(encoding="utf-8")
 
@@ -70,7 +77,8 @@ def blocks(pins: str) -> dict[str, str]:
     """Return the lines of each pin, hashes included, by package."""
     found: dict[str, str] = {}
     for block in re.findall(r"^[^\s#].*\n(?:[ \t]+.*\n)*", pins, re.MULTILINE):
-        found[name_of(block)] = found.get(name_of(block), "") + block
+        if ABSENT not in block.partition("\n")[0]:
+            found[name_of(block)] = found.get(name_of(block), "") + block
     return found
 
 

@@ -37,3 +37,7 @@ from .rank_model import build_stages as build_stages
 from .rank_model import RankModel as RankModel
 from .stage_rules import stage_layers as stage_layers
 from .stage_rules import check_stages as check_stages
+
+# Low-rank adapters beside frozen weights
+from .lora import add_lora as add_lora
+from .lora import merge_lora as merge_lora

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.tp.closed_forms import check_heads
-from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, fused_column_linear
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, adapted, fused_column_linear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.rope import apply_rope, rope_cos_sin
 from dualpipe_lab.tp.rope_scaling import Scaling
@@ -141,8 +141,9 @@ class GroupedQueryAttention(nn.Module):
         `positions_S`: of all tokens in the sequence (default: 0, 1, 2 ...).
         """
         replicas = None if self.tp.coalesce else self.replicas
-        weights = [self.q.weight, self.k.weight, self.v.weight]
-        products = fused_column_linear(x, weights, self.tp, [None, replicas, replicas])
+        layers = self.q, self.k, self.v
+        products = fused_column_linear(x, [one.weight for one in layers], self.tp, [None, replicas, replicas])
+        products = adapted(x, products, layers)
         q, k, v = (y.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for y in products)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

@@ -143,6 +143,7 @@ class ShardedLinear(nn.Module):
     Attributes:
         in_features, out_features: of the full layer.
         shards: the `Shard` of each parameter that is sharded.
+        adapter: what `models.add_lora` adds to the output; None without one.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class ShardedLinear(nn.Module):
         sizes[shard.axis] = shard.stop - shard.start
         self.weight = nn.Parameter(torch.empty(*sizes, dtype=dtype, device=device()))
         self.bias = nn.Parameter(torch.empty(sizes[0], dtype=dtype, device=device())) if bias else None
+        self.adapter: nn.Module | None = None
         self.shards = {"weight": shard}
         if bias and shard.axis == 0:
             self.shards["bias"] = shard
@@ -227,6 +229,7 @@ class ColumnParallelLinear(ShardedLinear):
             (y,) = FusedColumnParallel.apply(x, self.bias, self.tp, (None,), self.weight)
         else:
             y = ColumnParallel.apply(x, self.weight, self.bias, self.tp)
+        (y,) = adapted(x, (y,), (self,))
         return gather_from_ranks(y, -1, self.tp.group) if self.gather_output else y
 
 
@@ -258,7 +261,7 @@ class RowParallelLinear(ShardedLinear):
         """Return `y_..SD` of `x_..SI`; I: this rank's inputs; under sequence parallelism y holds the rank's tokens."""
         check_tokens(x)
         y: Tensor = RowParallel.apply(x, self.weight, self.bias, self.tp)
-        return y
+        return adapted(x, (y,), (self,))[0]
 
 
 def weight_grad(dy: Tensor, x: Tensor) -> Tensor:
@@ -297,3 +300,9 @@ def fused_column_linear(
     check_tokens(x)
     out: tuple[Tensor, ...] = FusedColumnParallel.apply(x, None, tp, replicas or (None,) * len(weights), *weights)
     return out
+
+
+def adapted(x: Tensor, outputs: Sequence[Tensor], layers: Sequence[ShardedLinear]) -> tuple[Tensor, ...]:
+    """Add to the output of each layer what its adapter makes of x."""
+    pairs = zip(outputs, layers, strict=True)
+    return tuple(y if layer.adapter is None else y + layer.adapter(x) for y, layer in pairs)

@@ -96,12 +96,12 @@ class _RMSNormFunction(torch.autograd.Function):
         weighted = grad * weight
         inner = (weighted * normal).sum(-1, keepdim=True)
         summing_inner = all_reduce_async(inner, group) if ctx.sharded == "hidden" else None
-        dgamma = flat_tokens(grad * normal).sum(0)
+        dgamma = flat_tokens(grad * normal).sum(0) if ctx.needs_input_grad[1] else None
         is_partial = ctx.sharded == "tokens" and not ctx.tp.coalesce
-        summing_dgamma = all_reduce_async(dgamma, group) if is_partial else None
+        summing_dgamma = all_reduce_async(dgamma, group) if is_partial and dgamma is not None else None
         if summing_inner is not None:
             inner = summing_inner.wait()
         dx = weighted.addcmul_(normal, inner.div_(ctx.hidden_size), value=-1).mul_(scale)
         if summing_dgamma is not None:
             dgamma = summing_dgamma.wait()
-        return dx.to(x.dtype), dgamma.to(weight.dtype), None, None, None, None
+        return dx.to(x.dtype), dgamma if dgamma is None else dgamma.to(weight.dtype), None, None, None, None

@@ -220,7 +220,11 @@ def initialize_parameters(model: nn.Module, seed: int = 0) -> None:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             shard = shards.get(name)
-            shape = tuple(parameter.shape) if shard is None else shard.full_shape(parameter)
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-            full = torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5
+            full = drawn(name, tuple(parameter.shape) if shard is None else shard.full_shape(parameter), seed)
             parameter.copy_(full if shard is None else shard.of(full))
+
+
+def drawn(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Return the full matrix that belongs to a name and a seed, with standard deviation 1 / sqrt(columns)."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, fused_column_linear, weight_grad
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, adapted, fused_column_linear, weight_grad
 from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
 from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict, ranks_of
 
@@ -59,9 +59,27 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `y_..SD` of `x_..SD`; under sequence parallelism both hold the rank's tokens."""
-        a, u = fused_column_linear(x, [self.gate.weight, self.up.weight], self.tp)
+        products = fused_column_linear(x, [self.gate.weight, self.up.weight], self.tp)
+        a, u = adapted(x, products, (self.gate, self.up))
+        if self.down.adapter is not None:  # it needs silu(a) * u, which is then kept
+            return self.down(Gated.apply(a, u))
         out: Tensor = GatedDown.apply(a, u, self.down.weight, self.tp)
         return out
+
+
+class Gated(torch.autograd.Function):
+    """silu(a) * u."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, u: Tensor) -> Tensor:
+        ctx.save_for_backward(a, u)
+        return nn.functional.silu(a) * u
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor]:
+        a, u = ctx.saved_tensors
+        return gate_grads(dh.clone(), a, u)
 
 
 class GatedDown(torch.autograd.Function):
@@ -78,10 +96,13 @@ class GatedDown(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, u, weight = ctx.saved_tensors
         grad = gather_output_grad(grad, ctx.tp)
-        sigmoid = torch.sigmoid(a)
-        silu = a * sigmoid
-        dw = weight_grad(grad, silu * u)
-        dh = grad @ weight
-        du = dh * silu
-        da = dh.mul_(u).mul_(sigmoid.mul_(1 + a - silu))  # s(a) (1 + a (1 - s(a))) = s(a) (1 + a - silu(a))
-        return da, du, dw, None
+        dw = weight_grad(grad, nn.functional.silu(a) * u) if ctx.needs_input_grad[2] else None
+        return *gate_grads(grad @ weight, a, u), dw, None
+
+
+def gate_grads(dh: Tensor, a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return da and du, given the gradient of silu(a) * u; dh's memory becomes da's."""
+    sigmoid = torch.sigmoid(a)
+    silu = a * sigmoid
+    du = dh * silu
+    return dh.mul_(u).mul_(sigmoid.mul_(1 + a - silu)), du  # s(a) (1 + a (1 - s(a))) = s(a) (1 + a - silu(a))

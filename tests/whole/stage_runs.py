@@ -128,7 +128,7 @@ def step(model, explicit=True, optimizer=None, hook=None, plainly=()):
     else:
         sums = full_gradients(optimizer)
         for parameter, name in optimizer.names.items():
-            parameter.grad = sums[name]
+            parameter.grad = sums.get(name)  # frozen ones have none
     return {"loss": total} | model.full_state_dict("grad")
 
 
@@ -177,7 +177,7 @@ def backward(model, explicit=True, hook=None, plainly=()):
 
 def count_calls(modules):
     """By stage and parameter, how often the hooks of the parameter will have been called."""
-    counts = {s: dict.fromkeys(module.parameters(), 0) for s, module in modules.items()}
+    counts = {s: {p: 0 for p in module.parameters() if p.requires_grad} for s, module in modules.items()}
     for found in counts.values():
         for parameter in found:
             parameter.register_post_accumulate_grad_hook(lambda p, found=found: found.update({p: found[p] + 1}))
@@ -188,7 +188,7 @@ def sum_gradients(model):
     """Sum over the ranks with other data: experts over their copies, everything else over all of them."""
     mesh, experts = model.mesh, {id(parameter) for parameter in expert_parameters(model)}
     edp = mesh.group("edp") if mesh.topology.edp else mesh.group(*data_axes(mesh, ("dp", "cp")))
-    for parameter in model.parameters():
+    for parameter in filter(lambda p: p.requires_grad, model.parameters()):
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         comm.all_reduce(parameter.grad, group=edp if id(parameter) in experts else mesh.group(*data_axes(mesh)))
 

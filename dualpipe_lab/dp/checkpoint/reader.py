@@ -128,7 +128,10 @@ class Checkpoint:
             CheckpointError: naming the tensor and what differs.
         """
         if name not in self.index.tensors:
-            raise CheckpointError(f"{self.path} has no tensor {name}; it is a checkpoint of another model or optimizer")
+            raise CheckpointError(
+                f"{self.path} has no tensor {name}; it is a checkpoint of another model or optimizer, or without the "
+                "weights that are not trained: load it with frozen=False"
+            )
         entry = self.index.tensors[name]
         where = f"{self.path / entry.shards[0].file}: tensor {name}" if entry.shards else f"{self.path}: tensor {name}"
         if (entry.shape or (1,)) != region.shape:

@@ -87,6 +87,7 @@ def save(
     config: Any = None,
     topology: Topology | None = None,
     shard_spec_of: ShardSpecOf | None = None,
+    frozen: bool = True,
     keep: int | None = None,
     group: Group | None = None,
 ) -> Path:
@@ -102,6 +103,7 @@ def save(
         topology: of the ranks.
         shard_spec_of: returns the place of a parameter in the full model, by its name and value; by default layers name
             their `shards`, and a pipeline's stages say where names start (`names_start_here`).
+        frozen: whether weights that are not trained are saved; False saves the adapters of `models.add_lora` alone.
         keep: number of checkpoints to keep, this one included; older ones are removed.
         group: the ranks that save together (default: the world).
 
@@ -118,7 +120,7 @@ def save(
     values["topology"] = topology.describe() if topology else None
     groups = _on_all_ranks(lambda: group_values(optimizer), group)
     values["param_groups"] = merged_groups(comm.all_gather_object(groups, group))
-    local = list(sharded_state_dict(optimizer, shard_spec_of))
+    local = list(sharded_state_dict(optimizer, shard_spec_of, frozen))
     with ExitStack() as lock:
         made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
         begun = comm.all_gather_object(made, group)[0]
@@ -138,6 +140,7 @@ def load(
     *,
     scaler: LossScaler | None = None,
     shard_spec_of: ShardSpecOf | None = None,
+    frozen: bool = True,
     group: Group | None = None,
 ) -> Restored:
     """Load a checkpoint that any number of ranks saved with any stage of ZeRO.
@@ -151,6 +154,7 @@ def load(
         optimizer: of the same model, with the same precision.
         scaler: a loss scaler, whose scale and count are restored.
         shard_spec_of: as in `save`.
+        frozen: False loads what `save(frozen=False)` wrote; the weights that are not trained stay as they are.
         group: the ranks that load together (default: the world).
 
     Raises:
@@ -158,7 +162,7 @@ def load(
     """
     states = [dict(shard.optimizer.state) for shard in optimizer.local_shards]
     try:
-        checkpoint, local, staged = _read(Path(path), optimizer, scaler, shard_spec_of, group)
+        checkpoint, local, staged = _read(Path(path), optimizer, scaler, shard_spec_of, frozen, group)
     except BaseException:
         for held, state in zip(optimizer.local_shards, states, strict=True):
             held.optimizer.state = state
@@ -173,13 +177,14 @@ def _read(
     optimizer: ShardedOptimizer,
     scaler: LossScaler | None,
     shard_spec_of: ShardSpecOf | None,
+    frozen: bool,
     group: Group | None,
 ) -> tuple[Checkpoint, list[SavedShard], list[Tensor]]:
     """Return a checkpoint, the shards of this rank and their values, once all ranks have read theirs."""
     checkpoint = _on_all_ranks(lambda: _open(path, optimizer, scaler), group)
     for shard in optimizer.local_shards:
         shard.optimizer.make_state(checkpoint.index.values["num_steps"] > 0)
-    local = list(sharded_state_dict(optimizer, shard_spec_of))
+    local = list(sharded_state_dict(optimizer, shard_spec_of, frozen))
     _on_all_ranks(lambda: _check(checkpoint, optimizer, local), group)
     wanted = {name for names in comm.all_gather_object([f.name for f in local], group) for name in names}
     surplus = [name for name in checkpoint.names() if name not in wanted]

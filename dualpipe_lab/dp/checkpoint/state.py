@@ -77,7 +77,9 @@ class SavedShard(NamedTuple):
             self.source.copy_(self.view.view(self.source.shape))
 
 
-def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> Iterator[SavedShard]:
+def sharded_state_dict(
+    optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None, frozen: bool = True
+) -> Iterator[SavedShard]:
     """Yield this rank's shards of the model and its optimizer; replicas yield equal shards.
 
     Weights come in their best precision: from the master copy if there is one.  Without `shard_spec_of`, the modules'
@@ -94,7 +96,8 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
                 view = tensor[begin : begin + part.stop - part.start]
                 yield _saved_shard(kind, optimizer.names[parameter], parameter, view, part.start, place_of)
         seen.update(held.bucket.parameters)
-    yield from _frozen(optimizer, seen, place_of)
+    if frozen:
+        yield from _frozen(optimizer, seen, place_of)
     persistent = optimizer.module.state_dict(keep_vars=True)
     for name, buffer in optimizer.module.named_buffers():
         if name in persistent:

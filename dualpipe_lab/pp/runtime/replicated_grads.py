@@ -151,10 +151,14 @@ class ReplicatedGrads:
         self.is_summed = True
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
-        """Sum the gradients of one weight that stands, under `names`, in several stages; mirrors come first."""
-        local = {
-            stage: self._modules[stage].get_parameter(name) for stage, name in names.items() if stage in self._modules
-        }
+        """Sum the gradients of one weight that stands, under `names`, in several stages; mirrors come first.
+
+        A frozen weight has none: it is frozen in all of its stages, or in none.
+        """
+        here = [
+            (stage, self._modules[stage].get_parameter(name)) for stage, name in names.items() if stage in self._modules
+        ]
+        local = {stage: parameter for stage, parameter in here if parameter.requires_grad}
         grads = {stage: _grad(parameter) for stage, parameter in local.items()}
         if not local:
             return

@@ -1,0 +1,190 @@
+"""`add_lora`: freeze a model, and train two thin matrices beside each of its linear layers, on every cut of the model.
+
+Chapter: book/dp/lora.  In: a model, or a rank's stages of it, and the width R.  Out: the same module, with adapters.
+  y = x W^T + s (x A^T) B^T     A_RI drawn, B_OR zero, s = alpha / R: the first step starts from the model as it was
+  u = x A^T     du = s dy B     dB = s dy^T u     dA = du^T x     dx += du A     no dW: 4 T I O of 6 T I O operations
+            A_RI           B_OR           the sum over tp, of T R numbers
+  column    replicated     like W, rows    of du, in the backward    dy_r B_r is rank r's summand of du
+  row       like W, columns  replicated    of u, in the forward      x_r A_r^T is rank r's summand of u
+Under sequence parallelism a gather of tokens and a reduce-scatter take the place of the sum, and the gradient of the
+replicated half, of which each rank has its tokens' summand, is summed.
+  states of P frozen and p trained parameters   ZeRO-1: bytes P + (gradient p) + (masters, moments p) / N, and so on:
+  only ZeRO-3 shards the frozen weights, which it gathers as before.
+Elsewhere: peft `LoraConfig`, `lora.Linear`; Megatron-Bridge's LoRA `linear_in`, `linear_out`; d9d `LoRALinear`.
+Source: Hu et al. 2021 (arXiv 2106.09685), sections 4.1 and 4.2.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.dp.param_specs import full_name_of
+from dualpipe_lab.tp.gqa import GroupedQueryAttention
+from dualpipe_lab.tp.latent_attention import LatentAttention
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, ShardedLinear, weight_grad
+from dualpipe_lab.tp.mappings import all_reduce_async, gather_output_grad, reduce_output
+from dualpipe_lab.tp.shard import TensorParallel, drawn
+
+LAYERS = "q", "k", "v", "o", "gate", "up", "down"  # of a Llama
+Linear: TypeAlias = nn.Linear | ShardedLinear
+
+
+class LowRank(torch.autograd.Function):
+    """s (x A^T) B^T beside a linear layer; the ranks of `tp` share the layer by rows or, `is_row`, by columns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        is_row: bool,
+        tp: TensorParallel | None,
+        replicas: Group | None,
+    ) -> Tensor:
+        u = linear(x, a)  # u_..SR of x_..SI and a_RI
+        if tp is not None:  # row: the sum over the ranks; column: under sequence parallelism, the tokens of all
+            u = (reduce_output if is_row else gather_output_grad)(u, tp)
+        ctx.scale, ctx.is_row, ctx.tp, ctx.replicas = scale, is_row, tp, replicas
+        ctx.save_for_backward(x, a, b, u)
+        return linear(u, b).mul_(scale)  # y_..SO of b_OR
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, u = ctx.saved_tensors
+        dy = ctx.scale * dy
+        du = dy @ b
+        if ctx.tp is not None:  # column: the sum over the ranks; row: under sequence parallelism, the tokens of all
+            du = (gather_output_grad if ctx.is_row else reduce_output)(du, ctx.tp)
+        da, db = weight_grad(du, x), weight_grad(dy, u)
+        if ctx.tp is not None and ctx.tp.sequence_parallel:  # the replicated half has met this rank's tokens alone
+            all_reduce_async(db if ctx.is_row else da, ctx.tp.group).wait()
+        if ctx.replicas is not None:  # ranks with the same keys and values have a summand each
+            all_reduce_async(db, ctx.replicas).wait()
+        dx = du @ a if ctx.needs_input_grad[0] else None
+        return dx, da, db, *[None] * 4
+
+
+class LoRA(nn.Module):
+    """The adapter of one linear layer: `a` of shape [rank, in] and `b` of shape [out, rank], or this rank's shards.
+
+    Attributes:
+        shards: of the half that is sharded as the layer's weight is: `b` of a column-parallel layer, `a` of a
+            row-parallel one.
+    """
+
+    def __init__(
+        self, layer: Linear, full_name: str, rank: int, scale: float, seed: int, replicas: Group | None
+    ) -> None:
+        super().__init__()
+        self.scale, self.replicas = scale, replicas
+        self.is_row = isinstance(layer, RowParallelLinear)
+        self.tp = layer.tp if isinstance(layer, ShardedLinear) else None
+        shard = layer.shards["weight"] if isinstance(layer, ShardedLinear) else None
+        self.shards = {} if shard is None else {"a" if self.is_row else "b": shard}
+        a = drawn(f"{full_name}.adapter.a", (rank, layer.in_features), seed)
+        a = shard.of(a) if shard is not None and self.is_row else a
+        self.a = nn.Parameter(a.to(layer.weight, copy=True, memory_format=torch.contiguous_format))
+        self.b = nn.Parameter(layer.weight.new_zeros(len(layer.weight), rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the update `y_..SO` of the layer's input `x_..SI`, both sharded as the layer has them."""
+        out: Tensor = LowRank.apply(x, self.a, self.b, self.scale, self.is_row, self.tp, self.replicas)
+        return out
+
+    def extra_repr(self) -> str:
+        """The rank and the scale."""
+        return f"rank={len(self.a)}, scale={self.scale:g}"
+
+
+class AdaptedLinear(nn.Linear):
+    """What `add_lora` makes of an `nn.Linear`, in place."""
+
+    adapter: LoRA
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `y_..O` of `x_..I`."""
+        y: Tensor = super().forward(x) + self.adapter(x)
+        return y
+
+
+def add_lora(
+    model: nn.Module, rank: int = 8, *, alpha: float = 16.0, layers: Sequence[str] = LAYERS, seed: int = 0
+) -> None:
+    """Freeze a model in place, and add a trained adapter to its linear layers of these names.
+
+    Call it before an optimizer of this library takes the model.  It needs no message: any rank adapts what it holds.
+
+    Args:
+        model: a `Llama`, the `RankModel` of `build_stages`, or any module with `nn.Linear` layers.
+        rank: of the update, R.
+        alpha: the update is scaled by alpha / R.
+        layers: names of layers within their modules.
+        seed: of A, which is drawn by the layer's name in the full model, so every cut starts from the same numbers.
+
+    Raises:
+        ValueError: a rank below 1; a name that no linear layer of this model has; a layer with an adapter, or two
+            layers with one weight.
+
+    >>> model = nn.Sequential(nn.Linear(6, 4))
+    >>> add_lora(model, rank=2, layers=["0"])
+    >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    ['0.adapter.a', '0.adapter.b']
+    """
+    if rank < 1:
+        raise ValueError(f"an adapter has rank 1 or more, got {rank}")
+    linear_layers = dict(_linear_layers(model))
+    found = {name: layer for name, layer in linear_layers.items() if name.rpartition(".")[2] in layers}
+    names = {name.rpartition(".")[2] for name in found}
+    if not found or (layers is not LAYERS and set(layers) > names):
+        known = sorted({name.rpartition(".")[2] for name in linear_layers})
+        raise ValueError(f"layers={tuple(layers)} names a layer that the model has not; its linear layers are {known}")
+    if any(getattr(layer, "adapter", None) is not None for layer in found.values()):
+        raise ValueError("the model has adapters; call merge_lora(model) first")
+    if len({layer.weight for layer in found.values()}) < len(found):
+        raise ValueError(f"two of the layers {sorted(found)} have one weight; name one of them")
+    full_name, replicas = full_name_of(model), _replicas(model)
+    model.requires_grad_(False)
+    for name, layer in found.items():
+        adapter = LoRA(layer, full_name(name), rank, alpha / rank, seed, replicas.get(layer))
+        layer.adapter = adapter
+        if isinstance(layer, nn.Linear):
+            layer.__class__ = AdaptedLinear
+
+
+def merge_lora(model: nn.Module) -> None:
+    """Add each update to its layer's weight, W + s B A, and remove the adapters; no rank sends anything.
+
+    Under ZeRO-3 call it inside of `with optimizer.gathered()`.  The weights stay frozen.
+    """
+    for layer in list(model.modules()):
+        adapter = getattr(layer, "adapter", None)
+        if isinstance(adapter, LoRA):
+            with torch.no_grad():
+                layer.weight.add_(adapter.scale * (adapter.b @ adapter.a))
+            del layer.adapter
+            if isinstance(layer, AdaptedLinear):
+                layer.__class__ = nn.Linear
+            else:
+                layer.adapter = None
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    """Yield the layers that can be adapted; others read a layer's weight without calling it."""
+    read = {module.kv_up for module in model.modules() if isinstance(module, LatentAttention)}
+    for name, module in model.named_modules():
+        if type(module) in (nn.Linear, AdaptedLinear, ColumnParallelLinear, RowParallelLinear) and module not in read:
+            yield name, cast(Linear, module)
+
+
+def _replicas(model: nn.Module) -> dict[nn.Module, Group | None]:
+    """Return the ranks that hold the same keys and values, by layer."""
+    attentions = [module for module in model.modules() if isinstance(module, GroupedQueryAttention)]
+    return {layer: module.replicas for module in attentions for layer in (module.k, module.v)}
