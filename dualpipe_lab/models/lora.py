@@ -1,6 +1,6 @@
 """`add_lora`: freeze a model, and train two thin matrices beside each of its linear layers, on every cut of the model.
 
-Chapter: book/dp/lora.  In: a model, or a rank's stages of it, and the width R.  Out: the same module, with adapters.
+Chapter: book/whole/lora.  In: a model, or a rank's stages of it, and the width R.  Out: the same module, with adapters.
   y = x W^T + s (x A^T) B^T     A_RI drawn, B_OR zero, s = alpha / R: the first step starts from the model as it was
   u = x A^T     du = s dy B     dB = s dy^T u     dA = du^T x     dx += du A     no dW: 4 T I O of 6 T I O operations
             A_RI           B_OR           the sum over tp, of T R numbers
