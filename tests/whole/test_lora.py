@@ -137,7 +137,8 @@ def test_one_process_has_the_gradients_of_plain_torch_and_of_peft():
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
-def test_no_product_is_computed_for_a_frozen_weight():
+@pytest.mark.parametrize("layers", [LAYERS, ("q",)], ids=["all", "q"])
+def test_no_product_is_computed_for_a_frozen_weight(layers):
     """The adapters' own operations are few, and all products for dW are gone, which are a third of a step's."""
     config, tokens = LlamaConfig(64, 32, 64, 3, 2, 1), 16
 
@@ -146,7 +147,7 @@ def test_no_product_is_computed_for_a_frozen_weight():
         names = [name for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name]
         products = sum(2 * tokens * model.get_parameter(name).numel() for name in names)
         if adapted:
-            add_lora(model, RANK)
+            add_lora(model, RANK, layers=layers)
         ids = torch.arange(tokens).view(1, tokens)
         with FlopCounterMode(display=False) as counter:
             model.loss(ids, ids).backward()
