@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import dualpipe_lab as lab
 from dualpipe_lab import dp
 from dualpipe_lab.dp.param_specs import full_name_of
-from dualpipe_lab.models import LlamaConfig, add_lora, merge_lora
+from dualpipe_lab.models import LlamaConfig, PretrainedError, add_lora, merge_lora, save_pretrained
 from dualpipe_lab.models.lora import LAYERS, LoRA
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
@@ -277,10 +277,12 @@ def test_what_cannot_be_adapted_is_refused_and_nothing_has_changed(options, mess
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_adapters_are_not_added_twice_and_not_to_one_weight_twice():
+def test_adapters_are_not_added_twice_nor_to_one_weight_twice_nor_published(tmp_path):
     model = adapt(plain_model(TIED))
     with pytest.raises(ValueError, match="has adapters; call merge_lora"):
         add_lora(model)
+    with pytest.raises(PretrainedError, match=r"save after merge_lora\(model\)"):
+        save_pretrained(model, tmp_path / "folder")
     two = nn.ModuleDict({"q": nn.Linear(3, 3), "k": nn.Linear(3, 3)})
     two["k"].weight = two["q"].weight
     with pytest.raises(ValueError, match="have one weight; name one of them"):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab.grad_ready import synchronizers_of
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.lora import LoRA
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.config import PretrainedError, config_from_pretrained, family_of
@@ -199,6 +200,10 @@ def config_of(model: Model) -> ModelConfig:
         raise PretrainedError(
             "the layer of a second token has no published form here, got a model that predicts one; build it without "
             "mtp"
+        )
+    if any(isinstance(module, LoRA) for module in model.modules()):
+        raise PretrainedError(
+            "adapters have no published form here; load before add_lora, save after merge_lora(model)"
         )
     return config
 
