@@ -245,7 +245,7 @@ def test_a_checkpoint_of_adapters_holds_nothing_else_and_loads_on_another_cut(tm
             if trained is not None:
                 dp.checkpoint.load(dp.checkpoint.latest(tmp_path), optimizer, frozen=False)
                 found["loaded"] = distances(model.full_state_dict(), trained)
-                with pytest.raises(dp.checkpoint.CheckpointError, match="has no tensor parameter/.*frozen=False"):
+                with pytest.raises(dp.checkpoint.CheckpointError, match=r"has no tensor parameter/.*frozen=False"):
                     dp.checkpoint.load(dp.checkpoint.latest(tmp_path), optimizer)
             backward(model)
             optimizer.step()
