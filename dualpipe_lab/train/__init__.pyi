@@ -19,5 +19,6 @@ from .profile import profile_modules as profile_modules
 
 # Data and learning rate as functions of the step
 from .sampler import Sampler as Sampler
+from .sampler import LengthSampler as LengthSampler
 from .sampler import Batch as Batch
 from .schedule import LRSchedule as LRSchedule

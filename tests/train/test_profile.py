@@ -58,6 +58,18 @@ def test_a_layer_keeps_what_the_closed_form_says():
     assert dict(parts)["mlp"] == table.boundary_bytes + sum(table.network().values())
 
 
+def test_on_a_device_times_are_between_its_events(on_stand_in):
+    def fn(rank, world_size):
+        module, x = Twice().to(lab.device()), torch.ones(2, 3, device=lab.device(), requires_grad=True)
+        rows = profile_modules(module, lambda: module(x).sum().backward())
+        return [(row.calls, row.kept_bytes, row.forward, row.backward) for row in rows]
+
+    whole, waits, linear = lab.launch(fn, 1, backend="nccl")[0]
+    assert (whole[:2], waits[:2], linear[:2]) == ((1, 48), (2, 0), (2, 48))
+    assert 0.02 <= waits[2] <= whole[2]
+    assert 0.04 <= waits[3] <= whole[3]
+
+
 def test_parts_are_no_larger_than_the_whole_and_rows_are_in_the_model_s_order():
     model, ids = models.PlainLlama(CONFIG, torch.float64), torch.zeros(1, 8, dtype=torch.long)
     rows = profile_modules(model, lambda: model.loss(ids, ids).backward())
