@@ -95,12 +95,24 @@ def test_a_module_that_is_called_twice_counts_twice_and_times_are_of_the_module_
     module, x = Twice(), torch.ones(2, 3, requires_grad=True)
     step = lambda: module(x).sum().backward()  # noqa: E731
     step()
+    begin = time.perf_counter()
     whole, waits, linear = profile_modules(module, step)
+    assert whole.forward + whole.backward <= time.perf_counter() - begin
     assert (whole.calls, waits.calls, linear.calls) == (1, 2, 2)
     assert (whole.parameters, linear.parameters, linear.kept_bytes, waits.kept_bytes) == (9, 9, 2 * 24, 0)
     assert 0.02 <= waits.forward <= whole.forward
     assert 0.04 <= waits.backward <= whole.backward
     assert waits.backward + linear.backward <= whole.backward
+
+
+def test_what_a_module_does_before_it_calls_a_part_is_not_of_the_part():
+    part = nn.Linear(3, 3)
+    module = nn.Sequential(part)
+    module.forward = lambda x: part(Wait.apply(x))
+    x = torch.ones(2, 3, requires_grad=True)
+    whole, linear = profile_modules(module, lambda: module(x).sum().backward())
+    assert whole.forward - linear.forward >= 0.01
+    assert whole.backward - linear.backward >= 0.02
 
 
 def test_a_frozen_weight_keeps_no_input_and_two_users_of_a_tensor_keep_it_once():
