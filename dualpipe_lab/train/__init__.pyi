@@ -14,7 +14,11 @@ from .convert import convert as convert
 # Inside a rank
 from .trainer import Trainer as Trainer
 
+# What each submodule of any model keeps, and how long it takes
+from .profile import profile_modules as profile_modules
+
 # Data and learning rate as functions of the step
 from .sampler import Sampler as Sampler
+from .sampler import LengthSampler as LengthSampler
 from .sampler import Batch as Batch
 from .schedule import LRSchedule as LRSchedule

@@ -5,11 +5,13 @@ Chapter: book/whole/training.  In: a text or documents, coordinates.  Out: this 
   data rank r, microbatch m  sequences (r M + m) b to (r M + m + 1) b - 1,     b = global batch / (data ranks * M)
 Every plan with one global batch therefore sees the same sequences, and the state of the data is two numbers, seed and
 step.  Ranks of tp and pp call with the same coordinates; those of cp take their shares of the same sequences.
-Elsewhere: torch `DistributedSampler`, which shuffles per epoch; Megatron `MegatronPretrainingRandomSampler`.
+Elsewhere: torch `DistributedSampler`, which shuffles per epoch; Megatron `MegatronPretrainingRandomSampler`; d9d
+`BufferSortedDataset`, which is `LengthSampler`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -115,6 +117,10 @@ class Sampler:
             rows.append(row[start : start + self.sequence_length + 1])
         return rows
 
+    def padded_length(self, rows: list[bytes]) -> int:
+        """Return the tokens of each sequence of a microbatch, padding included."""
+        return self.sequence_length
+
     def num_tokens(self, step: int) -> int:
         """Return the number of valid targets of a step, over all ranks."""
         if not self.documents:
@@ -147,8 +153,9 @@ class Sampler:
         """
         size = microbatch_size(self.batch_size(step), data_size, num_microbatches)
         firsts = [(data_rank * num_microbatches + number) * size for number in range(num_microbatches)]
-        length, microbatches = self.sequence_length, []
+        microbatches = []
         for rows in (self.rows(step, first, size) for first in firsts):
+            length = self.padded_length(rows)
             inputs = torch.tensor([[*row[:-1], *[0] * (length + 1 - len(row))] for row in rows], device=device())
             targets = torch.tensor(
                 [[*row[1:], *[IGNORE_INDEX] * (length + 1 - len(row))] for row in rows], device=device()
@@ -165,6 +172,65 @@ class Sampler:
         sizes = {"sequence_length": self.sequence_length, "global_batch": self.global_batch}
         grows = {"batch_growth": [list(pair) for pair in self.growth]} if self.growth else {}
         return {"seed": self.seed, "step": step, **sizes, **grows}
+
+
+class LengthSampler(Sampler):
+    """Takes every document once per epoch, and beside documents of about its own length.
+
+    An epoch is a permutation drawn from seed and epoch.  Each `buffer` of global batches of it is sorted by length and
+    cut into steps, whose order is drawn, so lengths do not rise with the steps.  A microbatch is padded to its longest
+    document, whatever the plan; cp and sequence parallelism refuse lengths that they cannot shard.
+
+    Args:
+        documents: as many as fill whole steps.
+        sequence_length: the most tokens of a sequence.
+        global_batch: sequences of a step, over all ranks.
+        seed: of the permutations.
+        buffer: of so many global batches; with 1, which sorts each alone, the last data rank has the longest documents.
+
+    Raises:
+        ValueError: as `Sampler`, a buffer below 1, or documents that do not fill whole steps.
+
+    >>> sampler = LengthSampler([b"abcd", b"ab", b"abcde", b"abc"], sequence_length=8, global_batch=2)
+    >>> [sampler.rows(step, 0, 2) for step in (0, 1)]
+    [[b'ab', b'abc'], [b'abcd', b'abcde']]
+    """
+
+    def __init__(
+        self, documents: Sequence[bytes], sequence_length: int, global_batch: int, seed: int = 0, buffer: int = 8
+    ) -> None:
+        super().__init__(documents, sequence_length, global_batch, seed)
+        rest = len(self.documents) % global_batch
+        if buffer < 1 or rest or not self.documents:
+            raise ValueError(
+                f"an epoch has whole steps, and a buffer at least one of them, got {len(self.documents)} documents, "
+                f"global_batch={global_batch} and buffer={buffer}; leave out {rest} documents"
+            )
+        self.buffer, self._ordered = buffer, (-1, list[list[int]]())  # the last epoch asked for, and its steps
+
+    def rows(self, step: int, first: int, count: int) -> list[bytes]:
+        """Return sequences `first` to `first + count - 1` of a step, sorted by length."""
+        epoch, place = divmod(step, len(self.documents) // self.global_batch)
+        if self._ordered[0] != epoch:
+            self._ordered = epoch, self._order(epoch)
+        numbers = self._ordered[1][place][first : first + count]
+        return [self.documents[number][: self.sequence_length + 1] for number in numbers]
+
+    def padded_length(self, rows: list[bytes]) -> int:
+        """Return the tokens of the longest sequence of a microbatch."""
+        return max(len(row) for row in rows) - 1
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        """Return the numbers of the documents of each step of an epoch."""
+        draw, size = Random(f"{self.seed}/{epoch}"), self.buffer * self.global_batch  # noqa: S311 (data, no secret)
+        order = sorted(range(len(self.documents)), key=lambda number: draw.random())
+        buffers = (sorted(order[i : i + size], key=self._length) for i in range(0, len(order), size))
+        numbers = list(chain.from_iterable(buffers))
+        steps = [numbers[i : i + self.global_batch] for i in range(0, len(numbers), self.global_batch)]
+        return sorted(steps, key=lambda step: draw.random())
+
+    def _length(self, number: int) -> int:
+        return min(len(self.documents[number]), self.sequence_length + 1)
 
 
 def microbatch_size(global_batch: int, data_size: int, num_microbatches: int) -> int:
