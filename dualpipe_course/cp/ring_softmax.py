@@ -15,6 +15,7 @@ from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 from dualpipe_course.variants import Variants
+from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,7 +258,6 @@ def _loss_in_words(off: Off) -> str:
     if not any(off.expected.flat):
         return "the loss is right, and there is a gradient where no label counts"
     if off.ratio is not None:
-        num_ranks = len(off.by_rank)
-        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
+        known = cause_of_ratio(off.ratio, len(off.by_rank))
         return f"the loss is right, the gradient is {off.ratio:.4g} times that of one process{known}"
     return f"the loss is right, number {off.place} of the gradient {apart(ours, theirs, off.difference.allowed)}"

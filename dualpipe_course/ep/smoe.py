@@ -12,6 +12,7 @@ from dualpipe_course.differences import TOLERANCE, apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -232,7 +233,8 @@ def _gradient_in_words(off: Off) -> str:
     if off.found is None or off.difference is None:
         return f"{what}is missing"
     if off.ratio is not None:
-        return f"{what}is {off.ratio:.4g} times that of the mean over the tokens of all ranks"
+        known = cause_of_ratio(off.ratio, len(off.by_rank))
+        return f"{what}is {off.ratio:.4g} times that of the mean over the tokens of all ranks{known}"
     return f"{what}differs from that of the mean over the tokens of all ranks by up to {off.difference.error:.2g}"
 
 

@@ -178,9 +178,7 @@ def _copy_in_words(off: Off) -> str:
 
 
 def _gradient_in_words(off: Off) -> str:
-    if off.ratio == 2:
-        return f"{off.name} is twice the sum of both directions: this tensor was summed twice"
-    if off.slip or off.found is None or off.has_other_shape:
+    if off.slip or off.found is None or off.has_other_shape or off.ratio == 2:
         return in_words(off)
     both = apart(off.found.flat[off.place], off.expected.flat[off.place])
     return (

@@ -12,6 +12,7 @@ from dualpipe_course.comparison import Found, Numbers, Off, Values, on_one_proce
 from dualpipe_course.differences import TOLERANCE, apart, difference
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import on_ranks
+from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,12 +75,10 @@ def _difference(found: list[list[float]], expected: list[list[float]], num_micro
     off = difference(ours, theirs)
     if off is None:
         return None
-    ratio = off.ratio
-    if ratio is None:
+    if off.ratio is None:
         return f"its gradients {off}"
-    if abs(ratio - num_microbatches) < 1e-9:
-        return f"its gradients are {num_microbatches} times too large, which is the number of microbatches"
-    return f"its gradients are {ratio:.4g} times those of one process"
+    known = cause_of_ratio(off.ratio, 1, {num_microbatches: "the number of microbatches"})
+    return f"its gradients are {off.ratio:.4g} times those of one process{known}"
 
 
 def make_stage(rank: int) -> "nn.Module":

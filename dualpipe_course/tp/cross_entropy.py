@@ -22,6 +22,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 from dualpipe_course.variants import Variants
+from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,8 +200,7 @@ def _gradient_in_words(off: Off, found: Numbers) -> str:
         rows, columns = (*found.shape, 0, 0)[:2]
         return f"the gradient has {rows} rows of {columns} columns, expected this rank's"
     if off.ratio is not None:
-        num_ranks = len(off.by_rank)
-        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
+        known = cause_of_ratio(off.ratio, len(off.by_rank))
         return f"the gradient is {off.ratio:.4g} times that of one process{known}"
     return f"the numbers of the gradient of the logits {off.difference}"
 
