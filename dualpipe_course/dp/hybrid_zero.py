@@ -226,8 +226,8 @@ def _mean_in_words(off: Off, per_node: int, num_nodes: int) -> str:
     if off.found is None or off.has_other_shape:
         returned = "no tensor" if off.found is None else off.found.flat
         return f"returned {returned}, expected its shard, 2 of {2 * per_node} numbers"
-    scale = "" if off.ratio is None else cause_of_ratio(off.ratio, per_node * num_nodes)
-    return f"has {off.found.flat}, expected {off.expected.flat}{scale}"
+    said = f"has {off.found.flat}, expected {off.expected.flat}"
+    return f"{said}: {off.ratio:.4g} times it{cause_of_ratio(off.ratio, per_node * num_nodes)}" if off.ratio else said
 
 
 def _numbers(rank: int, numel: int) -> list[int]:

@@ -105,7 +105,7 @@ RUNS = [  # function, mistake, numbers of ranks, the words
     (bucket, "summed twice", (2,), "2 times as large, the number of ranks: it was summed .*, or added twice"),
     (bucket, "summed twice", (4,), "4 times as large, the number of ranks: it was summed over the ranks once too"),
     (bucket, "divided twice", (2,), "0.5 times as large, one over the number of ranks: .* divided twice, .* halved"),
-.* divided twice, or is a"),
+    (bucket, "divided twice", (4,), "0.25 times as large, one over the number of ranks: .* divided twice, or is a"),
     (bucket, "mean", (2, 4), "one over the number of ranks: .* is a mean or a part where a sum"),
     (bucket, "wrong group", (4,), "2 groups of ranks have a value each, .* summed over the wrong group"),
     (bucket, "sign", (2, 4), "-1 times as large: it was given the wrong sign"),

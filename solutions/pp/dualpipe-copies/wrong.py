@@ -36,7 +36,7 @@ TYPICAL = {
         ),
     },
     "dualpipe_copies-3": {
-        "nothing tied, as before": Bad([("if w not in summed:", "if True:")], "twice the sum of both directions"),
+        "nothing tied, as before": Bad([("if w not in summed:", "if True:")], "2 times that of one process"),
         "halved first": Bad([("all_reduce(w.grad, ", "all_reduce(w.grad.div_(2), ")], "is not the sum"),
         "the table not at all": Bad(
             [("if w not in summed:", "if 2 * w.numel() != 20:")], "the gradient of the tied table is not the sum"

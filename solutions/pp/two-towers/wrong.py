@@ -14,7 +14,7 @@ TYPICAL = {
         "x alone": Bad(_PREDICT + "1023, 1835008, 1048576, 511, 1261568", "`image` rides along"),
     },
     "two_towers-2": {
-        "a sum of losses": Bad([("(b * num_ranks)", "b")], "the loss is the mean of the ranks' losses"),
+        "a sum of losses": Bad([("(b * num_ranks)", "b")], "or where a mean is meant"),
         "own pairs return": Bad(
             [
                 (
