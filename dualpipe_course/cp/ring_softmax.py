@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
 from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 from dualpipe_course.variants import Variants
-from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,7 +256,4 @@ def _loss_in_words(off: Off) -> str:
         return f"the loss {apart(ours, theirs)}" + f"; {off.slip}" * bool(off.slip)
     if not any(off.expected.flat):
         return "the loss is right, and there is a gradient where no label counts"
-    if off.ratio is not None:
-        known = cause_of_ratio(off.ratio, len(off.by_rank))
-        return f"the loss is right, the gradient is {off.ratio:.4g} times that of one process{known}"
-    return f"the loss is right, number {off.place} of the gradient {apart(ours, theirs, off.difference.allowed)}"
+    return f"the loss is right, the {in_words(off)}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words, other_dtype
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, other_dtype
 from dualpipe_course.differences import difference
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
@@ -203,16 +203,8 @@ def _check_projections(fn: Callable[..., Any], num_ranks: int, num_heads: int, n
         num_heads,
         num_kv_heads,
         case=_named(num_ranks, num_heads, num_kv_heads),
-        why=_projection_in_words,
         limits=[Limit("bytes of all_reduce", needed, words, needed)],
     )
-
-
-def _projection_in_words(off: Off) -> str:
-    if off.found is None or off.has_other_shape:
-        size = 0 if off.found is None else len(off.found.flat)
-        return f"{off.name} has {size} numbers, this rank's has {len(off.expected.flat)}"
-    return in_words(off)
 
 
 def _check_step(fn: Callable[..., Any], num_ranks: int, num_heads: int, num_kv_heads: int, num: int) -> None:

@@ -114,7 +114,7 @@ TORCH_DEFECTS = (
     TorchDefect(
         accumulate_pipeline_steps,
         "At its end a step divides all that is in .grad by its 4 microbatches, also what an earlier step left:\n"
-        "(1 + 1/4) / 2. torchtitan has passed scale_grads=False since 2025 (pull request 1732); torch's default is True.",
+        "(1 + 1/4) / 2. torchtitan passes scale_grads=False since 2025 (pull request 1732); torch's default is True.",
         "pytorch/torchtitan/issues/1733",
     ),
 )

@@ -63,7 +63,7 @@ def mean_shard(grad, node, across):
             [("grad / (N_in", "grad.div_(N_in"), ("* N_out), group", "* N_out), group")], "grad has changed"
         ),
         "one level too few": Bad([("/ (N_in * N_out)", "/ N_in")], "or not divided by 2: the wrong group"),
-        "the sum": Bad([("grad / (N_in * N_out)", "grad")], "this is the sum"),
+        "the sum": Bad([("grad / (N_in * N_out)", "grad")], "the number of ranks: it was summed"),
         "not a number": Bad([("    return shard", "    return shard * float('nan')")], "has [nan, nan]"),
         "twice by hand": Bad([("    return shard", "    return shard / N_out")], "or divided by 2 once too often"),
     },

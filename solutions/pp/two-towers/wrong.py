@@ -30,7 +30,7 @@ TYPICAL = {
             ],
             "differs from one process",
         ),
-        "the scale of this rank": Bad([("    comm.all_reduce(d_scale)\n", "")], "all ranks have the same scale"),
+        "the scale of this rank": Bad([("    comm.all_reduce(d_scale)\n", "")], "the ranks have partial sums"),
         "no scale in dc": Bad([("scale * wrong.T @ a", "wrong.T @ a")], "dc is 0.3333 times"),
         "rank 0's place": Bad([("own + comm.get_rank() * b]", "own]")], "rank 1: "),
     },
