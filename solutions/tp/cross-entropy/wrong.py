@@ -145,6 +145,8 @@ def losses(y, targets, first):
     },
     "cross_entropy-4": {
         "no backward": Bad([("    loss.backward()\n", "")], "y.grad is empty"),
-        "zeros": Bad([("    loss.backward()\n", "    y.grad = torch.zeros_like(y)\n")], "the gradient is 0 times"),
+        "zeros": Bad(
+            [("    loss.backward()\n", "    y.grad = torch.zeros_like(y)\n")], "it is zero: nothing was written"
+        ),
     },
 }

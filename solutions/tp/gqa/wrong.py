@@ -39,9 +39,7 @@ TYPICAL = {
     "gqa-3": {
         "copies forgotten": Bad([("if copies is not None", "if False")], "the ranks have partial sums"),
         "dx is not summed": Bad([("    comm.all_reduce(dx)\n", "")], "the ranks have partial sums"),
-        "over all ranks": Bad(
-            [("group=copies", "group=None")], "4 rank(s), 4 query and 2 KV head(s): rank 0: dk"
-        ),
+        "over all ranks": Bad([("group=copies", "group=None")], "4 rank(s), 4 query and 2 KV head(s): rank 0: dk"),
         "averaged": Bad([("(dk, group=copies)", '(dk, "avg", group=copies)')], "dk is 0.5 times"),
         "keys summed early": Bad(
             [
