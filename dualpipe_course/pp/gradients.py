@@ -53,7 +53,7 @@ def beside(num_ranks: int, num_microbatches: int = 1) -> list[Values]:
 def in_words(off: Off, num_microbatches: int = 1) -> str:
     """How the gradients of a stage differ from those of one process."""
     assert off.found is not None
-    return _difference([off.found.flat], [off.expected.flat], num_microbatches) or f"its gradients {off.difference}"
+    return why_different([off.found.flat], [off.expected.flat], num_microbatches) or f"its gradients {off.difference}"
 
 
 def accumulate_reports(fn: Callable[..., Any], cases: Sequence[tuple[int, ...]]) -> list[str]:
@@ -62,7 +62,8 @@ def accumulate_reports(fn: Callable[..., Any], cases: Sequence[tuple[int, ...]])
     return reports
 
 
-def _difference(found: list[list[float]], expected: list[list[float]], num_microbatches: int) -> str | None:
+def why_different(found: list[list[float]], expected: list[list[float]], num_microbatches: int) -> str | None:
+    """What is wrong with what a step has added to the gradients of parameters, in words, or None."""
     ours, theirs = [x for part in found for x in part], [x for part in expected for x in part]
     if len(ours) != len(theirs):
         return f"{sum(not part for part in found)} of its parameters have no gradient"
@@ -154,7 +155,7 @@ def _accumulate_rows(fn: Callable[..., Any], rows: tuple[int, ...], loss_fn: Cal
     leave_gradients(model)
     found = fn(model, loss_fn, inputs, targets)
     found = float(found.detach() if isinstance(found, torch.Tensor) else found)
-    if problem := _difference(added_to(model), grads_of(twin), len(rows)):
+    if problem := why_different(added_to(model), grads_of(twin), len(rows)):
         return problem if loss_fn is torch.nn.functional.mse_loss else f"with {loss_fn.__name__}, {problem}"
     if sorted(filter(None, seen)) != sorted(filter(None, rows)):
         return f"the model ran on {', '.join(map(str, seen)) or 'no'} rows; each microbatch goes through it once, alone"

@@ -36,8 +36,7 @@ def experts_beside_ddp(rank: int, world_size: int) -> Pairs:
     expert, replica, group = experts[rank].clone().requires_grad_(), DistributedDataParallel(dense), dist.group.WORLD
     arrived = all_to_all_single_autograd(replica(tokens[rank]), [2, 2], [2, 2], group)
     all_to_all_single_autograd(arrived @ expert, [2, 2], [2, 2], group).square().mean().backward()
-    name = f"expert of rank {rank}"
-    return {"dense layer": (dense.weight.grad, one.weight.grad), name: (expert.grad, all_experts.grad[rank])}
+    return {"dense layer": (dense.weight.grad, one.weight.grad), "expert": (expert.grad, all_experts.grad[rank])}
 
 
 def clip_a_pipeline(rank: int, world_size: int) -> Pairs:
@@ -89,7 +88,7 @@ class TorchDefect:
         """Run it, and say what differs on this torch."""
         found = self.quotients()
         ended = all(isclose(quotient, 1, rel_tol=1e-6) for quotient in found.values())
-        lines = [f"{name:17}{quotient:8.4g} times that of one process" for name, quotient in found.items()]
+        lines = [f"{name:15}{quotient:8.4g} times that of one process" for name, quotient in found.items()]
         return "\n".join([f"torch {torch.__version__}", *lines, *["this torch has the defect no longer"] * ended])
 
     def answer(self) -> str:

@@ -129,8 +129,7 @@ def beside(sound: Log, suspect: Log, steps: int = 4) -> str:
     for rank in range(len(sound.ranks)):
         curves[f"sum of rank {rank}"] = [summands[rank] for _, summands in pairs]
     for name, (mine, theirs) in curves.items():
-        if mine:
-            rows.append((name, [_digits(x) for x in mine[:steps]], [_digits(x) for x in theirs[:steps]]))
+        rows.append((name, [_digits(x) for x in mine[:steps]], [_digits(x) for x in theirs[:steps]]))
     rows.append(("bytes sent, step 1", [f"{sound.sent:,}"], [f"{suspect.sent:,}"]))
     rows.append(("ms, step 1", [f"{sound.time:.3f}"], [f"{suspect.time:.3f}"]))
     if sound.peak:

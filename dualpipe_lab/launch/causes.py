@@ -52,10 +52,9 @@ class Compared:
         """The places at which a rank is wrong."""
         return [place for place, error in enumerate(self.errors) if not error <= NEAR]
 
-    def is_made_of(self, parts: Sequence[Vector]) -> bool:
-        """Whether the sum of some parts, or their mean, is right."""
-        sums = [sum(column) for column in zip(*parts, strict=True)]
-        return bool(parts) and any(near([a / n for a in sums], self.expected) for n in (1, len(parts)))
+    def is_made_of(self, parts: Sequence[Vector], divisor: int = 1) -> bool:
+        """Whether the sum of some parts, divided, is right."""
+        return bool(parts) and near([sum(column) / divisor for column in zip(*parts, strict=True)], self.expected)
 
 
 def near(ours: Vector, theirs: Vector) -> bool:
@@ -134,6 +133,10 @@ def is_like_float32(error: float) -> bool:
     return FLOAT32[0] <= error <= FLOAT32[1]
 
 
+def _is_not_finite(v: Compared) -> bool:
+    return all(map(isfinite, v.expected)) and not all(map(isfinite, v.found))
+
+
 def _is_float32(v: Compared) -> bool:
     """Few numbers that are off are no rounding, which is everywhere."""
     return v.eps < NEAR and is_like_float32(max(v.errors, default=0)) and 2 * len(v.off) > sum(map(bool, v.expected))
@@ -151,23 +154,39 @@ def _right_ranks(v: Compared) -> str:
 def _wrong_groups(v: Compared) -> int:
     """How many groups of equal size have a value each, of which the sum or mean is right."""
     sizes = {sum(near(one, group) for one in v.copies) for group in v.distinct}
-    return len(v.distinct) if len(sizes) == 1 and min(sizes) > 1 and v.is_made_of(v.distinct) else 0
+    is_right = v.is_made_of(v.distinct) or v.is_made_of(v.distinct, len(v.distinct))
+    return len(v.distinct) if len(sizes) == 1 and min(sizes) > 1 and is_right else 0
 
 
-def _run(v: Compared) -> slice:
-    """The places that are wrong, if they lie side by side and others are right; else none."""
-    first, last = (v.off[0], v.off[-1] + 1) if v.off else (0, 0)
-    return slice(first, last if len(v.off) == last - first < len(v.expected) else first)
+def _partial_sums(v: Compared) -> bool:
+    return bool(v.distinct) and v.is_made_of(v.copies)
 
 
-def _parts_in_a_run(v: Compared) -> str:
+def _means(v: Compared) -> bool:
+    return bool(v.distinct) and v.is_made_of(v.copies, len(v.copies))
+
+
+def _run(v: Compared) -> tuple[str, Compared] | None:
+    """The places that are wrong, in words, and their numbers, if they lie side by side and the others are right."""
+    if not v.off or v.off[-1] - v.off[0] + 1 != len(v.off) or len(v.off) == len(v.expected):
+        return None
+    run = slice(v.off[0], v.off[-1] + 1)
+    return f"{v.off[0]} to {v.off[-1]}", Compared(v.found[run], v.expected[run], [one[run] for one in v.copies])
+
+
+def _own_run(v: Compared) -> str:
     run = _run(v)
-    inside = Compared(v.found[run], v.expected[run], [one[run] for one in v.copies])
-    return _places(run) if inside.distinct and inside.is_made_of(inside.copies) else ""
+    return run[0] if run and (_partial_sums(run[1]) or _means(run[1])) else ""
 
 
-def _places(run: slice) -> str:
-    return f"{run.start} to {run.stop - 1}"
+def _zero_run(v: Compared) -> str:
+    run = _run(v)
+    return run[0] if run and not any(run[1].found) else ""
+
+
+def _other_ranks(v: Compared) -> tuple[str] | None:
+    run = _run(v)
+    return (f" in numbers {run[0]}, and the others are right" if run else "",) if v.distinct else None
 
 
 def _moved_shards(v: Compared) -> str:
@@ -194,48 +213,22 @@ def _share(v: Compared) -> tuple[int, int, list[int]] | None:
 
 Rows = tuple[tuple[Callable[[Compared], Any], str], ...]
 CAUSES: Rows = (
-    (
-        lambda v: all(map(isfinite, v.expected)) and not all(map(isfinite, v.found)),
-        "it is not finite: read before it was written or gathered, or divided by zero",
-    ),
+    (_is_not_finite, "it is not finite: read before it was written or gathered, or divided by zero"),
     (_rounds, "that is what its dtype rounds: {}"),
     (_is_float32, "something inside is float32"),
-    (
-        lambda v: not any(map(any, (v.found, *v.copies))),
-        "it is zero: nothing was written to it, or detach or no_grad cuts its graph",
-    ),
+    (lambda v: not any(map(any, (v.found, *v.copies))), "it is zero: not written, or detach or no_grad cuts its graph"),
     (times, "it is {} times as large{}"),
     (_right_ranks, "it is right on rank {} alone: the result does not reach the others, or is changed there"),
     (_wrong_groups, "{} groups of ranks have a value each, whose sum or mean is right: summed over the wrong group"),
-    (
-        lambda v: v.distinct and near([sum(column) for column in zip(*v.copies, strict=True)], v.expected),
-        "the ranks have partial sums, and their sum is right: an all-reduce is missing, or came before this was added",
-    ),
-    (
-        lambda v: v.distinct and v.is_made_of(v.copies),
-        "the mean over the ranks is right: an average over them is missing, or came before this was added",
-    ),
-    (
-        _parts_in_a_run,
-        "numbers {} are each rank's own, the others are right: their bucket was sent before they were added",
-    ),
-    (
-        lambda v: _places(_run(v)) if any(v.expected[_run(v)]) and not any(v.found[_run(v)]) else "",
-        "numbers {} are zero, and the others are right: they were not written, or sent before they were",
-    ),
+    (_partial_sums, "the ranks have partial sums, and their sum is right: an all-reduce is missing, or came too early"),
+    (_means, "the mean over the ranks is right: an average over them is missing, or came too early"),
+    (_own_run, "numbers {} are each rank's own, the others are right: their bucket was sent before they were added"),
+    (_zero_run, "numbers {} are zero, the others are right: they were not written, or sent before they were"),
     (_moved_shards, "each shard is right, and some are another rank's: that of rank {}"),
 )
 FACTS: Rows = (
-    (
-        lambda v: not v.off and max(v.errors),
-        "it is off by {:.0e} of its largest number: more than rounding, no float32",
-    ),
-    (
-        lambda v: (
-            v.distinct and (f" in numbers {_places(_run(v))}, and the others are right" if v.expected[_run(v)] else "",)
-        ),
-        "the ranks differ{}; neither their sum nor their mean is right: if they were summed, something was added after",
-    ),
+    (lambda v: not v.off and max(v.errors), "it is off by {:.0e} of its largest number: more than rounds, no float32"),
+    (_other_ranks, "the ranks differ{}; neither sum nor mean is right: if they were summed, something was added after"),
     (lambda v: Counter(v.found) == Counter(v.expected), "its numbers are right and in another order"),
     (_share, "{} of {} numbers are off, the first at {}, and the others are right"),
     (lambda v: True, "no usual cause leaves such numbers"),

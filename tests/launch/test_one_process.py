@@ -146,7 +146,7 @@ GATHERED = [  # what each of 4 ranks has, the words
     ([WHOLE, 0 * WHOLE, 2 * WHOLE, WHOLE], "right on rank 0, 3 alone"),
     ([2 * WHOLE, 0 * WHOLE, 2 * WHOLE, 0 * WHOLE], "2 groups of ranks have a value each"),
     ([0 * WHOLE, WHOLE / 3, 0 * WHOLE, WHOLE * 2 / 3], "the ranks have partial sums"),
-    ([0 * WHOLE] * 4, "it is zero: nothing was written"),
+    ([0 * WHOLE] * 4, "it is zero: not written"),
     ([torch.cat([FLAT[:5], 0 * FLAT[5:9], FLAT[9:]]).view(4, 6)] * 4, "numbers 5 to 8 are zero"),
     ([WHOLE / 0] * 4, "not finite"),
     ([WHOLE[[0, 3, 2, 1]]] * 4, "that of rank 3 for 1, 1 for 3$"),
@@ -155,12 +155,12 @@ GATHERED = [  # what each of 4 ranks has, the words
     ([WHOLE * (1 + 1e-15)] * 4, "that is what its dtype rounds: pass a larger tolerance"),
 ]  # fmt: skip
 NO_CAUSE = [  # numbers from which nothing follows, and what is said of them
-    ([WHOLE + shift for shift in (1, 2, 4, 8)], "the ranks differ; neither their sum"),
-    ([WHOLE * factor for factor in (2, 4, 8, 16)], "the ranks differ; neither their sum"),
+    ([WHOLE + shift for shift in (1, 2, 4, 8)], "the ranks differ; neither sum"),
+    ([WHOLE * factor for factor in (2, 4, 8, 16)], "the ranks differ; neither sum"),
     ([WHOLE * 2.5] * 4, "it is 2.5 times as large$"),
     ([WHOLE.exp()] * 4, "no usual cause leaves such numbers"),
     ([FLAT[torch.arange(23, -1, -1)].view(4, 6)] * 4, "its numbers are right and in another order"),
-    ([WHOLE + 1e-10] * 4, "off by .*e-11 of its largest number: more than rounding, no float32"),
+    ([WHOLE + 1e-10] * 4, "off by .*e-11 of its largest number: more than rounds, no float32"),
     ([one_off(WHOLE)] * 4, r"4 of 24 numbers are off, the first at \[3, 2\], and the others are right"),
 ]  # fmt: skip
 

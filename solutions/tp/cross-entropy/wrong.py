@@ -145,8 +145,6 @@ def losses(y, targets, first):
     },
     "cross_entropy-4": {
         "no backward": Bad([("    loss.backward()\n", "")], "y.grad is empty"),
-        "zeros": Bad(
-            [("    loss.backward()\n", "    y.grad = torch.zeros_like(y)\n")], "it is zero: nothing was written"
-        ),
+        "zeros": Bad([("    loss.backward()\n", "    y.grad = torch.zeros_like(y)\n")], "it is zero: not written"),
     },
 }
