@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dualpipe_course.differences import TOLERANCE, Difference, apart, difference
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
+from dualpipe_lab.launch.causes import Compared, cause, times
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +89,7 @@ class Off(NamedTuple):
         found: what is there, or None.
         expected: what one process has.
         by_rank: the same value on all ranks.
+        copies: those of the ranks that are to have the same numbers as this one.
         slip: words for a typical mistake that gives what was found, or an empty string.
         difference: between the numbers; None where one is missing or shapes differ.
     """
@@ -97,6 +99,7 @@ class Off(NamedTuple):
     found: Numbers | None
     expected: Numbers
     by_rank: Sequence[Numbers | None]
+    copies: Sequence[Numbers | None] = ()
     slip: str = ""
     difference: Difference | None = None
 
@@ -116,12 +119,12 @@ class Off(NamedTuple):
         return self.found is not None and self.found.shape != self.expected.shape
 
     @property
-    def are_summands(self) -> bool:
-        """Whether the ranks have different values whose sum is right."""
-        rows = [value.flat for value in self.by_rank if value is not None and value.shape == self.expected.shape]
-        if len(rows) != len(self.by_rank) or all(row == rows[0] for row in rows):
-            return False
-        return difference([sum(column) for column in zip(*rows, strict=True)], self.expected.flat) is None
+    def compared(self) -> Compared:
+        """The numbers as the table of causes takes them."""
+        assert self.found is not None, "nothing to compare"
+        rows = [value.flat for value in self.copies if value is not None and value.shape == self.expected.shape]
+        copies = rows if len(rows) == len(self.copies) else []
+        return Compared(self.found.flat, self.expected.flat, copies, len(self.by_rank), self.expected.shape)
 
 
 class Limit(NamedTuple):
@@ -217,7 +220,8 @@ def first_off(results: Sequence[Found], expected: Sequence[Values], tolerance: f
                 continue
             slips = results[rank].slips.get(name, {})
             like = [words for words, value in slips.items() if ours and ours.equals(value, tolerance)]
-            return off._replace(rank=rank, name=name, by_rank=by_rank, slip=like[0] if like else "")
+            copies = [value for value, other in zip(by_rank, expected, strict=True) if other[name] == theirs]
+            return off._replace(rank=rank, name=name, by_rank=by_rank, copies=copies, slip=like[0] if like else "")
     return None
 
 
@@ -233,8 +237,8 @@ def in_words(off: Off) -> str:
     """Say how a value differs from that of one process.
 
     >>> one = Numbers((2,), [1.0, 2.0])
-    >>> in_words(Off(0, "dx", Numbers((2,), [2.0, 4.0]), one, [one, one], difference=Difference(2.0, 1e-12, 0, 2.0)))
-    'dx is 2 times that of one process, the number of ranks: it was added up twice, or summed where a mean is meant'
+    >>> in_words(Off(0, "dx", Numbers((2,), [2.0, 4.0]), one, [one], difference=Difference(2.0, 1e-12, 0, 2.0)))
+    'dx is 2 times that of one process: it was added twice'
     """
     if off.found is None:
         return f"{off.name} is missing"
@@ -242,13 +246,11 @@ def in_words(off: Off) -> str:
         return f"{off.name} has shape {list(off.found.shape)}, this rank's is {list(off.expected.shape)}"
     if off.slip:
         return f"{off.name}: {off.slip}"
-    num_ranks = len(off.by_rank)
-    if off.ratio and (len(off.expected.flat) > 1 or off.ratio in (num_ranks, 1 / num_ranks)):
-        from dualpipe_lab.launch.one_process import cause_of_ratio
-
-        return f"{off.name} is {off.ratio:.4g} times that of one process{cause_of_ratio(off.ratio, num_ranks)}"
+    if multiple := off.difference and times(off.compared):
+        return f"{off.name} is {multiple[0]} times that of one process{multiple[1]}"
     both = apart(off.found.flat[off.place], off.expected.flat[off.place], off.difference and off.difference.allowed)
-    return f"{off.name} differs from one process: number {off.place} {both}"
+    known = off.difference and not both.why and cause(off.compared, is_sure=True)
+    return f"{off.name} differs from one process: number {off.place} {both}{f'; {known}' if known else ''}"
 
 
 def norm_in_words(off: Off) -> str:

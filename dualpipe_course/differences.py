@@ -2,7 +2,6 @@
 
 equal      max |a - b| <= 1e-12 max(1, max |b|)
 close      |a - b| <= 1e-12 max(1, |b|) for each pair
-multiple   a = ratio b within 1e-9 of the largest: a lost 1/M, a sum that is missing, one that is taken twice
 apart      two numbers in words, with enough digits to differ, and what an error of float32's size may come from
 """
 
@@ -10,8 +9,9 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
+from dualpipe_lab.launch.causes import is_like_float32, multiple
+
 TOLERANCE = 1e-12
-FLOAT32 = 1e-9, 1e-5  # relative errors that one rounding to float32 (6e-8), or many of them, leave behind
 CAUSE = "is something float32 inside (a quotient of two integer tensors is), or an epsilon missing?"
 
 
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     ratio: float | None
 
     def __str__(self) -> str:
-        cause = f"; {CAUSE}" if self.allowed and _is_like_float32(self.error * TOLERANCE / self.allowed) else ""
+        cause = f"; {CAUSE}" if self.allowed and is_like_float32(self.error * TOLERANCE / self.allowed) else ""
         return f"differ from one process by up to {self.error:.2g}, allowed is {self.allowed:.0e}{cause}"
 
 
@@ -54,12 +54,8 @@ integer tensors is), or an epsilon missing?)
     if digits == 6 or error != error:
         return Apart(*texts, "")
     allowed = TOLERANCE * max(1.0, abs(expected)) if allowed is None else allowed
-    cause = f"; {CAUSE}" if expected and _is_like_float32(error / abs(expected)) else ""
+    cause = f"; {CAUSE}" if expected and is_like_float32(error / abs(expected)) else ""
     return Apart(*texts, f" ({error:.1g} apart, allowed is {allowed:.0e}{cause})")
-
-
-def _is_like_float32(relative_error: float) -> bool:
-    return FLOAT32[0] <= relative_error <= FLOAT32[1]
 
 
 def close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
@@ -88,21 +84,6 @@ def difference(ours: Sequence[float], theirs: Sequence[float], tolerance: float 
         return None
     place = next(i for i, error in enumerate(errors) if not error <= allowed)  # nan is not equal either
     return Difference(max(errors), allowed, place, multiple(ours, theirs))
-
-
-def multiple(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """The factor, if ours are one multiple of theirs that four digits tell from theirs themselves.
-
-    >>> multiple([0.5, 1.0], [1.0, 2.0]), multiple([1.0, 2.5], [1.0, 2.0]), multiple([1.0000001], [1.0])
-    (0.5, None, None)
-    """
-    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]), default=None)
-    if largest is None or not theirs[largest]:
-        return None
-    ratio, bound = ours[largest] / theirs[largest], 1e-9 * abs(theirs[largest])
-    if f"{ratio:.4g}" == "1" or not all(abs(a - ratio * b) <= bound for a, b in zip(ours, theirs, strict=True)):
-        return None
-    return ratio + 0.0  # no minus zero
 
 
 def shape(values: object) -> list[int]:

@@ -188,7 +188,8 @@ SHOWN = {
     "pp/studio": {"pp/__init__.py", "pp/challenges.py"},
     "whole/museum": {
         "whole/__init__.py",
-        "meter.py", "whole/defects.py", "whole/model_parallel_run.py", "whole/training_log.py", "whole/training_run.py",
+        "meter.py", "whole/defects.py", "whole/model_parallel_run.py", "whole/torch_defects.py",
+        "whole/training_log.py", "whole/training_run.py",
     },
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
 from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
@@ -256,8 +256,4 @@ def _loss_in_words(off: Off) -> str:
         return f"the loss {apart(ours, theirs)}" + f"; {off.slip}" * bool(off.slip)
     if not any(off.expected.flat):
         return "the loss is right, and there is a gradient where no label counts"
-    if off.ratio is not None:
-        num_ranks = len(off.by_rank)
-        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
-        return f"the loss is right, the gradient is {off.ratio:.4g} times that of one process{known}"
-    return f"the loss is right, number {off.place} of the gradient {apart(ours, theirs, off.difference.allowed)}"
+    return f"the loss is right, the {in_words(off)}"

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.differences import apart, multiple
+from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 from dualpipe_course.variants import Variants
 from dualpipe_lab._private import dispatch_mode
+from dualpipe_lab.launch.causes import multiple
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -113,12 +113,8 @@ def step(fn: Callable[..., Any]) -> str:
         name = shares.named(case)
         results = on_ranks(_step, len(case), Without(fn, *shares.LIBRARY), case, case=name)
         grads, loss = shares.reference(case)
-        known = {
-            len(case): "the number of ranks",
-            1 / len(case): "one over the number of ranks: a sum, then an average",
-        }
         for rank, (found, returned) in enumerate(results):
-            if (problem := shares.why_different(found, grads, known)) is not None:
+            if (problem := shares.why_different(found, grads, len(case))) is not None:
                 raise Wrong(f"{name}: rank {rank}: {problem}")
             if not abs(returned - loss) <= TOLERANCE * max(1.0, loss):
                 both = apart(returned, loss)
@@ -150,12 +146,11 @@ def averaged(fn: Callable[..., Any]) -> str:
         name = shares.named(case)
         results = on_ranks(_averaged, len(case), Without(fn, *shares.LIBRARY), case, case=name)
         grads, _ = shares.reference(case)
-        known = {len(case): "the number of ranks", 1 / len(case): "one over the number of ranks: average() divides too"}
         for rank, (found, calls) in enumerate(results):
             if calls != 1:
                 raise Wrong(f"{name}: rank {rank} called average() {calls} times; it is to be called once")
-            if (problem := shares.why_different(found, grads, known)) is not None:
-                if shares.why_different(found, shares.mean_of_means(case), {}) is None:
+            if (problem := shares.why_different(found, grads, len(case))) is not None:
+                if shares.why_different(found, shares.mean_of_means(case), len(case)) is None:
                     problem = _OWN_TOKENS
                 raise Wrong(f"{name}: rank {rank}: {problem}")
         shares.check_sums(

@@ -14,6 +14,7 @@ from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 from dualpipe_course.variants import Variants
 from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter
+from dualpipe_lab.launch.causes import cause_of_ratio
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.topology import Topology
 
@@ -225,25 +226,13 @@ def _mean_in_words(off: Off, per_node: int, num_nodes: int) -> str:
     if off.found is None or off.has_other_shape:
         returned = "no tensor" if off.found is None else off.found.flat
         return f"returned {returned}, expected its shard, 2 of {2 * per_node} numbers"
-    scale = "" if off.ratio is None else _scale(off.ratio, per_node, num_nodes)
-    return f"has {off.found.flat}, expected {off.expected.flat}{scale}"
+    said = f"has {off.found.flat}, expected {off.expected.flat}"
+    return f"{said}: {off.ratio:.4g} times it{cause_of_ratio(off.ratio, per_node * num_nodes)}" if off.ratio else said
 
 
 def _numbers(rank: int, numel: int) -> list[int]:
     """Every rank has other numbers, no mean of which is 0."""
     return [(rank + 2) * 10 ** (rank % 5) + place * (rank + 1) for place in range(numel)]
-
-
-def _scale(ratio: float, per_node: int, num_nodes: int) -> str:
-    if abs(ratio * num_nodes - 1) < 1e-9:
-        return (
-            f"; 1/{num_nodes} of it: the nodes are divided by twice, and Adam, which ignores the scale, would hide it"
-        )
-    if abs(ratio - num_nodes * per_node) < 1e-9:
-        return "; this is the sum"
-    if abs(ratio - num_nodes) < 1e-9 or abs(ratio - per_node) < 1e-9:
-        return f"; {ratio:.0f} times too large: divide by the ranks of all nodes"
-    return ""
 
 
 def _groups(per_node: int) -> Any:

@@ -4,12 +4,13 @@ A share is written as the numbers of valid tokens of its microbatches: `[[2, 1],
 has no microbatch and one a microbatch without a target.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from dualpipe_course.differences import difference
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
+from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,8 +98,8 @@ def _mean_of_means(rank: int, world_size: int, shares: Shares) -> Grads:
     return grads_of(model)
 
 
-def why_different(found: Grads, expected: Grads, factors: Mapping[float, str]) -> str | None:
-    """What is wrong with gradients, in words, or None; `factors` are ratios with what each tells."""
+def why_different(found: Grads, expected: Grads, num_ranks: int) -> str | None:
+    """What is wrong with gradients, in words, or None."""
     if [len(part) for part in found] != [len(part) for part in expected]:
         place = next(i for i, part in enumerate(expected) if len(part) != len(found[i]))
         if not found[place]:
@@ -110,8 +111,7 @@ def why_different(found: Grads, expected: Grads, factors: Mapping[float, str]) -
     off = difference(ours, theirs)
     if off is None or off.ratio is None:
         return None if off is None else f"the gradients {off}"
-    known = next((words for factor, words in factors.items() if abs(off.ratio - factor) < 1e-9), "")
-    return f"the gradients are {off.ratio:.4g} times those of one process" + (f", {known}" if known else "")
+    return f"the gradients are {off.ratio:.4g} times those of one process{cause_of_ratio(off.ratio, num_ranks)}"
 
 
 def check_sums(results: "Results", num_bytes: int, allowed: int, case: str, why: str) -> None:

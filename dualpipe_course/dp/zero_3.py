@@ -200,19 +200,12 @@ def _check_linear(fn: Callable[..., Any], num_ranks: int) -> None:
         fn,
         case=f"two layers on {num_ranks} rank(s)",
         at=": on rank {rank}, ",
-        why=_gradient_in_words,
         limits=[
             *[kept] * (num_ranks > 1),
             Limit("gathers", 4, _GATHERS, 4, scope="each"),
             Limit("bytes", bound, _TRAFFIC, scope="largest"),
         ],
     )
-
-
-def _gradient_in_words(off: Off) -> str:
-    if off.found is None:
-        return f"{off.name} is missing"
-    return f"{off.name} is {_some(off.found.flat)}, expected {_some(off.expected.flat)}"
 
 
 def _enough(num_ranks: int) -> int:
@@ -248,10 +241,6 @@ def _unit_in_words(off: Off) -> str:
             "gathered, and when is it needed?"
         )
     return f"the gradients of {off.name} differ from those of one process"
-
-
-def _some(values: list[float]) -> str:
-    return ", ".join(f"{value:.4g}" for value in values[:3]) + ", ..."
 
 
 def _cut(whole: "Tensor", rank: int, world_size: int) -> "Tensor":

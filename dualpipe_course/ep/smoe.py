@@ -224,16 +224,9 @@ def _tokens_in_words(off: Off) -> str:
 
 def _check_gradients(fn: Callable[..., Any], ep: int, edp: int) -> None:
     """Raise `Wrong` unless `fn` makes all gradients those of the mean over all tokens."""
-    compare_on_ranks(_gradients, ep * edp, fn, ep, edp, case=f"ep {ep} x edp {edp}", why=_gradient_in_words)
-
-
-def _gradient_in_words(off: Off) -> str:
-    what = f"the gradient of the {off.name} "
-    if off.found is None or off.difference is None:
-        return f"{what}is missing"
-    if off.ratio is not None:
-        return f"{what}is {off.ratio:.4g} times that of the mean over the tokens of all ranks"
-    return f"{what}differs from that of the mean over the tokens of all ranks by up to {off.difference.error:.2g}"
+    compare_on_ranks(
+        _gradients, ep * edp, fn, ep, edp, case=f"ep {ep} x edp {edp}", at=": rank {rank}: the gradient of the "
+    )
 
 
 def _draw(seed: int, *shape: int) -> "Tensor":

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
-from dualpipe_course.differences import apart
+from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function
 from dualpipe_course.variants import Variants
@@ -129,7 +128,6 @@ def owned_step(fn: Callable[..., Any]) -> str:
             num_ranks,
             fn,
             case=f"{num_ranks} ranks, {STEPS} steps",
-            why=_copy_in_words,
             limits=[Limit("bytes", STEPS * _bytes_of_two(), _SENT, scope="each")],
             tolerance=0,
         )
@@ -158,7 +156,6 @@ def sum_copies(fn: Callable[..., Any]) -> str:
             fn,
             is_tied,
             case=f"{num_ranks} ranks, {'a tied table' if is_tied else 'nothing tied'}",
-            why=_gradient_in_words,
             limits=[Limit("bytes", 2 * (_bytes_of_two() + 2 * TABLE[0] * TABLE[1] * 8), _SUMMED, scope="each")],
             tolerance=0,
         )
@@ -167,26 +164,6 @@ def sum_copies(fn: Callable[..., Any]) -> str:
 
 def _bytes_of_two() -> int:
     return 2 * 8 * sum(a * (rest[0] if rest else 1) for a, *rest in SHAPES)
-
-
-def _copy_in_words(off: Off) -> str:
-    if off.slip or off.found is None or off.has_other_shape:
-        return in_words(off)
-    return f"{off.name} differs from one process: number {off.place} is {off.found.flat[off.place]:g}, not " + (
-        f"{off.expected.flat[off.place]:g}"
-    )
-
-
-def _gradient_in_words(off: Off) -> str:
-    if off.ratio == 2:
-        return f"{off.name} is twice the sum of both directions: this tensor was summed twice"
-    if off.slip or off.found is None or off.has_other_shape:
-        return in_words(off)
-    both = apart(off.found.flat[off.place], off.expected.flat[off.place])
-    return (
-        f"{off.name} is not the sum of both directions: number {off.place} {both}. Do both mirrors sum the "
-        "same tensors in the same order?"
-    )
 
 
 def _draw(*seed: int, shape: tuple[int, ...]) -> "Tensor":

@@ -12,6 +12,7 @@ from dualpipe_course.comparison import Found, Numbers, Off, Values, on_one_proce
 from dualpipe_course.differences import TOLERANCE, apart, difference
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import on_ranks
+from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +53,7 @@ def beside(num_ranks: int, num_microbatches: int = 1) -> list[Values]:
 def in_words(off: Off, num_microbatches: int = 1) -> str:
     """How the gradients of a stage differ from those of one process."""
     assert off.found is not None
-    return _difference([off.found.flat], [off.expected.flat], num_microbatches) or f"its gradients {off.difference}"
+    return why_different([off.found.flat], [off.expected.flat], num_microbatches) or f"its gradients {off.difference}"
 
 
 def accumulate_reports(fn: Callable[..., Any], cases: Sequence[tuple[int, ...]]) -> list[str]:
@@ -61,7 +62,8 @@ def accumulate_reports(fn: Callable[..., Any], cases: Sequence[tuple[int, ...]])
     return reports
 
 
-def _difference(found: list[list[float]], expected: list[list[float]], num_microbatches: int) -> str | None:
+def why_different(found: list[list[float]], expected: list[list[float]], num_microbatches: int) -> str | None:
+    """What is wrong with what a step has added to the gradients of parameters, in words, or None."""
     ours, theirs = [x for part in found for x in part], [x for part in expected for x in part]
     if len(ours) != len(theirs):
         return f"{sum(not part for part in found)} of its parameters have no gradient"
@@ -74,12 +76,10 @@ def _difference(found: list[list[float]], expected: list[list[float]], num_micro
     off = difference(ours, theirs)
     if off is None:
         return None
-    ratio = off.ratio
-    if ratio is None:
+    if off.ratio is None:
         return f"its gradients {off}"
-    if abs(ratio - num_microbatches) < 1e-9:
-        return f"its gradients are {num_microbatches} times too large, which is the number of microbatches"
-    return f"its gradients are {ratio:.4g} times those of one process"
+    known = cause_of_ratio(off.ratio, 1, {num_microbatches: "the number of microbatches"})
+    return f"its gradients are {off.ratio:.4g} times those of one process{known}"
 
 
 def make_stage(rank: int) -> "nn.Module":
@@ -155,7 +155,7 @@ def _accumulate_rows(fn: Callable[..., Any], rows: tuple[int, ...], loss_fn: Cal
     leave_gradients(model)
     found = fn(model, loss_fn, inputs, targets)
     found = float(found.detach() if isinstance(found, torch.Tensor) else found)
-    if problem := _difference(added_to(model), grads_of(twin), len(rows)):
+    if problem := why_different(added_to(model), grads_of(twin), len(rows)):
         return problem if loss_fn is torch.nn.functional.mse_loss else f"with {loss_fn.__name__}, {problem}"
     if sorted(filter(None, seen)) != sorted(filter(None, rows)):
         return f"the model ran on {', '.join(map(str, seen)) or 'no'} rows; each microbatch goes through it once, alone"

@@ -122,7 +122,6 @@ def pairwise(fn: Callable[..., Any]) -> str:
             answer,
             num_pairs,
             case=case,
-            why=_gradient_in_words,
             limits=[Limit("bytes", most, _BYTES)],
             at=", rank {rank}: ",
         )
@@ -217,15 +216,6 @@ def _tensor(value: Any, name: str) -> Any:
 
     value = torch.as_tensor(value, dtype=torch.float64)
     return value.reshape(1) if name == "dscale" and value.numel() == 1 else value
-
-
-def _gradient_in_words(off: Off) -> str:
-    num_ranks = len(off.by_rank)
-    if num_ranks > 1 and off.ratio is not None and abs(off.ratio - num_ranks) < 1e-9:
-        return f"{off.name} is {num_ranks} times too large: the loss is the mean of the ranks' losses"
-    if off.name == "dscale" and off.are_summands:
-        return "dscale is what this rank's images contribute; all ranks have the same scale"
-    return in_words(off)
 
 
 def _cut(given: object) -> list[list[int]]:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.differences import difference
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import programs
 from dualpipe_course.pp.gradients import (
-    OLD,
     ROWS,
     WIDTH,
     added_to,
@@ -20,6 +18,7 @@ from dualpipe_course.pp.gradients import (
     leave_gradients,
     make_batch,
     make_stage,
+    why_different,
     without_runtime,
 )
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
@@ -170,7 +169,9 @@ def _check_turn(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -
         _flat(grads) for grads in on_ranks(_reference, 1, 2 * num_ranks, num_microbatches, case="the reference")[0]
     ]
     found = [grads for (grads, _), _, _ in results] + [grads for (_, grads), _, _ in reversed(results)]
-    _check_gradients(found, expected, case)
+    for stage, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if problem := why_different([ours], [theirs], num_microbatches):
+            raise Wrong(f"{case}: stage {stage}: {problem}")
     for rank, (_, runs, shared) in enumerate(results):
         if any(number != num_microbatches for number in runs):
             raise Wrong(
@@ -187,35 +188,6 @@ def _check_turn(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -
     sent = sum(results.ledger.count(name) for name in SENDS)
     if sent != (needed := 4 * (num_ranks - 1) * num_microbatches):
         raise Wrong(f"{case}: {sent} messages, expected 4 (p - 1) m = {needed}; the turn needs none")
-
-
-def _check_gradients(found: Sequence[Vector], expected: Sequence[Vector], case: str) -> None:
-    ratios = [_ratio(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
-    wrong = [stage for stage, ratio in enumerate(ratios) if ratio != 1]
-    if not wrong:
-        return
-    if any(_ratio([x + OLD for x in found[stage]], expected[stage]) == 1 for stage in wrong):
-        raise Wrong(f"{case}: the gradients of the step before are gone; a step adds to what is there")
-    factors = {ratios[stage] for stage in wrong}
-    named = ", ".join(map(str, wrong))
-    if None in factors or len(factors) > 1:
-        raise Wrong(f"{case}: the gradients of stage(s) {named} differ from one process")
-    factor = factors.pop()
-    if factor == 0:
-        raise Wrong(f"{case}: the gradients of stage(s) {named} are zero or missing")
-    raise Wrong(f"{case}: the gradients of stage(s) {named} are {factor:g} times those of one process")
-
-
-def _ratio(ours: Vector, theirs: Vector) -> float | None:
-    """By which factor the gradients differ, rounded; None if by none."""
-    if not any(ours):
-        return 0.0
-    if len(ours) != len(theirs):
-        return None
-    off = difference(ours, theirs)
-    if off is None:
-        return 1.0
-    return None if off.ratio is None else round(off.ratio, 6)
 
 
 def _make_stage(index: int) -> Any:

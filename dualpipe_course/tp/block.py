@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found
-from dualpipe_course.differences import TOLERANCE
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, in_words
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
@@ -148,9 +147,7 @@ def below(fn: Callable[..., Any]) -> str:
         most = 2 * 8 * tokens * -(-wide // num_ranks) + 2 * own  # of what is wide, and of this rank's tokens, two each
         limits = [Limit("kept bytes", most, _KEPT, scope="largest")] if num_ranks > 2 else []
         back = size * 3 // 2
-        layers.check_layer(
-            answer, _pair, case, summed="", forward=size, backward=back, because=why, hints=_BELOW, limits=limits
-        )
+        layers.check_layer(answer, _pair, case, forward=size, backward=back, because=why, hints=_BELOW, limits=limits)
     return f"outputs and all gradients equal one process in {len(sizes)} cases, and only a rank's own tokens are kept"
 
 
@@ -219,12 +216,7 @@ def _judge(results: Sequence[Found], case: str) -> None:
 
 
 def _gradient_in_words(off: Off) -> str:
-    where, num_ranks = f"the gradient of {off.name} ", len(off.by_rank)
-    if off.slip:
-        return where + off.slip
-    if num_ranks > 1 and off.ratio is not None and abs(off.ratio * num_ranks - 1) < TOLERANCE:
-        return where + "is a mean of the ranks' partial sums; one process adds them up"
-    return where + "differs from one process"
+    return f"the gradient of {off.name} {off.slip}" if off.slip else f"the gradient of {in_words(off)}"
 
 
 def _pair(x: "Tensor", first: "Tensor", second: "Tensor") -> "Tensor":

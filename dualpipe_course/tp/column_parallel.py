@@ -137,7 +137,6 @@ def layer(fn: Callable[..., Any]) -> str:
             Without(fn, *layers.LIBRARY),
             _two_inputs,
             case,
-            summed="dx",
             backward=size,
             because="Only dx and dz are summed, once.",
             limits=ONE_MESSAGE if num_ranks > 1 else (),
@@ -170,7 +169,7 @@ def scaled(fn: Callable[..., Any]) -> str:
         )
         why = "One sum is enough: behind it, dx and dscale are the same on all ranks."
         size = layers.num_bytes(shape)
-        layers.check_layer(fn, _scaled, case, summed="dx", backward=size, because=why, hints=_TOO_EARLY, behind=_BEHIND)
+        layers.check_layer(fn, _scaled, case, backward=size, because=why, hints=_TOO_EARLY, behind=_BEHIND)
     return f"all gradients equal one process in {len(SIZES)} cases, with a single sum"
 
 

@@ -16,6 +16,7 @@ from dualpipe_course.comparison import (
     check_found,
     check_limit,
     compare_on_ranks,
+    in_words,
 )
 from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
@@ -184,7 +185,7 @@ def _check_cases(
 def _loss_in_words(off: Off) -> str:
     assert off.found is not None, "return numbers"
     if off.name == "gradient":
-        return _gradient_in_words(off, off.found)
+        return f"the {in_words(off)}"
     if off.has_other_shape:
         return f"{len(off.found.flat)} losses, expected {len(off.expected.flat)}"
     ours, theirs = off.found.flat[off.place], off.expected.flat[off.place]
@@ -192,17 +193,6 @@ def _loss_in_words(off: Off) -> str:
     if ours != ours:
         return f"{what} is not a number, expected {theirs:.6g}"
     return f"{what} {apart(ours, theirs)}" + f": {off.slip}" * bool(off.slip)
-
-
-def _gradient_in_words(off: Off, found: Numbers) -> str:
-    if off.has_other_shape:
-        rows, columns = (*found.shape, 0, 0)[:2]
-        return f"the gradient has {rows} rows of {columns} columns, expected this rank's"
-    if off.ratio is not None:
-        num_ranks = len(off.by_rank)
-        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
-        return f"the gradient is {off.ratio:.4g} times that of one process{known}"
-    return f"the numbers of the gradient of the logits {off.difference}"
 
 
 def _batch(case: str, vocabulary: int) -> "tuple[Tensor, Tensor]":

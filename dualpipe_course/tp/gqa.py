@@ -196,7 +196,6 @@ def _check_projections(fn: Callable[..., Any], num_ranks: int, num_heads: int, n
         "all-reduces sent {found:,} bytes in all, {most:,} are needed: one sum of dx over all ranks, "
         "and what the holders of the same KV head owe each other"
     )
-    spans = [_spans(rank, num_ranks, num_heads, num_kv_heads) for rank in range(num_ranks)]
     compare_on_ranks(
         _project,
         num_ranks,
@@ -204,22 +203,8 @@ def _check_projections(fn: Callable[..., Any], num_ranks: int, num_heads: int, n
         num_heads,
         num_kv_heads,
         case=_named(num_ranks, num_heads, num_kv_heads),
-        why=lambda off: _projection_in_words(off, spans),
         limits=[Limit("bytes of all_reduce", needed, words, needed)],
     )
-
-
-def _projection_in_words(off: Off, spans: Sequence[tuple[Span, Span]]) -> str:
-    if off.found is None or off.has_other_shape:
-        size = 0 if off.found is None else len(off.found.flat)
-        return f"{off.name} has {size} numbers, this rank's has {len(off.expected.flat)}"
-    held = [_held(off.name, span) for span in spans]
-    holders = [value for value, its in zip(off.by_rank, held, strict=True) if its == held[off.rank]]
-    if off._replace(by_rank=holders).are_summands:
-        return f"{off.name} is what this rank's query heads contribute; others have read the same tensor"
-    if off.ratio is not None:
-        return f"{off.name} is {off.ratio:.4g} times that of one process"
-    return f"numbers of {off.name} {off.difference}"
 
 
 def _check_step(fn: Callable[..., Any], num_ranks: int, num_heads: int, num_kv_heads: int, num: int) -> None:

@@ -52,7 +52,6 @@ def check_layer(
     fn: Callable[..., Any],
     reference: Callable[..., Any],
     case: Case,
-    summed: str,
     *,
     forward: int = 0,
     backward: int = 0,
@@ -67,7 +66,6 @@ def check_layer(
         fn: the answer, called with each rank's shards in the order of the case.
         reference: the same layer on one process, called with the full tensors.
         case: sizes.
-        summed: the gradient, or output, that the ranks must sum; named when each has a partial sum alone.
         forward: bytes of the tensors that are summed forwards.
         backward: the same backwards.
         because: why so many.
@@ -85,8 +83,6 @@ def check_layer(
         if off.found is None:
             lacks = "return a tensor" if off.name == "y" else "no gradient has arrived there"
             return f"{off.name} is missing; {lacks}"
-        if off.name == summed and off.are_summands:
-            return f"each rank has its own partial sum of {off.name}; their sum is right, and no rank has it"
         return in_words(off) + (hints.get(off.name, "") if off.difference else "")
 
     compare_on_ranks(

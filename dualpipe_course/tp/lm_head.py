@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
@@ -92,7 +92,7 @@ def padded(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for num_ranks, vocabulary, level in ((1, 4, 0), (2, 8, 0), (2, 7, 0), (4, 9, 0), (4, 5, 0), (2, 7, -400)):
         case = f"{vocabulary} entries on {num_ranks} rank(s)" + f", logits near {level}" * (level != 0)
-        compare_on_ranks(_padded, num_ranks, fn, vocabulary, level, case=case, why=_in_words, at=", rank {rank}: ")
+        compare_on_ranks(_padded, num_ranks, fn, vocabulary, level, case=case, at=", rank {rank}: ")
     return "loss and gradients equal one process with 0 to 7 rows of padding"
 
 
@@ -146,12 +146,6 @@ def _entry_in_words(off: Off) -> str:
     ours, theirs = int(off.found.flat[off.place]), int(off.expected.flat[off.place])
     rule = "of equal logits the smallest entry counts, also across ranks"
     return f"token {off.place} got entry {ours}, expected {theirs}; {rule}"
-
-
-def _in_words(off: Off) -> str:
-    if off.found is None or off.has_other_shape:
-        return f"{off.name} has {len(off.found.flat) if off.found else 0} numbers, expected {len(off.expected.flat)}"
-    return in_words(off)
 
 
 def _padded(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, level: int) -> Found:

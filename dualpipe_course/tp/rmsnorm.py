@@ -112,7 +112,7 @@ def cut_norm(function: Any) -> str:
         size = 8 * prod(shape[:-1])
         why = "One float64 number per token is summed on the way forward, and another on the way back."
         answer, hints = _given(fn, shape[-1]), _OF_CUT_NORM | (_OF_ONE_RANK if num_ranks == 1 else {})
-        layers.check_layer(answer, _norm, case, summed="", forward=size, backward=size, because=why, hints=hints)
+        layers.check_layer(answer, _norm, case, forward=size, backward=size, because=why, hints=hints)
     return f"outputs and gradients equal one process in {len(SIZES)} cases, for one number per token each way"
 
 
@@ -139,7 +139,7 @@ def drifting(fn: Callable[..., Any]) -> str:
             where = "tokens cut" if is_cut else "all tokens on every rank"
             try:
                 size, why = layers.num_bytes(shape[-1:]) * is_cut, "Only the gradient of the weight may travel."
-                layers.check_layer(_given(fn, is_cut), _scale, case, summed="dgamma", backward=size, because=why)
+                layers.check_layer(_given(fn, is_cut), _scale, case, backward=size, because=why)
             except Wrong as wrong:
                 raise Wrong(f"{where}: {wrong.message}") from None
     return "the weight's gradient equals one process with tokens cut or whole, on 1 to 4 ranks"

@@ -121,7 +121,7 @@ def layer(fn: Callable[..., Any]) -> str:
         case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": 0}, shape)
         answer = Without(_First(fn, outputs), *layers.LIBRARY)
         why = "Only y is summed, once: a bias travels inside of it."
-        layers.check_layer(answer, _linear, case, summed="y", forward=layers.num_bytes(shape), because=why)
+        layers.check_layer(answer, _linear, case, forward=layers.num_bytes(shape), because=why)
     return f"outputs and gradients equal one process in {len(DEALT)} cases, ranks without a bias included; one sum"
 
 
@@ -166,7 +166,7 @@ def _judge(fn: Callable[..., Any], num_ranks: int, shape: tuple[int, ...], input
     case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": None}, out_shape)
     why = "Only y is summed, once, and no gradient."
     size = layers.num_bytes(out_shape)
-    layers.check_layer(fn, _linear, case, summed="y", forward=size, because=why, hints=_BIASED)
+    layers.check_layer(fn, _linear, case, forward=size, because=why, hints=_BIASED)
 
 
 def _linear(x: "Tensor", weight: "Tensor", bias: "Tensor") -> "Tensor":

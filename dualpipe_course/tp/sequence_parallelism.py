@@ -125,7 +125,7 @@ def uneven(fn: Callable[..., Any]) -> str:
         answer = Without(_Tokens(fn, tokens), *layers.LIBRARY)
         size = layers.num_bytes((-(-tokens // num_ranks) * num_ranks, features))
         why = "An all-gather and a reduce-scatter of the padded tokens each way are enough."
-        layers.check_layer(answer, _pair, case, summed="", forward=size, backward=size, because=why, hints=_TOKENS)
+        layers.check_layer(answer, _pair, case, forward=size, backward=size, because=why, hints=_TOKENS)
     return f"outputs and gradients equal one process in {len(UNEVEN)} cases, ranks without tokens included"
 
 
@@ -153,7 +153,7 @@ def bias(fn: Callable[..., Any]) -> str:
         size = layers.num_bytes(shape)
         back = size + layers.num_bytes((features,))
         why = "Beside the tokens, the gradient of the bias alone is summed."
-        layers.check_layer(fn, _biased, case, summed="dbias", forward=size, backward=back, because=why, hints=_BIAS)
+        layers.check_layer(fn, _biased, case, forward=size, backward=back, because=why, hints=_BIAS)
     return f"output and all gradients equal one process in {len(sizes) + 1} cases"
 
 

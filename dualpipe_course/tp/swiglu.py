@@ -113,7 +113,7 @@ def backward(fn: Callable[..., Any]) -> str:
         case = layers.Case(num_ranks, shapes, {"x": None, "gate": 0, "up": 0, "down": 1}, shape)
         answer, size = Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), layers.num_bytes(shape)
         why = "Both branches have a part of dx; a rank adds them before it sends, and sends nothing else."
-        layers.check_layer(answer, _nearly_gelu, case, summed="dx", forward=size, backward=size, because=why)
+        layers.check_layer(answer, _nearly_gelu, case, forward=size, backward=size, because=why)
     return f"all gradients equal one process in {len(SIZES)} cases, a rank without features included; one sum"
 
 

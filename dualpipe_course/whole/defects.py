@@ -1,4 +1,4 @@
-"""Twelve defects that real systems shipped, each planted in a training run by replacing one of the run's methods.
+"""Ten defects that real systems shipped, each planted in a training run by replacing one of the run's methods.
 
 Chapter: book/whole/museum.  In: a run of `training_run`.  Out: the same run with one defect; `DEFECTS` lists them.
 """
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dualpipe_course.whole.model_parallel_run import ContextParallel, ExpertRanks, Pipeline, TensorRanks
+from dualpipe_course.whole.model_parallel_run import ContextParallel, Pipeline, TensorRanks
 from dualpipe_course.whole.training_log import (
     BYTES,
     COPIES,
     CURVE,
-    EXPERTS,
     FIRST_LOSS,
     MEMORY,
     NORM,
@@ -33,7 +32,7 @@ from dualpipe_course.whole.training_run import (
     Resumed,
     TrainingRun,
 )
-from dualpipe_lab import comm, cp, dp, ep
+from dualpipe_lab import comm, cp, dp
 from dualpipe_lab.launch.launcher import launch
 from dualpipe_lab.timeline import Timeline
 
@@ -140,27 +139,6 @@ class _OwnKeys(cp.FlashTiles):
         first: tuple[Tensor, Tensor] = self.__dict__.setdefault("first", (k, v))
         k, v = (own[:, :, : k.shape[2]] for own in first)
         return super().backward(grad, q, k, v, out, lse, offset, scale)
-
-
-class ExpertsTimesRanks(ExpertRanks):
-    """An expert's gradient is averaged over its copies, everything else over all data ranks."""
-
-    def sum_gradients(self) -> None:
-        """Sum, then divide the experts by too little."""
-        super().sum_gradients()
-        for parameter in ep.expert_parameters(self.model):
-            if parameter.grad is not None:
-                parameter.grad *= self.mesh.topology.size("ep")
-
-
-class NormWithoutExperts(ExpertRanks):
-    """The norm counts the experts of one rank alone."""
-
-    def norm(self) -> float:
-        """The norm without the second rank's experts."""
-        parameters = self.model.parameters() if self.mesh.rank("ep") == 0 else []
-        gradients = [(p.grad, ("ep",)) for p in parameters if p.grad is not None]
-        return dp.global_norm(gradients, {"ep": self.mesh.group("ep")})
 
 
 class UndividedPipeline(Pipeline):
@@ -272,21 +250,6 @@ DEFECTS = (
         "Hugging Face diffusers, 2026: each step of the backward recomputed from what the forward had saved in its\n"
         "first step, the rank's own keys and values; the forward was right, and no error was raised.",
         "huggingface/diffusers/issues/14265",
-    ),
-    _defect(
-        ExpertsTimesRanks,
-        {NORM, EXPERTS, CURVE},
-        "DeepSpeed's ZeRO, repaired in 2024: with 4 ranks of experts the gradients of experts were 4 times\n"
-        "as large as with 1.",
-        "deepspeedai/DeepSpeed/issues/5618",
-        "deepspeedai/DeepSpeed/pull/6546",
-    ),
-    _defect(
-        NormWithoutExperts,
-        {NORM, CURVE},
-        "NVIDIA Megatron-LM, repaired in 2026: with expert and tensor parallelism the norm left out some experts,\n"
-        "so that clipping did less than it was asked to.",
-        "NVIDIA/Megatron-LM/pull/5916",
     ),
     _defect(
         UndividedPipeline,

@@ -1,4 +1,4 @@
-"""Training runs whose two ranks share the model or its sequences: tensor, context, expert and pipeline parallel.
+"""Training runs whose two ranks share the model or its sequences: tensor, context and pipeline parallel.
 
 Chapter: book/whole/museum.  In: two ranks.  Out: a `RankLog`; the loop is that of `training_run`.
 """
@@ -9,12 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_course.whole.training_run import LENGTH, LLAMA, MICROBATCHES, Microbatch, TrainingRun
-from dualpipe_lab import comm, cp, dp, ep, models, pp, tp
+from dualpipe_lab import comm, cp, dp, models, pp, tp
 from dualpipe_lab.topology import Topology
-
-V3 = models.V3MoEConfig(
-    vocabulary_size=128, hidden_size=32, ffn_size=64, num_layers=2, num_heads=4, expert_ffn_size=16, balance=0.0
-)
 
 
 class TensorRanks(TrainingRun):
@@ -62,34 +58,6 @@ class ContextParallel(TrainingRun):
     def share(self, full: Tensor) -> Tensor:
         """Some positions of all sequences."""
         return cp.shard_sequence(full, self.layout, self.data_rank())
-
-
-class ExpertRanks(TrainingRun):
-    """Two ranks with different experts and different sequences."""
-
-    topology, data_axes = Topology([("ep", 2)]), ("ep",)
-
-    def make_model(self) -> nn.Module:
-        """A model with a dense layer and a layer of experts."""
-        return models.V3MoE(V3, self.mesh, dtype=torch.float64)
-
-    def sum_gradients(self) -> None:
-        """Sum everything but the experts, of which there is one copy."""
-        self.model.reduce_gradients()
-
-    def norm(self) -> float:
-        """The norm over dense weights and all experts."""
-        return dp.ModelSpec(self.model, self.mesh).gradient_norm()
-
-    def expert_norm(self) -> float | None:
-        """The norm of all experts' gradients."""
-        gradients = [(p.grad, ("ep",)) for p in ep.expert_parameters(self.model) if p.grad is not None]
-        return dp.global_norm(gradients, {"ep": self.mesh.group("ep")})
-
-    def copies(self) -> list[Tensor]:
-        """Everything but the experts."""
-        experts = {id(parameter) for parameter in ep.expert_parameters(self.model)}
-        return [parameter for parameter in self.model.parameters() if id(parameter) not in experts]
 
 
 class Pipeline(TrainingRun):

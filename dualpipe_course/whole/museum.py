@@ -36,7 +36,7 @@ _SLIPS = (
         6: "both runs use the same collective",
     },
 )
-UNNAMED = ("NormWithoutExperts", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches")
+UNNAMED = ("MeanOfMeans", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches")
 FIRST_SEED = 500
 _PLACES = {"forward", "gradient", "update", "cost", "nothing"}
 
@@ -129,7 +129,7 @@ def first_difference(fn: Callable[..., Any]) -> str:
     hints=(
         "Each run stands beside a sound one of its kind; only defects of that kind come into question.",
         "Divide the first norms. Is the quotient a number that you know?",
-        "Of two defects of one kind with the same symptoms, one leaves the experts' own norm right.",
+        "Of two defects that change the first loss, one makes the ranks' own sums equal.",
     ),
 )
 def five_runs(answer: object) -> str:

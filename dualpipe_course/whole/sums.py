@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words, norm_in_words
+from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks, norm_in_words
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import check_ints, needs_function
 from dualpipe_course.variants import Variants
@@ -124,7 +124,7 @@ def reduce_gradients(fn: Callable[..., Any]) -> str:
         )
         limits = [Limit("calls of all_reduce", most, words, scope="each")]
         world = prod(size for _, size in axes)
-        compare_on_ranks(_reduced, world, fn, axes, case=case, why=_sum_in_words, limits=limits)
+        compare_on_ranks(_reduced, world, fn, axes, case=case, limits=limits)
     return f"{len(cases)} grids: every gradient over its own group, one all-reduce for each group"
 
 
@@ -218,10 +218,6 @@ def held_bytes(plan: Plan, rank: int) -> float:
         weight, gradient, moments = (copies if plan.zero >= stage else 1 for stage in (3, 2, 1))
         total += part.numel * (4 / weight + 4 / gradient + 8 / moments)
     return total
-
-
-def _sum_in_words(off: Off) -> str:
-    return f"{off.name}: {off.slip}" if off.slip else in_words(off)
 
 
 def _reduced(rank: int, world_size: int, fn: Callable[..., Any], axes: Axes) -> Found:

@@ -10,13 +10,12 @@ from math import isclose
 FIRST_LOSS = "the first loss is another"
 CURVE = "later losses are others"
 NORM = "the first gradient norm is another"
-EXPERTS = "the first gradient norm of the experts is another"
 TWINS = "the data ranks report equal losses"
 COPIES = "copies of a weight differ"
 BYTES = "a step sends other bytes"
 TIME = "a step takes another time"
 MEMORY = "the peak of gathered weights is another"
-SYMPTOMS = (FIRST_LOSS, CURVE, NORM, EXPERTS, TWINS, COPIES, BYTES, TIME, MEMORY)
+SYMPTOMS = (FIRST_LOSS, CURVE, NORM, TWINS, COPIES, BYTES, TIME, MEMORY)
 
 _EQUAL = 1e-6  # relative: digits that a log shows; runs whose order of sums differs agree to 1e-13
 
@@ -29,7 +28,6 @@ class RankLog:
         losses: of every step, the mean over the targets of all ranks.
         own_losses: of every step, this rank's summand.
         norms: of the full gradient, before clipping.
-        expert_norms: of the experts' part of the gradient; empty without experts.
         sent: bytes that this rank sent in every step.
         times: of every step, in milliseconds of the virtual clock.
         spread: the largest difference between copies of one weight, after the last step.
@@ -39,7 +37,6 @@ class RankLog:
     losses: list[float] = field(default_factory=list)
     own_losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    expert_norms: list[float] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     spread: float = 0.0
@@ -64,7 +61,7 @@ class Log:
 
     @property
     def sent(self) -> int:
-        """Bytes that rank 0 sent in its first step; later ones depend on where tokens are routed."""
+        """Bytes that rank 0 sent in its first step."""
         return self.ranks[0].sent[0]
 
     @property
@@ -92,8 +89,8 @@ class Log:
 def symptoms(sound: Log, suspect: Log) -> set[str]:
     """Return in what a run differs from a sound run of the same model, data and ranks.
 
-    >>> log = Log([RankLog([2.0, 1.0], [2.0, 1.0], [3.0, 2.0], [], [8, 8], [5.0, 5.0])])
-    >>> other = Log([RankLog([2.0, 1.5], [2.0, 1.5], [6.0, 2.0], [], [16, 16], [5.0, 5.0])])
+    >>> log = Log([RankLog([2.0, 1.0], [2.0, 1.0], [3.0, 2.0], [8, 8], [5.0, 5.0])])
+    >>> other = Log([RankLog([2.0, 1.5], [2.0, 1.5], [6.0, 2.0], [16, 16], [5.0, 5.0])])
     >>> sorted(symptoms(log, other))
     ['a step sends other bytes', 'later losses are others', 'the first gradient norm is another']
     """
@@ -102,7 +99,6 @@ def symptoms(sound: Log, suspect: Log) -> set[str]:
         FIRST_LOSS: not _equal(mine.losses[:1], theirs.losses[:1]),
         CURVE: not _equal(mine.losses[1:], theirs.losses[1:]),
         NORM: not _equal(mine.norms[:1], theirs.norms[:1]),
-        EXPERTS: not _equal(mine.expert_norms[:1], theirs.expert_norms[:1]),
         TWINS: suspect.are_twins and not sound.are_twins,
         COPIES: suspect.spread > 0 and sound.spread == 0,
         BYTES: suspect.sent != sound.sent,
@@ -115,7 +111,7 @@ def symptoms(sound: Log, suspect: Log) -> set[str]:
 def beside(sound: Log, suspect: Log, steps: int = 4) -> str:
     """Return a table of what both runs wrote down: curves of the first steps, then single numbers.
 
-    >>> log = Log([RankLog([2.0], [2.0], [3.0], [], [8], [5.0])])
+    >>> log = Log([RankLog([2.0], [2.0], [3.0], [8], [5.0])])
     >>> print(beside(log, log))
                           sound   suspect
     loss                 2.0000    2.0000
@@ -129,13 +125,11 @@ def beside(sound: Log, suspect: Log, steps: int = 4) -> str:
     curves = {
         "loss": [log.losses for log, _ in pairs],
         "gradient norm": [log.norms for log, _ in pairs],
-        "norm of the experts": [log.expert_norms for log, _ in pairs],
     }
     for rank in range(len(sound.ranks)):
         curves[f"sum of rank {rank}"] = [summands[rank] for _, summands in pairs]
     for name, (mine, theirs) in curves.items():
-        if mine:
-            rows.append((name, [_digits(x) for x in mine[:steps]], [_digits(x) for x in theirs[:steps]]))
+        rows.append((name, [_digits(x) for x in mine[:steps]], [_digits(x) for x in theirs[:steps]]))
     rows.append(("bytes sent, step 1", [f"{sound.sent:,}"], [f"{suspect.sent:,}"]))
     rows.append(("ms, step 1", [f"{sound.time:.3f}"], [f"{suspect.time:.3f}"]))
     if sound.peak:

@@ -69,13 +69,12 @@ class TrainingRun:
             meter = Meter()
             loss = self.accumulate(self.batch(step))
             self.sum_gradients()
-            norm, expert_norm = self.norm(), self.expert_norm()
+            norm = self.norm()
             self.update(norm)
             spent = meter.lap()
             log.own_losses.append(float(loss))
             log.losses.append(self.logged(loss))
             log.norms.append(norm)
-            log.expert_norms += [] if expert_norm is None else [expert_norm]
             log.sent.append(spent.bytes)
             log.times.append(spent.ms)
         log.spread, log.peak = self.spread(), self.peak
@@ -143,10 +142,6 @@ class TrainingRun:
     def norm(self) -> float:
         """The norm of the full model's gradient."""
         return dp.global_norm([(p.grad, ()) for p in self.model.parameters() if p.grad is not None], {})
-
-    def expert_norm(self) -> float | None:
-        """The experts' part of the norm; None without experts."""
-        return None
 
     def update(self, norm: float) -> None:
         """Clip by the norm, and update the weights."""

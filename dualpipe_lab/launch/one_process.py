@@ -1,25 +1,23 @@
-"""`same_as_one_process`: what a function returns on several ranks beside one process, and the cause of a difference.
+"""`same_as_one_process`: what a function returns on several ranks beside one process.
 
 Chapter: every one that proves gradients.  In: a function that returns its numbers on each rank.  Out: one sentence.
   whole      a value with the shape that one process has must be equal on every rank that returns it
   shards     values that are shorter along one dimension lie one behind the other, in the order of the ranks; the last
              of them may end in zeros of padding, fewer than there are ranks
-  equal      max |a - b| <= tolerance max(1, max |b|)
+  equal      max |a - b| <= tolerance max(1, max |b|); if not, `causes` says what usually makes such a difference
 Elsewhere: torch's own tests compare with `DTensor.full_tensor()` after a gather; none names a cause.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dualpipe_lab.launch import launcher
+from dualpipe_lab.launch import causes, launcher
 from dualpipe_lab.launch.compare import distances
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FLOAT64 = 1e-12
-_LIKE_FLOAT32 = 1e-5  # relative difference that many roundings to float32 leave behind
-_RATIO = 1e-9  # relative, within which one tensor is a multiple of another
 ByRank: TypeAlias = "dict[int, Tensor]"  # ranks that return the value, in order
 
 
@@ -117,7 +115,7 @@ def _compared(name: str, by_rank: ByRank, expected: "Tensor", num_ranks: int, to
         error = _largest(found, expected)
         if not error <= allowed:
             problem = f"{where} differs from one process by {error:.2g} on {rank}, allowed is {allowed:.0e}"
-            raise AssertionError(f"{problem}:\n{cause(by_rank, found, expected, num_ranks)}")
+            raise AssertionError(f"{problem}:\n{_cause(by_rank, found, expected, num_ranks)}")
         worst = max(worst, error)
     return worst
 
@@ -143,92 +141,15 @@ def wholes(by_rank: ByRank, expected: "Tensor", where: str) -> list[tuple[str, "
     )
 
 
-def cause(by_rank: ByRank, found: "Tensor", expected: "Tensor", num_ranks: int) -> str:
-    """Say what usually makes a tensor differ in this way.
-
-    >>> import torch
-    >>> whole = torch.tensor([1.0, 2.0])
-    >>> cause({0: 2 * whole, 1: 2 * whole}, 2 * whole, whole, 2)
-    'it is 2 times as large, the number of ranks: it was added up twice, or summed where a mean is meant'
-    """
+def _cause(by_rank: ByRank, found: "Tensor", expected: "Tensor", num_ranks: int) -> str:
+    """Say what usually makes a tensor differ in this way."""
     import torch
 
-    if not torch.isfinite(found).all() and torch.isfinite(expected).all():
-        return "it is not finite: read before it was written or gathered, or divided by zero"
-    if not found.any():
-        return "it is zero: nothing was written to it, or detach or no_grad cuts its graph"
     are_whole = all(one.shape == expected.shape for one in by_rank.values())
-    if are_whole and (words := _of_several(list(by_rank.values()), expected)):
-        return words
-    if (ratio := _ratio(found, expected)) is not None:
-        return f"it is {ratio:.4g} times as large{cause_of_ratio(ratio, num_ranks)}"
-    if torch.equal(found.flatten().sort().values, expected.flatten().sort().values):
-        return (
-            "its numbers are right and in another order: a rank has another rank's shard, or shards are joined wrongly"
-        )
-    relative = _largest(found, expected) / (_largest(expected) or 1.0)
-    if expected.is_floating_point() and relative <= 16 * torch.finfo(expected.dtype).eps:
-        remedy = (
-            "pass a larger tolerance" if expected.dtype == torch.float64 else "compare in float64, or pass a tolerance"
-        )
-        return f"that is what {expected.dtype} rounds: {remedy}"
-    if relative <= _LIKE_FLOAT32:
-        return "something inside is float32"
-    off = (found - expected).abs() > _RATIO * _largest(expected)
-    if off.sum() < off.numel():
-        first = [int(index) for index in off.nonzero()[0]]
-        return f"{int(off.sum())} of {off.numel()} numbers are off, the first at {first}, and the others are right"
-    return "it is no multiple, and the ranks have no partial sums of it"
-
-
-def _of_several(values: "list[Tensor]", expected: "Tensor") -> str:
-    """The cause where ranks have different values: partial sums, over all ranks or over the wrong ones."""
-    import torch
-
-    distinct = [one for index, one in enumerate(values) if not any(map(torch.equal, values[:index], [one] * index))]
-    if len(distinct) == 1:
-        return ""
-    if _is_close(sum(values), expected):
-        return "the ranks have partial sums, and their sum is right: an all-reduce is missing"
-    if _is_close(sum(values) / len(values), expected):
-        return "the mean over the ranks is right: an average over them is missing"
-    if len(distinct) < len(values) and _is_close(sum(distinct), expected):
-        return (
-            f"{len(distinct)} groups of ranks have a sum each, and together they are right: summed over the wrong group"
-        )
-    right = [str(rank) for rank, one in enumerate(values) if _is_close(one, expected)]
-    return f"it is right on rank {', '.join(right)} alone: the other ranks do not get the result" if right else ""
-
-
-def cause_of_ratio(ratio: float, num_ranks: int) -> str:
-    """Say what usually makes a value too large by a factor, from the comma or colon on; nothing if that is unknown."""
-    known = {
-        -1.0: ": the sign is wrong",
-        2.0: ": it was added twice",
-        0.5: ": it was halved, or one of two parts is missing",
-        num_ranks**2: ", the square of the number of ranks: it was summed twice too often",
-        num_ranks: ", the number of ranks: it was added up twice, or summed where a mean is meant",
-        1 / num_ranks: ", one over the number of ranks: it was divided twice, or a sum over the ranks is missing",
-    }
-    words = next((text for factor, text in known.items() if abs(ratio / factor - 1) < _RATIO), "")
-    if not words and ratio > 1 and num_ranks % round(ratio) == 0 and abs(ratio - round(ratio)) < _RATIO:
-        words = f": it was summed over {round(ratio)} of the {num_ranks} ranks, the wrong group"
-    return words
-
-
-def _ratio(found: "Tensor", expected: "Tensor") -> float | None:
-    """The factor, if one tensor is a multiple of the other."""
-    place = int(expected.abs().argmax())
-    largest = expected.flatten()[place]
-    if not largest or found.is_complex():
-        return None
-    ratio = float(found.flatten()[place] / largest)
-    is_multiple = abs(ratio - 1) > 1e-4 and _is_close(found, ratio * expected)
-    return ratio if is_multiple else None
-
-
-def _is_close(one: "Tensor", other: "Tensor") -> bool:
-    return _largest(one, other) <= _RATIO * _largest(other)
+    copies = [one.flatten().tolist() for one in by_rank.values()] if are_whole else []
+    eps = torch.finfo(expected.dtype).eps if expected.is_floating_point() or expected.is_complex() else 0.0
+    flat = found.flatten().tolist(), expected.flatten().tolist()
+    return causes.cause(causes.Compared(*flat, copies, num_ranks, expected.shape, eps))
 
 
 def _largest(one: "Tensor", other: "Tensor | None" = None) -> float:

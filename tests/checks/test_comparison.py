@@ -30,17 +30,15 @@ def test_names_come_before_ranks():
         (None, "y is missing"),
         (Numbers((1, 2), ONE.flat), "y has shape [1, 2], this rank's is [2]"),
         (
-            TWICE,
-            "y is 2 times that of one process, the number of ranks: it was added up twice, or summed where a "
-            "mean is meant",
+            Numbers((2,), [1.0, float("nan")]),
+            "y differs from one process: number 1 is nan, expected 2; it is not finite: read before "
+            "it was written or gathered, or divided by zero",
         ),
         (
-            Numbers((2,), [0.5, 1.0]),
-            "y is 0.5 times that of one process, one over the number of ranks: it was divided twice, or a sum over the "
-            "ranks is missing",
+            Numbers((2,), [1.5, 2.0]),
+            "y differs from one process: number 0 is 1.5, expected 1; it is right on rank 0 "
+            "alone: the result does not reach the others, or is changed there",
         ),
-        (Numbers((2,), [1.0, float("nan")]), "y differs from one process: number 1 is nan, expected 2"),
-        (Numbers((2,), [0.0, 0.0]), "y differs from one process: number 0 is 0, expected 1"),
     ],
 )
 def test_what_is_wrong_with_a_value(value, words):
@@ -52,16 +50,17 @@ def test_a_slip_is_known_by_its_value():
     assert said([Found({"y": TWICE}, {"y": ONE}, slips)]).endswith("rank 0: y: it is doubled")
 
 
-def test_ranks_that_have_a_summand_each():
+def test_the_table_of_causes_sees_the_ranks_that_are_to_have_the_same():
     parts = [Found({"y": Numbers((2,), [0.25, 2.0])}), Found({"y": Numbers((2,), [0.75, 0.0])})]
-    assert first_off(parts, [{"y": ONE}] * 2).are_summands
-    assert not first_off([parts[0], parts[0]], [{"y": ONE}] * 2).are_summands  # equal everywhere: no summands
+    assert "number 0 is 0.25, expected 1; the ranks have partial sums" in said(parts, beside=lambda: [{"y": ONE}] * 2)
+    assert said(parts, beside=lambda: [{"y": ONE}, {"y": TWICE}]).endswith("number 0 is 0.25, expected 1")
+    assert "2 times that of one process, the number of ranks" in said([Found({"y": TWICE}, {"y": ONE})] * 2)
 
 
 def test_what_is_refused_comes_first_and_what_has_changed_last():
     off, changed = Found({"y": TWICE}, {"y": ONE}), Found({"y": ONE}, {"y": ONE}, changed="x has changed")
     assert said([off, Found({}, refused="no tensor")]) == "2 ranks: rank 1: no tensor"
-    assert "2 times" in said([off, changed])
+    assert said([off, changed]).endswith("2 times that of one process, and right on rank 1")
     assert said([changed]) == "2 ranks: rank 0: x has changed"
 
 

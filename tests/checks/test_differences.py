@@ -3,7 +3,8 @@
 from itertools import product
 from math import inf, nan
 
-from dualpipe_course.differences import apart, difference, multiple
+from dualpipe_course.differences import apart, difference
+from dualpipe_lab.launch.causes import multiple
 
 
 def test_the_two_numbers_look_different(subtests):

@@ -19,7 +19,7 @@ TYPICAL = {
         ),
         "sum, then average": Bad(
             [("comm.all_reduce(parameter.grad)", 'comm.all_reduce(parameter.grad, "avg")')],
-            "one over the number of ranks: a sum, then an average",
+            "one over the number of ranks: it was divided twice",
         ),
         "sums every microbatch": Bad(
             """
@@ -71,7 +71,9 @@ def backward_and_average(model, tokens, targets, average):
         "the sum over its own tokens": Bad(
             [("    comm.all_reduce(n)\n", ""), ("comm.get_world_size() * loss", "loss")], "depends on its rank"
         ),
-        "forgets the ranks": Bad([("comm.get_world_size() * loss", "loss")], "average() divides too"),
+        "forgets the ranks": Bad(
+            [("comm.get_world_size() * loss", "loss")], "one over the number of ranks: it was divided twice"
+        ),
         "zero by zero": Bad(
             [
                 ('reduction="sum")', 'reduction="mean") * (targets != -100).sum()'),

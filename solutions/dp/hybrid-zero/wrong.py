@@ -62,10 +62,10 @@ def mean_shard(grad, node, across):
         "divides grad in place": Bad(
             [("grad / (N_in", "grad.div_(N_in"), ("* N_out), group", "* N_out), group")], "grad has changed"
         ),
-        "one level too few": Bad([("/ (N_in * N_out)", "/ N_in")], "2 times too large"),
-        "the sum": Bad([("grad / (N_in * N_out)", "grad")], "this is the sum"),
+        "one level too few": Bad([("/ (N_in * N_out)", "/ N_in")], "or not divided by 2: the wrong group"),
+        "the sum": Bad([("grad / (N_in * N_out)", "grad")], "the number of ranks: it was summed"),
         "not a number": Bad([("    return shard", "    return shard * float('nan')")], "has [nan, nan]"),
-        "twice by hand": Bad([("    return shard", "    return shard / N_out")], "the nodes are divided by twice"),
+        "twice by hand": Bad([("    return shard", "    return shard / N_out")], "or divided by 2 once too often"),
     },
     "hybrid_zero-4": {
         "flat ZeRO-1": Bad(f'{PLAN} = "zero1", 32, 4', "sends for 620 ms"),

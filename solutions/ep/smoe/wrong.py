@@ -90,10 +90,10 @@ def weight_grad(grad, h, w, counts):
                     "",
                 )
             ],
-            "ep 1 x edp 2: rank 0: the gradient of the experts is",
+            "ep 1 x edp 2: rank 0: the gradient of the experts differs",
         ),
         "not a number": Bad(
-            [("parameter.grad /= total", "parameter.grad *= float('nan')")], "differs from that of the mean"
+            [("parameter.grad /= total", "parameter.grad *= float('nan')")], "differs from one process"
         ),
         "summed over all": Bad(
             [

@@ -45,7 +45,10 @@ def gpipe_rows(num_ranks, num_microbatches):
         ),
     },
     "gpipe-3": {
-        "lost 1/M": Bad([(" / num_microbatches).backward", ").backward")], "3 times too large"),
+        "lost 1/M": Bad(
+            [(" / num_microbatches).backward", ").backward")],
+            "3 times those of one process, the number of microbatches",
+        ),
         "keeps the graph": Bad(
             """
 def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, like):

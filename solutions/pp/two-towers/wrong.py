@@ -14,7 +14,7 @@ TYPICAL = {
         "x alone": Bad(_PREDICT + "1023, 1835008, 1048576, 511, 1261568", "`image` rides along"),
     },
     "two_towers-2": {
-        "a sum of losses": Bad([("(b * num_ranks)", "b")], "the loss is the mean of the ranks' losses"),
+        "a sum of losses": Bad([("(b * num_ranks)", "b")], "or where a mean is meant"),
         "own pairs return": Bad(
             [
                 (
@@ -30,7 +30,7 @@ TYPICAL = {
             ],
             "differs from one process",
         ),
-        "the scale of this rank": Bad([("    comm.all_reduce(d_scale)\n", "")], "all ranks have the same scale"),
+        "the scale of this rank": Bad([("    comm.all_reduce(d_scale)\n", "")], "the ranks have partial sums"),
         "no scale in dc": Bad([("scale * wrong.T @ a", "wrong.T @ a")], "dc is 0.3333 times"),
         "rank 0's place": Bad([("own + comm.get_rank() * b]", "own]")], "rank 1: "),
     },

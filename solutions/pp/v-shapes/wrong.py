@@ -71,10 +71,10 @@ TYPICAL = {
                 ("(share, share))", "(share, share), retain_graph=True)"),
                 ("(receive(like, rank - 1), share))", "(receive(like, rank - 1), share), retain_graph=True)"),
             ],
-            "the gradients of stage(s) 0 differ from one process",
+            "stage 0: its gradients differ from one process",
         ),
         "penalties below the turn forgotten": Bad(
-            [("(y, penalty), (dy, share)", "y, dy")], "the gradients of stage(s) 0 differ from one process"
+            [("(y, penalty), (dy, share)", "y, dy")], "stage 0: its gradients differ from one process"
         ),
         "penalties forgotten": Bad(
             [
@@ -85,7 +85,7 @@ TYPICAL = {
             "differ from one process",
         ),
         "penalties of all microbatches": Bad(
-            [("(dy, share)", "(dy, torch.ones_like(share))")], "the gradients of stage(s) 0 differ from one process"
+            [("(dy, share)", "(dy, torch.ones_like(share))")], "stage 0: its gradients differ from one process"
         ),
         "cut without a gradient": Bad(
             [("y.detach() if tip", "y.detach().clone() if tip"), (").requires_grad_()\n        z,", ")\n        z,")],
@@ -126,7 +126,7 @@ CHEATS = {
 """,
             "switched off",
         ),
-        "nothing": Bad(STEP + "    pass", "zero or missing"),
+        "nothing": Bad(STEP + "    pass", "its gradients are all zero"),
         "makes gradients up": Bad(
             STEP
             + "    for stage in (near, far):\n"

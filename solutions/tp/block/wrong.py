@@ -38,7 +38,7 @@ TYPICAL = {
         "not the last norm": Bad(
             [('("norm.weight",)', '("n_norm.weight", "p_norm.weight", "q_norm.weight",)')], "still"
         ),
-        "averaged": Bad([("comm.all_reduce(flat)", 'comm.all_reduce(flat, "avg")')], "is a mean of"),
+        "averaged": Bad([("comm.all_reduce(flat)", 'comm.all_reduce(flat, "avg")')], "or is a mean"),
         "one by one": Bad(
             "def finish(grads, sequence_parallel):\n"
             "    endings = ('norm.weight',) if sequence_parallel else ('q_norm.weight', 'k_norm.weight')\n"

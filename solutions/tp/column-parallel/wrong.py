@@ -21,7 +21,7 @@ TYPICAL = {
             ],
             "a result is torch.float32",
         ),
-        "no f": Bad([("    x, z = CopyBoth.apply(x, z)\n", "")], "rank 0: each rank has its own partial sum of dx"),
+        "no f": Bad([("    x, z = CopyBoth.apply(x, z)\n", "")], "the ranks have partial sums"),
         "averages": Bad([("all_reduce(flat)", 'all_reduce(flat, "avg")')], "one over the number of ranks"),
         "f for one of the two": Bad(
             [("x, z = CopyBoth.apply(x, z)", "x, _ = CopyBoth.apply(x, z)")], "rank 0: dz differs from one process"
@@ -115,7 +115,7 @@ def column_linear(x, z, weight, other, bias):
     },
     "column_parallel-3": {
         "as it was": Bad(
-            "def scaled_linear(x, scale, weight):\n    return linear(x * scale, weight)", "own partial sum of dx"
+            "def scaled_linear(x, scale, weight):\n    return linear(x * scale, weight)", "the ranks have partial sums"
         ),
     },
 }

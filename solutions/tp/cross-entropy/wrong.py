@@ -40,11 +40,11 @@ TYPICAL = {
         ),
         "ignored tokens have a gradient": Bad(
             [("gradient * valid[:, None] / n", "gradient / n")],
-            "targets of -100, rank 0: the numbers of the gradient of the logits differ",
+            "targets of -100, rank 0: the gradient differs from one process",
         ),
         "sums the gradient's softmax twice": Bad(
             [("    gradient[mine, column] -= 1\n", "    gradient[:, 0] -= 1\n")],
-            "the numbers of the gradient of the logits differ",
+            "the gradient differs from one process",
         ),
     },
     "cross_entropy-3": {
@@ -145,6 +145,6 @@ def losses(y, targets, first):
     },
     "cross_entropy-4": {
         "no backward": Bad([("    loss.backward()\n", "")], "y.grad is empty"),
-        "zeros": Bad([("    loss.backward()\n", "    y.grad = torch.zeros_like(y)\n")], "the gradient is 0 times"),
+        "zeros": Bad([("    loss.backward()\n", "    y.grad = torch.zeros_like(y)\n")], "it is zero: not written"),
     },
 }

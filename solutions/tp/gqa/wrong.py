@@ -37,11 +37,9 @@ TYPICAL = {
         ),
     },
     "gqa-3": {
-        "copies forgotten": Bad([("if copies is not None", "if False")], "is what this rank's query heads contribute"),
-        "dx is not summed": Bad([("    comm.all_reduce(dx)\n", "")], "dx is what this rank's query heads contribute"),
-        "over all ranks": Bad(
-            [("group=copies", "group=None")], "4 rank(s), 4 query and 2 KV head(s): rank 0: numbers of dk"
-        ),
+        "copies forgotten": Bad([("if copies is not None", "if False")], "the ranks have partial sums"),
+        "dx is not summed": Bad([("    comm.all_reduce(dx)\n", "")], "the ranks have partial sums"),
+        "over all ranks": Bad([("group=copies", "group=None")], "4 rank(s), 4 query and 2 KV head(s): rank 0: dk"),
         "averaged": Bad([("(dk, group=copies)", '(dk, "avg", group=copies)')], "dk is 0.5 times"),
         "keys summed early": Bad(
             [
@@ -52,7 +50,7 @@ TYPICAL = {
                     "        copies = None\n    dx = d_queries",
                 )
             ],
-            "2 rank(s), 2 query and 1 KV head(s): rank 0: numbers of dx differ from one process",
+            "2 rank(s), 2 query and 1 KV head(s): rank 0: dx differs from one process",
         ),
         "three sums of dx": Bad(
             [

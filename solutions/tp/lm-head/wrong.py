@@ -53,7 +53,7 @@ CHEATS = {
     "lm_head-2": {
         "the loss alone": Bad(
             [("    return cross_entropy(", "    logits = logits.detach().requires_grad_()\n    return cross_entropy(")],
-            "the gradient of x has 0 numbers",
+            "the gradient of x is missing",
         ),
     },
     "lm_head-3": {

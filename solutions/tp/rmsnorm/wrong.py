@@ -41,7 +41,7 @@ TYPICAL = {
             [("normal * (copy_to_ranks(gamma) if is_cut else gamma)", "copy_to_ranks(normal * gamma)")],
             "tokens cut",
         ),
-        "the other case": Bad([("if is_cut", "if not is_cut")], "no rank has it"),
+        "the other case": Bad([("if is_cut", "if not is_cut")], "ranks have partial sums"),
         "a mean": Bad(
             "def scaled(normal, gamma, is_cut):\n"
             "    if not is_cut:\n"
@@ -89,6 +89,6 @@ class CutNorm:
         ),
     },
     "rmsnorm-3": {
-        "as it was": Bad("def scaled(normal, gamma, is_cut):\n    return normal * gamma", "no rank has it"),
+        "as it was": Bad("def scaled(normal, gamma, is_cut):\n    return normal * gamma", "ranks have partial sums"),
     },
 }

@@ -13,7 +13,7 @@ TYPICAL = {
         "once": Bad(_PREDICT + "110, 288, 288, 1", "contains it as often"),
     },
     "row_parallel-2": {
-        "no sum": Bad([("ReduceFromRanks.apply(linear", "(linear")], "each rank has its own partial sum of y"),
+        "no sum": Bad([("ReduceFromRanks.apply(linear", "(linear")], "the ranks have partial sums"),
         "sums back too": Bad(
             [
                 (

@@ -74,7 +74,7 @@ def pair(x, first, second, num_tokens):
     "sequence_parallelism-3": {
         "as it was": Bad(
             [("+ copy_to_ranks(bias)", "+ bias")],
-            "each rank has its own partial sum of dbias",
+            "the ranks have partial sums",
         ),
     },
 }

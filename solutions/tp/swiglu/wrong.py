@@ -13,7 +13,7 @@ TYPICAL = {
         "fused anyway": Bad(_PREDICT + "480, 216, 576, 576", "a sum of its own"),
     },
     "swiglu-2": {
-        "no sum": Bad([("    comm.all_reduce(dx)\n", "")], "each rank has its own partial sum of dx"),
+        "no sum": Bad([("    comm.all_reduce(dx)\n", "")], "the ranks have partial sums"),
         "one sum per branch": Bad(
             [
                 (

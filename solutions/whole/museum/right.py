@@ -41,10 +41,10 @@ def first_difference(sound, suspect):
     },
     "museum-3": {
         "a tuple": """
-names = "NormWithoutExperts", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches"
+names = "MeanOfMeans", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches"
 """,
         "a split text": """
-names = "NormWithoutExperts SumEveryMicrobatch OwnKeysAgain ClipScaled SameBatches".split()
+names = "MeanOfMeans SumEveryMicrobatch OwnKeysAgain ClipScaled SameBatches".split()
 """,
     },
     "museum-4": {

@@ -3,7 +3,7 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 ONE, TWO, THREE, FOUR = (f"museum-{number}" for number in range(1, 5))
-NAMES = '["NormWithoutExperts", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches"]'
+NAMES = '["MeanOfMeans", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches"]'
 
 TYPICAL = {
     ONE: {
@@ -23,8 +23,8 @@ TYPICAL = {
         "forgets the peak": Bad([('("sent", "time", "peak")', '("sent", "time")')], "another peak"),
     },
     THREE: {
-        "the other defect of experts": Bad(
-            "names = " + NAMES.replace("NormWithoutExperts", "ExpertsTimesRanks"), "would show"
+        "the other one with another first loss": Bad(
+            "names = " + NAMES.replace("MeanOfMeans", "SameBatches"), "would show"
         ),
         "of another kind": Bad("names = " + NAMES.replace("OwnKeysAgain", "UndividedPipeline"), "is ContextParallel"),
         "a name that is none": Bad("names = " + NAMES.replace("ClipScaled", "Clip"), "is none of"),
