@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("MB under ZeRO-1", "MB under ZeRO-3", "MB of gradients sent", "MB gathered")
-EXPECTED = (16_220, 2_080, 70, 28_140)
+EXPECTED = (16_280, 4_160, 60, 24_120)
 CASES = ((1, 2, 3, 2, 2), (2, 3, 4, 2, 4), (2, 5, 6, 1, 2), (4, 6, 8, 3, 8))  # ranks, tokens, inputs, width, outputs
 SCALE = 0.5
 GRADIENTS = ("dx", "dA1", "dB1", "dA2", "dB2")
@@ -95,7 +95,7 @@ def _slips(model: int, thin: int, gpus: int) -> Known:
         "on {gpus} GPUs",
         model=(8, 16, 24, 32, 48, 64),
         thin=(40, 80, 120, 160, 240),
-        gpus=(8, 4, 16),
+        gpus=(4, 8, 16),
         slips=_slips,
         called={"model": "billion parameters", "thin": "million of adapters", "gpus": "GPUs"},
     ),
@@ -103,13 +103,13 @@ def _slips(model: int, thin: int, gpus: int) -> Known:
 def numbers(answer: object) -> str:
     """Predict what a GPU holds under ZeRO-1 and ZeRO-3, and what it sends."""
     general = (
-        "2 bytes for 8,000 million, 4 for 40 million, and an eighth of 12 for 40 million",
-        "an eighth of 2 bytes for 8,000 million and 16 for 40 million",
-        "7/8 of 2 bytes for each trained parameter",
-        "7/8 of 2 bytes for each of 8,040 million, twice",
+        "2 bytes for 8,000 million, 4 for 40 million, and a quarter of 12 for 40 million",
+        "a quarter of 2 bytes for 8,000 million and 16 for 40 million",
+        "3/4 of 2 bytes for each trained parameter",
+        "3/4 of 2 bytes for each of 8,040 million, twice",
     )
     check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "16,220 and 2,080 MB held; 70 MB of gradients sent, 28,140 MB gathered"
+    return "16,280 and 4,160 MB held; 60 MB of gradients sent, 24,120 MB gathered"
 
 
 @exercise(

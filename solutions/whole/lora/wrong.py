@@ -13,12 +13,12 @@ ONE_BY_ONE = (
 
 TYPICAL = {
     ONE: {
-        "nothing sharded": Bad(NUMBERS + "16_640, 2_080, 70, 28_140", "12 of the 16 bytes"),
-        "ZeRO-2": Bad(NUMBERS + "16_150, 2_080, 70, 28_140", "that is ZeRO-2"),
-        "gradients of frozen weights": Bad(NUMBERS + "32_220, 2_080, 70, 28_140", "have no gradient"),
-        "frozen weights in full": Bad(NUMBERS + "16_220, 16_080, 70, 28_140", "the frozen ones too"),
-        "an all-reduce": Bad(NUMBERS + "16_220, 2_080, 140, 28_140", "half of it"),
-        "gathered once": Bad(NUMBERS + "16_220, 2_080, 70, 14_070", "again in the backward"),
+        "nothing sharded": Bad(NUMBERS + "16_640, 4_160, 60, 24_120", "12 of the 16 bytes"),
+        "ZeRO-2": Bad(NUMBERS + "16_220, 4_160, 60, 24_120", "that is ZeRO-2"),
+        "gradients of frozen weights": Bad(NUMBERS + "32_280, 4_160, 60, 24_120", "have no gradient"),
+        "frozen weights in full": Bad(NUMBERS + "16_280, 16_160, 60, 24_120", "the frozen ones too"),
+        "an all-reduce": Bad(NUMBERS + "16_280, 4_160, 120, 24_120", "half of it"),
+        "gathered once": Bad(NUMBERS + "16_280, 4_160, 60, 12_060", "again in the backward"),
     },
     TWO: {
         "no sum": Bad([(SUM, "")], "partial sum of dx: it comes from a du that was not summed"),
