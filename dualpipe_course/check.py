@@ -72,6 +72,7 @@ TOPICS = {
     "cuts": "whole.cuts",
     "training": "whole.training",
     "weights": "whole.weights",
+    "lora": "whole.lora",
     "two_tokens": "whole.two_tokens",
     "deepseek": "whole.deepseek",
     "museum": "whole.museum",
