@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, in_words
+from dualpipe_course.comparison import Found, Limit, Numbers, Unchanged, compare_on_ranks
 from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
@@ -138,7 +138,6 @@ def backward(fn: Callable[..., Any]) -> str:
             width,
             outputs,
             case=f"{num_ranks} rank(s), {tokens} tokens, {inputs} inputs, width {width}, {outputs} outputs each",
-            why=_why,
             limits=_limits(num_ranks, 2 * 8 * tokens * width),
         )
     return f"all gradients equal one process in {len(CASES)} cases, with one message of both du"
@@ -152,12 +151,6 @@ def _limits(num_ranks: int, num_bytes: int) -> list[Limit]:
         Limit("bytes", needed, wide, needed),
         *([Limit("calls", 1, often, scope="largest")] if num_ranks > 1 else []),
     ]
-
-
-def _why(off: Off) -> str:
-    if off.are_summands:
-        return f"each rank has its own partial sum of {off.name}: it comes from a du that was not summed"
-    return in_words(off)
 
 
 def _gradients(

@@ -389,7 +389,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
     def finished_gradients(self) -> list[Tensor]:
         """Complete the sums and return this rank's shards of them, one tensor for each of `local_shards`."""
         if self._finished is None or not self.reducer.is_final:
-            self._check_module()
+            self.check_module()
             self._check_copies()
             self.spec.pipeline = self.reducer.pipeline
             self._finished = self.reducer.finish()
@@ -405,7 +405,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         """
         return self.updater.norm(self.finished_gradients(), p)
 
-    def _check_module(self) -> None:
+    def check_module(self) -> None:
         """Refuse parameters that were frozen, unfrozen or replaced since the optimizer took the module."""
         for name, part, key, parameter, was_trained in self._taken:
             is_replaced = getattr(part, key, None) is not parameter
@@ -421,6 +421,12 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
                     f"{words[parameter.requires_grad]} now; make the optimizer anew after requires_grad_()"
                 )
 
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and parameter not in self.names:
+                raise ValueError(
+                    f"{name} was added since {type(self).__name__} took the module, and would not be trained; make the "
+                    "optimizer anew"
+                )
         for bucket in (shard.bucket for shard in self.local_shards):
             for parameter, address in zip(bucket.parameters, bucket.addresses, strict=False):  # ZeRO-3 has none
                 if parameter.data_ptr() != address:

@@ -14,7 +14,9 @@ Elsewhere: peft `LoraConfig`, `lora.Linear`; Megatron-Bridge's LoRA `linear_in`,
 Source: Hu et al. 2021 (arXiv 2106.09685), sections 4.1 and 4.2.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -43,7 +45,7 @@ class LowRank(torch.autograd.Function):
         x: Tensor,
         a: Tensor,
         b: Tensor,
-        scale: float,
+        scale: Tensor,
         is_row: bool,
         tp: TensorParallel | None,
         replicas: Group | None,
@@ -84,7 +86,9 @@ class LoRA(nn.Module):
         self, layer: Linear, full_name: str, rank: int, scale: float, seed: int, replicas: Group | None
     ) -> None:
         super().__init__()
-        self.scale, self.replicas = scale, replicas
+        self.replicas = replicas
+        # a part of every state dict and checkpoint, and in bits, since half() and the like round numbers alone
+        self.register_buffer("scale_bits", torch.tensor(scale, dtype=torch.float64).view(torch.int64))
         self.is_row = isinstance(layer, RowParallelLinear)
         self.tp = layer.tp if isinstance(layer, ShardedLinear) else None
         shard = layer.shards["weight"] if isinstance(layer, ShardedLinear) else None
@@ -94,14 +98,22 @@ class LoRA(nn.Module):
         self.a = nn.Parameter(a.to(layer.weight, copy=True, memory_format=torch.contiguous_format))
         self.b = nn.Parameter(layer.weight.new_zeros(len(layer.weight), rank))
 
+    @property
+    def scale(self) -> Tensor:
+        """The scale s, one number in float64."""
+        return self.get_buffer("scale_bits").view(torch.float64)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the update `y_..SO` of the layer's input `x_..SI`, both sharded as the layer has them."""
-        out: Tensor = LowRank.apply(x, self.a, self.b, self.scale, self.is_row, self.tp, self.replicas)
-        return out
+        tensors, kind = [x if x.dim() > 1 else x[None], self.a, self.b], x.device.type
+        if torch.is_autocast_enabled(kind):
+            tensors = [one.to(torch.get_autocast_dtype(kind)) for one in tensors]
+        out: Tensor = LowRank.apply(*tensors, self.scale, self.is_row, self.tp, self.replicas)
+        return out if x.dim() > 1 else out[0]
 
     def extra_repr(self) -> str:
         """The rank and the scale."""
-        return f"rank={len(self.a)}, scale={self.scale:g}"
+        return f"rank={len(self.a)}, scale={float(self.scale):g}"
 
 
 class AdaptedLinear(nn.Linear):
@@ -109,18 +121,19 @@ class AdaptedLinear(nn.Linear):
 
     adapter: LoRA
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name, which a call may use)
         """Return `y_..O` of `x_..I`."""
-        y: Tensor = super().forward(x) + self.adapter(x)
+        y: Tensor = super().forward(input) + self.adapter(input)
         return y
 
 
 def add_lora(
-    model: nn.Module, rank: int = 8, *, alpha: float = 16.0, layers: Sequence[str] = LAYERS, seed: int = 0
+    model: nn.Module, rank: int = 8, *, alpha: float = 16.0, layers: str | Sequence[str] = LAYERS, seed: int = 0
 ) -> None:
     """Freeze a model in place, and add a trained adapter to its linear layers of these names.
 
     Call it before an optimizer of this library takes the model.  It needs no message: any rank adapts what it holds.
+    A layer is adapted where it is called; a forward that reads a layer's `weight` itself does not see the adapter.
 
     Args:
         model: a `Llama`, the `RankModel` of `build_stages`, or any module with `nn.Linear` layers.
@@ -128,33 +141,26 @@ def add_lora(
         alpha: the update is scaled by alpha / R.
         layers: names of layers within their modules.
         seed: of A, which is drawn by the layer's name in the full model, so every cut starts from the same numbers.
+            Adapt own stages before they are cut, or in an `nn.ModuleDict` that gives them their full names.
 
     Raises:
-        ValueError: a rank below 1; a name that no linear layer of this model has; a layer with an adapter, or two
-            layers with one weight.
+        ValueError: a rank that is no whole number above 0, or an alpha that is no number; a name that no linear layer
+            of this model has, or a layer of another class; a model with adapters; a tied weight.
 
     >>> model = nn.Sequential(nn.Linear(6, 4))
     >>> add_lora(model, rank=2, layers=["0"])
     >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     ['0.adapter.a', '0.adapter.b']
     """
-    if rank < 1:
-        raise ValueError(f"an adapter has rank 1 or more, got {rank}")
-    linear_layers = dict(_linear_layers(model))
-    found = {name: layer for name, layer in linear_layers.items() if name.rpartition(".")[2] in layers}
-    names = {name.rpartition(".")[2] for name in found}
-    if not found or (layers is not LAYERS and set(layers) > names):
-        known = sorted({name.rpartition(".")[2] for name in linear_layers})
-        raise ValueError(f"layers={tuple(layers)} names a layer that the model has not; its linear layers are {known}")
-    if any(getattr(layer, "adapter", None) is not None for layer in found.values()):
-        raise ValueError("the model has adapters; call merge_lora(model) first")
-    if len({layer.weight for layer in found.values()}) < len(found):
-        raise ValueError(f"two of the layers {sorted(found)} have one weight; name one of them")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1 or not isfinite(alpha):
+        raise ValueError(f"an adapter has a whole rank of 1 or more, and a finite alpha, got {rank!r} and {alpha!r}")
+    if any(isinstance(module, LoRA) for module in model.modules()):
+        raise ValueError("the model has adapters; name all layers at once, or call merge_lora(model) first")
+    found = _chosen(model, [layers] if isinstance(layers, str) else layers)
     full_name, replicas = full_name_of(model), _replicas(model)
     model.requires_grad_(False)
     for name, layer in found.items():
-        adapter = LoRA(layer, full_name(name), rank, alpha / rank, seed, replicas.get(layer))
-        layer.adapter = adapter
+        layer.adapter = LoRA(layer, full_name(name), rank, alpha / rank, seed, replicas.get(layer))
         if isinstance(layer, nn.Linear):
             layer.__class__ = AdaptedLinear
 
@@ -169,18 +175,46 @@ def merge_lora(model: nn.Module) -> None:
         if isinstance(adapter, LoRA):
             with torch.no_grad():
                 layer.weight.add_(adapter.scale * (adapter.b @ adapter.a))
-            del layer.adapter
+            del layer.adapter, adapter.a, adapter.b  # an optimizer that still has them refuses to go on
             if isinstance(layer, AdaptedLinear):
                 layer.__class__ = nn.Linear
             else:
                 layer.adapter = None
 
 
-def _linear_layers(model: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """Yield the layers that can be adapted; others read a layer's weight without calling it."""
-    read = {module.kv_up for module in model.modules() if isinstance(module, LatentAttention)}
+def _chosen(model: nn.Module, layers: Sequence[str]) -> dict[str, Linear]:
+    """Return the layers of these names; ValueError for what cannot be adapted."""
+    linear_layers, found = dict(_linear_layers(model)), {}
     for name, module in model.named_modules():
-        if type(module) in (nn.Linear, AdaptedLinear, ColumnParallelLinear, RowParallelLinear) and module not in read:
+        if name.rpartition(".")[2] in layers and isinstance(module, Linear):
+            if name not in linear_layers:
+                raise ValueError(
+                    f"{name} is a {type(module).__name__} whose weight may be read without a call, so an adapter would "
+                    "not be seen; name other layers"
+                )
+            found[name] = linear_layers[name]
+    missing = set(layers) - {name.rpartition(".")[2] for name in found}
+    if not found or (missing and layers is not LAYERS):
+        known = sorted({name.rpartition(".")[2] for name in linear_layers})
+        raise ValueError(f"layers={tuple(layers)} names a layer that the model has not; its linear layers are {known}")
+    owners = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    if tied := [name for name, layer in found.items() if owners[layer.weight] > 1]:
+        raise ValueError(
+            f"the weight of {tied[0]} is another module's, too, and an update would reach both; leave it out"
+        )
+    return found
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    """Yield the layers that can be adapted: no subclasses, and none whose weight is read without calling the layer."""
+    read: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, LatentAttention):
+            read.add(module.kv_up)
+        if isinstance(module, nn.TransformerEncoderLayer):  # in eval
+            read |= {module.linear1, module.linear2}
+    for name, module in model.named_modules():
+        if type(module) in (nn.Linear, ColumnParallelLinear, RowParallelLinear) and module not in read:
             yield name, cast(Linear, module)
 
 

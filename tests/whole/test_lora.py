@@ -1,5 +1,6 @@
 """Low-rank adapters beside frozen weights: plain torch in one process, every cut, ZeRO, operations, merging, files."""
 
+import copy
 import itertools
 from functools import cache
 
@@ -265,7 +266,9 @@ def test_a_checkpoint_of_adapters_holds_nothing_else_and_loads_on_another_cut(tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "an adapter has rank 1 or more, got 0"),
+        ({"rank": 0}, "a whole rank of 1 or more, and a finite alpha, got 0"),
+        ({"rank": 2.0}, "a whole rank of 1 or more"),
+        ({"alpha": float("nan")}, "a finite alpha, got 8 and nan"),
         ({"layers": ["query"]}, r"names a layer that the model has not; its linear layers are \['down'.*'head'"),
         ({"layers": ["q", "embedding"]}, "names a layer that the model has not"),
     ],
@@ -279,11 +282,68 @@ def test_what_cannot_be_adapted_is_refused_and_nothing_has_changed(options, mess
 
 def test_adapters_are_not_added_twice_nor_to_one_weight_twice_nor_published(tmp_path):
     model = adapt(plain_model(TIED))
-    with pytest.raises(ValueError, match="has adapters; call merge_lora"):
+    with pytest.raises(ValueError, match=r"has adapters; name all layers at once, or call merge_lora\(model\) first"):
         add_lora(model)
     with pytest.raises(PretrainedError, match=r"save after merge_lora\(model\)"):
         save_pretrained(model, tmp_path / "folder")
-    two = nn.ModuleDict({"q": nn.Linear(3, 3), "k": nn.Linear(3, 3)})
-    two["k"].weight = two["q"].weight
-    with pytest.raises(ValueError, match="have one weight; name one of them"):
-        add_lora(two)
+    table = nn.Embedding(3, 3)
+    tied = nn.ModuleDict({"q": nn.Linear(3, 3), "k": nn.Linear(3, 3), "table": table})
+    tied["q"].weight = table.weight
+    with pytest.raises(ValueError, match="the weight of q is another module's, too"):
+        add_lora(tied)
+
+
+def test_a_weight_that_is_read_without_its_layer_is_refused():
+    """In eval a layer of torch's encoder reads both weights, and a subclass may do anything."""
+    encoder, own = nn.TransformerEncoderLayer(4, 2, 8), nn.ModuleDict({"q": Own(3, 3), "k": nn.Linear(3, 3)})
+    for model, layers, kind in ((encoder, "linear1", "Linear"), (encoder, "out_proj", "NonDyn"), (own, ["q"], "Own")):
+        with pytest.raises(ValueError, match=f"{kind}.* whose weight may be read without a call"):
+            add_lora(model, layers=layers)
+
+
+class Own(nn.Linear):
+    """A layer of a user."""
+
+
+def test_a_layer_keeps_the_habits_of_torch():
+    """One token without a batch, the argument's name, mixed precision, copies, and the scale in the state dict."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    add_lora(model, 2, layers="0", alpha=3.0)
+    with torch.no_grad():
+        model[0].adapter.b.normal_()
+    x = torch.randn(4)
+    y = model[0](input=x)
+    y.sum().backward()
+    assert y.shape == (3,)
+    assert torch.equal(y, copy.deepcopy(model)(x[None])[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model(x[None])
+        low.sum().backward()
+    assert low.dtype == torch.bfloat16
+    other = nn.Sequential(nn.Linear(4, 3))
+    add_lora(other, 2, layers="0", alpha=7.1)
+    other.load_state_dict(model.bfloat16().float().state_dict())
+    assert float(other[0].adapter.scale) == 1.5
+
+
+def test_an_optimizer_refuses_to_go_on_with_adapters_that_were_merged_or_came_later(tmp_path):
+    """Else a checkpoint has the update twice, or the adapters stay as they were."""
+
+    def fn(rank, world_size):
+        for zero in (dp.DDP, dp.Zero1, dp.Zero3):
+            model = adapt(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), layers=["0", "1"])
+            optimizer = zero(model)
+            with optimizer.gathered():
+                merge_lora(model)
+            with pytest.raises((ValueError, dp.checkpoint.CheckpointError), match="replaced since"):
+                dp.checkpoint.save(tmp_path, 1, optimizer)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[0].requires_grad_(False)
+        optimizer = dp.Zero1(model)
+        add_lora(model, layers=["0"])
+        model[1].requires_grad_(True)
+        model(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(ValueError, match=r"0\.adapter\.a was added since Zero1 took the module"):
+            optimizer.step()
+
+    launch(fn, 2)

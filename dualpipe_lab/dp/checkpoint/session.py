@@ -191,6 +191,7 @@ def _read(
     if surplus:
         raise CheckpointError(
             f"{path} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model or optimizer"
+            + ("" if frozen else ", or of all weights: load it without frozen=False")
         )
     staged = _on_all_ranks(lambda: [checkpoint.read(f.name, f.region) for f in local], group)
     checked = set().union(*comm.all_gather_object(checkpoint.checked, group))

@@ -85,6 +85,7 @@ def sharded_state_dict(
     Weights come in their best precision: from the master copy if there is one.  Without `shard_spec_of`, the modules'
     own declarations give the places.
     """
+    optimizer.check_module()
     place_of = declared_places(optimizer) if shard_spec_of is None else given_places(shard_spec_of)
     seen: set[nn.Parameter] = set()
     for held in optimizer.local_shards:

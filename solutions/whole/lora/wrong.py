@@ -21,10 +21,10 @@ TYPICAL = {
         "gathered once": Bad(NUMBERS + "16_280, 4_160, 60, 12_060", "again in the backward"),
     },
     TWO: {
-        "no sum": Bad([(SUM, "")], "partial sum of dx: it comes from a du that was not summed"),
+        "no sum": Bad([(SUM, "")], "the ranks have partial sums, and their sum is right"),
         "dx summed instead": Bad(
             [(SUM, ""), ("    return dx", "    comm.all_reduce(dx)\n    return dx")],
-            "partial sum of dA1: it comes from a du that was not summed",
+            "dA1 differs from one process: number 0 is -0.15625, expected 0.78125; the ranks have partial sums",
         ),
         "dx and dA summed": Bad(
             """
