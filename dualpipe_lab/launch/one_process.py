@@ -45,7 +45,7 @@ def same_as_one_process(
 
     Raises:
         AssertionError: a value differs; the message has its name, the number of ranks, and the usual cause.
-        RankError, RankTimeout, TypeError, ValueError: as `launch`.
+        RankError, RankTimeout, TypeError, ValueError: as `launch`; ValueError also for NaN in one process.
 
     >>> import torch
     >>> import dualpipe_lab as lab
@@ -66,6 +66,8 @@ def same_as_one_process(
     unit = min(1.0, max(map(_largest, expected.values()), default=0.0))  # 1e-12 of tiny gradients is no proof
     if not expected:
         raise ValueError("one process returns no tensor and no number, so there is nothing to compare; return some")
+    if undefined := next((name for name, value in expected.items() if bool((value != value).any())), None):
+        raise ValueError(f"{_named(undefined)} has NaN in one process, and what equals it proves nothing")
     worst = 0.0, ""
     for num_ranks in sizes:
         found = [dict(_tensors(value, "")) for value in launcher.launch(fn, num_ranks, *args, **options)]
@@ -87,7 +89,7 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, "Tensor"]]:
     import torch
 
     if isinstance(value, torch.Tensor):
-        yield name, value.detach().cpu()
+        yield name, (value.to_dense() if value.is_sparse else value).detach().cpu()
     elif isinstance(value, bool | int | float | complex):
         yield name, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
     elif isinstance(value, dict):
@@ -110,11 +112,12 @@ def _compared(name: str, by_rank: ByRank, expected: "Tensor", num_ranks: int, to
         raise AssertionError(f"{where} is missing: no rank returns it, and one process does")
     if other := {one.dtype for one in by_rank.values()} - {expected.dtype}:
         raise AssertionError(f"{where} is {other.pop()}, and {expected.dtype} in one process")
-    worst, allowed = 0.0, tolerance * max(unit, _largest(expected))
+    is_exact = not (expected.is_floating_point() or expected.is_complex())  # integers are equal or not
+    worst, allowed = 0.0, 0.0 if is_exact else tolerance * max(unit, _largest(expected))
     for rank, found in wholes(by_rank, expected, where):
-        error = _largest(found, expected)
+        error = max(_largest(found, expected), float(is_exact and bool((found != expected).any())))
         if not error <= allowed:
-            problem = f"{where} differs from one process by {error:.2g} on {rank}, allowed is {allowed:.0e}"
+            problem = f"{where} differs from one process by {error:.2g} on {rank}, allowed is {allowed:.1g}"
             raise AssertionError(f"{problem}:\n{_cause(by_rank, found, expected, num_ranks)}")
         worst = max(worst, error)
     return worst

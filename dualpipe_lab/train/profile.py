@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dualpipe_lab._private import tree_leaves
+from dualpipe_lab._private import tree_leaves, version_of
 from dualpipe_lab.launch import accelerator
 
 
@@ -54,6 +54,9 @@ def profile_modules(module: nn.Module, step: Callable[[], object], depth: int | 
         step: runs the forward and the backward.  A first step is slower, so run one before.
         depth: how many parts a submodule's name has at most; None for all submodules.
 
+    Raises:
+        ValueError: the step calls neither the module nor one of these submodules.
+
     >>> from torch import ones
     >>> model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh())
     >>> rows = profile_modules(model, lambda: model(ones(2, 4)).sum().backward())
@@ -65,7 +68,7 @@ def profile_modules(module: nn.Module, step: Callable[[], object], depth: int | 
         if depth is None or len(name.split(".")) * bool(name) <= depth:
             profiler.watch(part, ModuleCosts(name or type(module).__name__, sum(p.numel() for p in part.parameters())))
     try:
-        with saved_tensors_hooks(profiler.pack, lambda packed: packed[0]):
+        with saved_tensors_hooks(profiler.pack, _Packed.unpack):
             step()
     finally:
         for handle in profiler.handles:
@@ -76,11 +79,22 @@ def profile_modules(module: nn.Module, step: Callable[[], object], depth: int | 
         seconds = end - begin if profiler.device is None else begin.elapsed_time(end) / 1e3
         for row in rows:
             setattr(row, name, getattr(row, name) + seconds)
+    if not any(row.calls for row in profiler.rows):
+        raise ValueError(f"step calls no part of {type(module).__name__} down to depth {depth}; it runs the module")
     return ModuleProfile(row for row in profiler.rows if row.calls)
 
 
 class _Packed(list[Tensor]):
     """A tensor that autograd has saved, until the backward drops it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__([tensor])
+        self.version = version_of(tensor)
+
+    def unpack(self) -> Tensor:
+        if version_of(self[0]) != self.version:  # torch's own check ends where hooks begin
+            raise RuntimeError("a tensor that the backward needs has been modified by an in-place operation")
+        return self[0]
 
 
 class _Profiler:
@@ -100,7 +114,8 @@ class _Profiler:
 
         self.rows.append(row)
         self.handles.append(part.register_forward_pre_hook(enter, with_kwargs=True))
-        self.handles.append(part.register_forward_hook(lambda part, args, output: self.leave(output)))
+        # also after an error, which the module around may catch
+        self.handles.append(part.register_forward_hook(lambda part, args, out: self.leave(out), always_call=True))
 
     def leave(self, output: Any) -> None:
         rows, (_, begin, older) = [row for row, *_ in self.calls], self.calls.pop()
@@ -120,7 +135,7 @@ class _Profiler:
         self.handles += [node.register_prehook(lambda grads: begins.append(self.mark())), node.register_hook(end)]
 
     def pack(self, tensor: Tensor) -> _Packed:
-        packed, storage = _Packed([tensor]), tensor.untyped_storage()
+        packed, storage = _Packed(tensor), tensor.untyped_storage()
         if storage.data_ptr() not in self.ignored and self.saved.setdefault(storage.data_ptr(), packed) is packed:
             for row, *_ in self.calls:
                 row.kept_bytes += storage.nbytes()

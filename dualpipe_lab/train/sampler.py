@@ -151,6 +151,8 @@ class Sampler:
         Raises:
             ValueError: the global batch does not divide, or sequences of one token have no second one.
         """
+        if not 0 <= data_rank < data_size:
+            raise ValueError(f"data ranks are 0 to {data_size - 1}, got {data_rank}")
         size = microbatch_size(self.batch_size(step), data_size, num_microbatches)
         firsts = [(data_rank * num_microbatches + number) * size for number in range(num_microbatches)]
         microbatches = []
@@ -215,6 +217,10 @@ class LengthSampler(Sampler):
             self._ordered = epoch, self._order(epoch)
         numbers = self._ordered[1][place][first : first + count]
         return [self.documents[number][: self.sequence_length + 1] for number in numbers]
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint has of the data: also what the order within an epoch depends on."""
+        return {**super().state(step), "buffer": self.buffer, "num_documents": len(self.documents)}
 
     def padded_length(self, rows: list[bytes]) -> int:
         """Return the tokens of the longest sequence of a microbatch."""

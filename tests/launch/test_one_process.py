@@ -107,7 +107,7 @@ RUNS = [  # function, mistake, numbers of ranks, the words
     (bucket, "divided twice", (2,), "0.5 times as large, one over the number of ranks: .* divided twice, .* halved"),
     (bucket, "divided twice", (4,), "0.25 times as large, one over the number of ranks: .* divided twice, or is a"),
     (bucket, "mean", (2, 4), "one over the number of ranks: .* is a mean or a part where a sum"),
-    (bucket, "wrong group", (4,), "2 groups of ranks have a value each, .* summed over the wrong group"),
+    (bucket, "wrong group", (4,), "2 groups of ranks have a value each, .* summed over the wrong group, or not at all"),
     (bucket, "sign", (2, 4), "-1 times as large: it was given the wrong sign"),
     (bucket, "before the last gradient", (2, 4), "numbers 12 to 23 are each rank's own, .* bucket was sent before"),
     (bucket, "before the last microbatch", (2, 4), "the ranks differ; neither .* summed, something was added"),
@@ -151,14 +151,15 @@ GATHERED = [  # what each of 4 ranks has, the words
     ([WHOLE / 0] * 4, "not finite"),
     ([WHOLE[[0, 3, 2, 1]]] * 4, "that of rank 3 for 1, 1 for 3$"),
     ([WHOLE[[0, 1, 1, 3]]] * 4, "each shard is right, and some are another rank's: that of rank 1 for 2$"),
-    ([WHOLE.float().double()] * 4, "something inside is float32"),
+    ([WHOLE[[0, 3, 2, 1]] * (1 + 1e-14)] * 4, "that of rank 3 for 1, 1 for 3$"),
+    ([WHOLE.float().double()] * 4, "something inside may be float32: the error has that size"),
     ([WHOLE * (1 + 1e-15)] * 4, "that is what its dtype rounds: pass a larger tolerance"),
 ]  # fmt: skip
 NO_CAUSE = [  # numbers from which nothing follows, and what is said of them
     ([WHOLE + shift for shift in (1, 2, 4, 8)], "the ranks differ; neither sum"),
     ([WHOLE * factor for factor in (2, 4, 8, 16)], "the ranks differ; neither sum"),
     ([WHOLE * 2.5] * 4, "it is 2.5 times as large$"),
-    ([WHOLE.exp()] * 4, "no usual cause leaves such numbers"),
+    ([WHOLE.exp()] * 4, "the numbers do not say why"),
     ([FLAT[torch.arange(23, -1, -1)].view(4, 6)] * 4, "its numbers are right and in another order"),
     ([WHOLE + 1e-10] * 4, "off by .*e-11 of its largest number: more than rounds, no float32"),
     ([one_off(WHOLE)] * 4, r"4 of 24 numbers are off, the first at \[3, 2\], and the others are right"),
@@ -217,3 +218,25 @@ def test_what_is_no_shard_is_refused_with_all_shapes():
         AssertionError, match=r"\(4, 3\) on rank 0, \(2, 6\) on rank 1.*gather what is sharded otherwise"
     ):
         wholes({0: WHOLE[:, :3], 1: WHOLE[:2]}, WHOLE, "it")
+
+
+def test_a_mask_of_infinities_and_low_precision_have_no_false_cause():
+    mask = torch.tensor([[0.0, -torch.inf], [0.0, 3.0]], dtype=torch.float64)
+    assert said([2 * mask] * 2, mask) == "1 of 4 numbers are off, the first at [1, 1], and the others are right"
+    assert "right on rank" not in said([mask.flip(0)] * 2, mask)
+    low = WHOLE.bfloat16()
+    assert "rounds" in said([low * (1 + 2**-7)] * 4, low)
+    for wrong in (low * 1.1, torch.where(low.abs() < 0.2, 0, low), torch.where(low.abs() < 0.2, -low, low)):
+        assert "rounds" not in said([wrong] * 4, low)
+
+
+def test_integers_are_compared_exactly_and_nan_proves_nothing():
+    big = torch.tensor([2**60, 5])
+
+    def off_by_one(rank, world_size):
+        return {"seed": big + (world_size > 1)}
+
+    with pytest.raises(AssertionError, match="seed differs from one process by 1 on rank 0, allowed is 0"):
+        lab.same_as_one_process(off_by_one, ranks=2)
+    with pytest.raises(ValueError, match="loss has NaN in one process, and what equals it proves nothing"):
+        lab.same_as_one_process(lambda rank, world_size: {"loss": float("nan")}, ranks=2)

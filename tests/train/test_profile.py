@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import torch
 from torch import nn
 
@@ -148,3 +149,28 @@ def test_no_hook_is_left_and_the_gradients_are_those_without():
     assert torch.equal(plain, layer.weight.grad)
     assert not layer._forward_hooks
     assert not layer._forward_pre_hooks
+
+
+def test_a_change_in_place_is_noticed_and_a_part_that_fails_leaves_the_others_right():
+    """torch checks what it saves itself, and leaves that to a hook; a model may catch an error of its part."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid())
+    with pytest.raises(RuntimeError, match="modified by an in-place operation"):
+        profile_modules(model, lambda: model(torch.ones(2, 3)).mul_(2).sum().backward())
+
+    class Falls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(3, 3)
+
+        def forward(self, x):
+            try:
+                return self.second(self.first(x))
+            except RuntimeError:
+                return self.second(x)
+
+    falls = Falls()
+    rows = profile_modules(falls, lambda: falls(torch.ones(2, 3)).sum().backward())
+    assert [(row.name, row.calls) for row in rows] == [("Falls", 1), ("first", 1), ("second", 2)]
+    assert rows[0].forward >= rows[1].forward + rows[2].forward > 0
+    with pytest.raises(ValueError, match="step calls no part of Falls"):
+        profile_modules(falls, lambda: None)
