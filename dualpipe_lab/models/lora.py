@@ -6,10 +6,8 @@ Chapter: book/whole/lora.  In: a model, or a rank's stages of it, and the width 
             A_RI           B_OR           the sum over tp, of T R numbers
   column    replicated     like W, rows    of du, in the backward    dy_r B_r is rank r's summand of du
   row       like W, columns  replicated    of u, in the forward      x_r A_r^T is rank r's summand of u
-Under sequence parallelism a gather of tokens and a reduce-scatter take the place of the sum, and the gradient of the
-replicated half, of which each rank has its tokens' summand, is summed.
-  states of P frozen and p trained parameters   ZeRO-1: bytes P + (gradient p) + (masters, moments p) / N, and so on:
-  only ZeRO-3 shards the frozen weights, which it gathers as before.
+Under sequence parallelism a gather and a reduce-scatter of tokens replace the sum, and the gradient of the replicated
+half, of which each rank has its tokens' summand, is summed.
 Elsewhere: peft `LoraConfig`, `lora.Linear`; Megatron-Bridge's LoRA `linear_in`, `linear_out`; d9d `LoRALinear`.
 Source: Hu et al. 2021 (arXiv 2106.09685), sections 4.1 and 4.2.
 """
@@ -30,7 +28,7 @@ from dualpipe_lab.tp.gqa import GroupedQueryAttention
 from dualpipe_lab.tp.latent_attention import LatentAttention
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, ShardedLinear, weight_grad
 from dualpipe_lab.tp.mappings import all_reduce_async, gather_output_grad, reduce_output
-from dualpipe_lab.tp.shard import TensorParallel, drawn
+from dualpipe_lab.tp.shard import drawn
 
 LAYERS = "q", "k", "v", "o", "gate", "up", "down"  # of a Llama
 Linear: TypeAlias = nn.Linear | ShardedLinear
@@ -40,61 +38,47 @@ class LowRank(torch.autograd.Function):
     """s (x A^T) B^T beside a linear layer; the ranks of `tp` share the layer by rows or, `is_row`, by columns."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        a: Tensor,
-        b: Tensor,
-        scale: Tensor,
-        is_row: bool,
-        tp: TensorParallel | None,
-        replicas: Group | None,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, scale: Tensor, *how: Any) -> Tensor:
+        is_row, tp, _ = ctx.how = how
         u = linear(x, a)  # u_..SR of x_..SI and a_RI
         if tp is not None:  # row: the sum over the ranks; column: under sequence parallelism, the tokens of all
             u = (reduce_output if is_row else gather_output_grad)(u, tp)
-        ctx.scale, ctx.is_row, ctx.tp, ctx.replicas = scale, is_row, tp, replicas
-        ctx.save_for_backward(x, a, b, u)
+        ctx.save_for_backward(x, a, b, u, scale)
         return linear(u, b).mul_(scale)  # y_..SO of b_OR
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, a, b, u = ctx.saved_tensors
-        dy = ctx.scale * dy
+        (x, a, b, u, scale), (is_row, tp, replicas) = ctx.saved_tensors, ctx.how
+        dy = scale * dy
         du = dy @ b
-        if ctx.tp is not None:  # column: the sum over the ranks; row: under sequence parallelism, the tokens of all
-            du = (gather_output_grad if ctx.is_row else reduce_output)(du, ctx.tp)
+        if tp is not None:  # column: the sum over the ranks; row: under sequence parallelism, the tokens of all
+            du = (gather_output_grad if is_row else reduce_output)(du, tp)
         da, db = weight_grad(du, x), weight_grad(dy, u)
-        if ctx.tp is not None and ctx.tp.sequence_parallel:  # the replicated half has met this rank's tokens alone
-            all_reduce_async(db if ctx.is_row else da, ctx.tp.group).wait()
-        if ctx.replicas is not None:  # ranks with the same keys and values have a summand each
-            all_reduce_async(db, ctx.replicas).wait()
+        if tp is not None and tp.sequence_parallel:  # the replicated half has met this rank's tokens alone
+            all_reduce_async(db if is_row else da, tp.group).wait()
+        if replicas is not None:  # ranks with the same keys and values have a summand each
+            all_reduce_async(db, replicas).wait()
         dx = du @ a if ctx.needs_input_grad[0] else None
         return dx, da, db, *[None] * 4
 
 
 class LoRA(nn.Module):
-    """The adapter of one linear layer: `a` of shape [rank, in] and `b` of shape [out, rank], or this rank's shards.
-
-    Attributes:
-        shards: of the half that is sharded as the layer's weight is: `b` of a column-parallel layer, `a` of a
-            row-parallel one.
-    """
+    """The adapter of one linear layer: `a` [rank, in] and `b` [out, rank], of which one is sharded as the weight is."""
 
     def __init__(
         self, layer: Linear, full_name: str, rank: int, scale: float, seed: int, replicas: Group | None
     ) -> None:
         super().__init__()
-        self.replicas = replicas
+        self.replicas, self.is_row = replicas, isinstance(layer, RowParallelLinear)
         # a part of every state dict and checkpoint, and in bits, since half() and the like round numbers alone
-        self.register_buffer("scale_bits", torch.tensor(scale, dtype=torch.float64).view(torch.int64))
-        self.is_row = isinstance(layer, RowParallelLinear)
+        bits = torch.tensor(scale, dtype=torch.float64, device=layer.weight.device).view(torch.int64)
+        self.register_buffer("scale_bits", bits)
         self.tp = layer.tp if isinstance(layer, ShardedLinear) else None
         shard = layer.shards["weight"] if isinstance(layer, ShardedLinear) else None
         self.shards = {} if shard is None else {"a" if self.is_row else "b": shard}
         a = drawn(f"{full_name}.adapter.a", (rank, layer.in_features), seed)
-        a = shard.of(a) if shard is not None and self.is_row else a
+        a = self.shards["a"].of(a) if "a" in self.shards else a
         self.a = nn.Parameter(a.to(layer.weight, copy=True, memory_format=torch.contiguous_format))
         self.b = nn.Parameter(layer.weight.new_zeros(len(layer.weight), rank))
 
@@ -110,10 +94,6 @@ class LoRA(nn.Module):
             tensors = [one.to(torch.get_autocast_dtype(kind)) for one in tensors]
         out: Tensor = LowRank.apply(*tensors, self.scale, self.is_row, self.tp, self.replicas)
         return out if x.dim() > 1 else out[0]
-
-    def extra_repr(self) -> str:
-        """The rank and the scale."""
-        return f"rank={len(self.a)}, scale={float(self.scale):g}"
 
 
 class AdaptedLinear(nn.Linear):
@@ -175,23 +155,19 @@ def merge_lora(model: nn.Module) -> None:
         if isinstance(adapter, LoRA):
             with torch.no_grad():
                 layer.weight.add_(adapter.scale * (adapter.b @ adapter.a))
-            del layer.adapter, adapter.a, adapter.b  # an optimizer that still has them refuses to go on
+            layer.adapter = None
+            del adapter.a, adapter.b  # an optimizer that still has them refuses to go on
             if isinstance(layer, AdaptedLinear):
                 layer.__class__ = nn.Linear
-            else:
-                layer.adapter = None
 
 
 def _chosen(model: nn.Module, layers: Sequence[str]) -> dict[str, Linear]:
-    """Return the layers of these names; ValueError for what cannot be adapted."""
+    """Return the layers of these names, or refuse them."""
     linear_layers, found = dict(_linear_layers(model)), {}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in layers and isinstance(module, Linear):
             if name not in linear_layers:
-                raise ValueError(
-                    f"{name} is a {type(module).__name__} whose weight may be read without a call, so an adapter would "
-                    "not be seen; name other layers"
-                )
+                raise ValueError(f"{name}, a {type(module).__name__}, may be read without a call; name other layers")
             found[name] = linear_layers[name]
     missing = set(layers) - {name.rpartition(".")[2] for name in found}
     if not found or (missing and layers is not LAYERS):

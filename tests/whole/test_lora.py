@@ -297,7 +297,7 @@ def test_a_weight_that_is_read_without_its_layer_is_refused():
     """In eval a layer of torch's encoder reads both weights, and a subclass may do anything."""
     encoder, own = nn.TransformerEncoderLayer(4, 2, 8), nn.ModuleDict({"q": Own(3, 3), "k": nn.Linear(3, 3)})
     for model, layers, kind in ((encoder, "linear1", "Linear"), (encoder, "out_proj", "NonDyn"), (own, ["q"], "Own")):
-        with pytest.raises(ValueError, match=f"{kind}.* whose weight may be read without a call"):
+        with pytest.raises(ValueError, match=f"a {kind}.*, may be read without a call"):
             add_lora(model, layers=layers)
 
 
