@@ -57,12 +57,8 @@ def resolve(wanted: list[str], pins: str, *options: str) -> str:
         source.write_text("\n".join(wanted) + "\n", encoding="utf-8")
         output.write_text(pins, encoding="utf-8")
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11"]
-        command += [
-            "--fork-strategy=fewest",
-            "--no-header",
-            "--no-annotate",
-            *([] if TORCH in wanted else [f"--override={absent}"]),
-        ]
+        command += ["--fork-strategy=fewest", "--no-header", "--no-annotate"]
+        command += [] if TORCH in wanted else [f"--override={absent}"]
         subprocess.run([*command, *options, "--output-file", str(output), str(source)], check=True, env=_environment())
         return output.read_text(encoding="utf-8")
 

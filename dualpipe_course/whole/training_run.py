@@ -2,7 +2,7 @@
 
 Chapter: book/whole/museum.  In: two ranks.  Out: a `RankLog`.
   here                    data parallel with a loss scale; ZeRO-1 in bf16 from a checkpoint; ZeRO-3
-  model_parallel_run.py   tensor parallel; context parallel; experts; pipeline
+  model_parallel_run.py   tensor parallel; context parallel; pipeline
 Every run reads the same text in float64 (ZeRO-1: bf16), with sequences of unequal length, and clips its gradient.
 Layers let the virtual clock pass, so the time of a step is the same on every machine.
 """

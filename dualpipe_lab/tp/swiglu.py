@@ -79,7 +79,8 @@ class Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor]:
         a, u = ctx.saved_tensors
-        return gate_grads(dh.clone(), a, u)
+        sigmoid = torch.sigmoid(a)
+        return gate_grads(dh.clone(), a, u, sigmoid, a * sigmoid)
 
 
 class GatedDown(torch.autograd.Function):
@@ -96,13 +97,13 @@ class GatedDown(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, u, weight = ctx.saved_tensors
         grad = gather_output_grad(grad, ctx.tp)
-        dw = weight_grad(grad, nn.functional.silu(a) * u) if ctx.needs_input_grad[2] else None
-        return *gate_grads(grad @ weight, a, u), dw, None
+        sigmoid = torch.sigmoid(a)
+        silu = a * sigmoid
+        dw = weight_grad(grad, silu * u) if ctx.needs_input_grad[2] else None
+        return *gate_grads(grad @ weight, a, u, sigmoid, silu), dw, None
 
 
-def gate_grads(dh: Tensor, a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return da and du, given the gradient of silu(a) * u; dh's memory becomes da's."""
-    sigmoid = torch.sigmoid(a)
-    silu = a * sigmoid
+def gate_grads(dh: Tensor, a: Tensor, u: Tensor, sigmoid: Tensor, silu: Tensor) -> tuple[Tensor, Tensor]:
+    """Return da and du, given the gradient of silu(a) * u; the memory of dh becomes da's, and sigmoid's is lost."""
     du = dh * silu
     return dh.mul_(u).mul_(sigmoid.mul_(1 + a - silu)), du  # s(a) (1 + a (1 - s(a))) = s(a) (1 + a - silu(a))

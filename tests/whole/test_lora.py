@@ -72,7 +72,7 @@ def adapt(model, **options):
 
 
 KINDS = ("1f1b", "zero_bubble_h1", "dualpipe", "dualpipev")  # whole, split, mirrored, folded
-CUTS = {  # config, axes, schedules, stage of ZeRO, options
+CUTS = {  # config, axes, schedules, stage of ZeRO, options, how pairs run
     "dp, ZeRO-1": (LLAMA, [("dp", 4)], ("1f1b",), dp.Zero1, {}),
     "dp, ZeRO-2": (TIED, [("dp", 4)], ("1f1b",), dp.Zero2, {}),
     "dp, ZeRO-3": (LLAMA, [("dp", 4)], ("1f1b",), dp.Zero3, {}),
@@ -85,10 +85,11 @@ CUTS = {  # config, axes, schedules, stage of ZeRO, options
     "cp": (LLAMA, [("cp", 2), ("tp", 2)], ("1f1b",), dp.Zero1, {"layout": "zigzag", **SHARDED}),
     "experts": (V3, [("pp", 2), ("ep", 2)], KINDS[1:3], None, {}),
     "latents": (LATENT, [("dp", 2), ("tp", 2)], ("1f1b",), dp.Zero1, SHARDED),
+    "overlapped experts": (V3, [("pp", 2), ("ep", 2)], ("dualpipe",), None, {}, "overlapped"),
 }
 
 
-def found_on(config, axes, names, zero, options):
+def found_on(config, axes, names, zero, options, hook=None):
     mesh, found = lab.Mesh(lab.Topology(axes)), {}
     num_data = mesh.size("dp") * mesh.size("ep")
     for name in names:
@@ -96,7 +97,7 @@ def found_on(config, axes, names, zero, options):
         model = adapt(build(config, mesh, schedules.build(name, mesh.size("pp"), 4), **options))
         units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
         optimizer = zero and zero(model, mesh, **units, program=model.program)
-        numbers = step(model, True, optimizer)
+        numbers = step(model, True, optimizer, hook)
         assert all(p.grad is None for name, p in model.named_parameters() if "adapter" not in name)
         found[name] = distances(numbers, plain(config, 4, num_data))
     return found

@@ -251,6 +251,7 @@ def _finish(hidden: Path, index: Index, keep: int | None) -> None:
 
 
 def _open(path: Path, optimizer: ShardedOptimizer, scaler: LossScaler | None) -> Checkpoint:
+    optimizer.check_module()
     checkpoint = Checkpoint(path)
     saved, groups = checkpoint.index.values["param_groups"], optimizer.param_groups
     if saved is not None and len(saved) != len(groups):

@@ -85,7 +85,6 @@ def sharded_state_dict(
     Weights come in their best precision: from the master copy if there is one.  Without `shard_spec_of`, the modules'
     own declarations give the places.
     """
-    optimizer.check_module()
     place_of = declared_places(optimizer) if shard_spec_of is None else given_places(shard_spec_of)
     seen: set[nn.Parameter] = set()
     for held in optimizer.local_shards:
@@ -107,6 +106,7 @@ def sharded_state_dict(
 
 def group_values(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
     """Return the values of each param group as JSON; under "state" the numbers that all elements of a shard share."""
+    optimizer.check_module()
     found: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         values = {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
