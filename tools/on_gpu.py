@@ -137,7 +137,7 @@ def profile_step() -> Table:
 
 
 def speed(fn: Callable[[], Any], flops: float) -> tuple[str, str, str]:
-    """Milliseconds (the median of 7 rounds of 5 calls), TFLOP/s, and the part of the card's peak."""
+    """Milliseconds (the median of 7 rounds of 5 calls, after one), TFLOP/s, and the part of the card's peak."""
     device, times, (rounds, calls) = accelerator.current(), [], (8, 5) if IS_REAL else (2, 1)
     for _ in range(rounds):
         begin, end = device.event(), device.event()
