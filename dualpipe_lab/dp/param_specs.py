@@ -25,7 +25,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.dp.grad_norm import global_norm
-from dualpipe_lab.launch.mesh import Mesh
+from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.grads import partial_of, sum_in_groups
@@ -178,6 +178,21 @@ class ModelSpec:
     def group_of(self, parameter: nn.Parameter) -> Group | None:
         """Return the ranks that a parameter's gradient is summed over, and that its shards are spread over."""
         return self.copies(parameter).group
+
+    def num_data_ranks(self) -> int:
+        """Return how many ranks have other data, over which gradients are averaged, those of experts too.
+
+        Raises:
+            ValueError: the module has shards of experts, and a group does not say how many ranks send tokens.
+        """
+        experts = [spec.name for spec in self.parameters.values() if "ep" in spec.axes]
+        if isinstance(self.mesh, GroupMesh) and experts:
+            raise ValueError(
+                f"{experts[0]} is sharded along ep, and a mean is over all ranks whose tokens come here, which a group "
+                'of its copies does not say; give the optimizer the Mesh, or reduce="sum" and each loss its share'
+            )
+        dense = self.dense
+        return len(members(dense.group)) * (1 if dense.replicas is None else len(members(dense.replicas)))
 
     def kind(self, parameter: nn.Parameter) -> frozenset[str]:
         """Return what parameters in one buffer have in common: the same on all copies, so that their buffers match."""

@@ -1,7 +1,8 @@
 """`ShardUpdater` and `ShardedOptimizer`: what ZeRO-1, ZeRO-2, ZeRO-3 and plain data parallelism have in common.
 
 Chapter: book/dp/zero-1.  In: a module, a group of N ranks.  Out: an optimizer of torch, whose `step` is:
-  reduce-scatter the gradients -> unscale -> norm of the full gradient -> clip -> AdamW on the local shard -> all-gather
+  reduce-scatter the gradients -> mean -> unscale -> norm of the full gradient -> clip -> AdamW on the local shard ->
+  all-gather
 Each stage is composed of a reducer, which sums the gradients over the ranks, and a `ShardUpdater`.
 Parameters that share type, param group and axes lie in one flat buffer, so that a shard may begin or end inside of a
 parameter without mixing up learning rates.  Torch's optimizers that update each element by itself train shards, too.
@@ -263,6 +264,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         num_backwards: int = 1,
         hybrid: bool = False,
         program: Program | None = None,
+        reduce: str = "mean",
         **hyperparameters: Any,
     ) -> None:
         """Take the trained parameters of a module, which have equal values on all ranks from here on.
@@ -291,6 +293,9 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             hybrid: shard within the nodes of a `Mesh` and replicate across them (default: False).
             program: of the pipeline, with a mesh that has one; its placement says which stages are mirrored
                 (default: None).
+            reduce: "mean" (default) divides the summed gradients by the number of ranks with other data, experts' too,
+                as torch's `DistributedDataParallel` does: each rank's loss is the mean over its own batch.  "sum" does
+                not, for losses that are summands of the whole batch's.
             hyperparameters: further arguments of the optimizer's class, such as `momentum=0.9` of torch.optim.SGD.
 
         Raises:
@@ -298,6 +303,10 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
                 or as `ModelSpec`; ranks of a group hold other shards of a layer than this rank, for one.
             TypeError: the optimizer has no such argument.
         """
+        if reduce not in ("mean", "sum"):
+            raise ValueError(
+                f'gradients of data ranks have their "mean" or their "sum", got reduce={reduce!r}; use one'
+            )
         self.module, self.names = module, {parameter: name for name, parameter in module.named_parameters()}
         clip_factor(1.0, max_norm)  # checks it
         self.max_norm, self.num_backwards = max_norm, num_backwards
@@ -320,6 +329,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.spec = ModelSpec(module, over, hybrid, program)
         self.spec.broadcast()
         self.group = self.spec.dense.group
+        self._divisor = self.spec.num_data_ranks() if reduce == "mean" else 1
         self.updater = ShardUpdater(self.spec, self.param_groups, make, self.is_sharded, master, rounding_seed)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
         self._taken = [
@@ -387,7 +397,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         return sum(shard.bucket.layout.padded_numel for shard in self.local_shards)
 
     def finished_gradients(self) -> list[Tensor]:
-        """Complete the sums and return this rank's shards of them, one tensor for each of `local_shards`."""
+        """Complete the gradients and return this rank's shards of them, one tensor for each of `local_shards`."""
         if self._finished is None or not self.reducer.is_final:
             self.check_module()
             self._check_copies()
@@ -395,6 +405,9 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             self._finished = self.reducer.finish()
             firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
             self.spec.complete_sums(list(zip(firsts, self._finished, strict=True)))
+            if self._divisor > 1:
+                for grad in self._finished:
+                    grad /= self._divisor
         return self._finished
 
     def grad_norm(self, p: float = 2.0) -> float:
@@ -510,9 +523,9 @@ def full_weights(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
 
 
 def full_gradients(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
-    """Return copies of the full summed gradients of all trained parameters; every rank of the group must call this.
+    """Return copies of the full gradients of all trained parameters, as a step uses them, before clipping.
 
-    It completes the sums, as a step does: call it after the last backward of a step.
+    It completes the sums, as a step does: every rank of the group calls it after the last backward of a step.
     """
     found: dict[str, Tensor] = {}
     for shard, grad in zip(optimizer.local_shards, optimizer.finished_gradients(), strict=True):

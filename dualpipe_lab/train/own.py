@@ -20,7 +20,7 @@ from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.runtime.batch import num_elements, split_batch
+from dualpipe_lab.pp.runtime.batch import SharesAmong, num_elements, split_batch
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv
 from dualpipe_lab.train.options import TrainOptions, check_folder
@@ -42,7 +42,7 @@ class OwnTrainer(Trainer):
         make_stages: returns all stages of the model, in order.
         plan: how it is trained.
         options: as in `train.run`.
-        loss: `loss(output, y)`, the mean over a microbatch.
+        loss: `loss(output, y)`, the mean over a microbatch, or (sum, count), as for `PipelineRuntime`.
         wants_stop: as in `Trainer`.
     """
 
@@ -75,9 +75,9 @@ class OwnTrainer(Trainer):
         self._begin()
         number, first = self.plan.num_microbatches, self.data_rank * self.plan.num_microbatches
         x, y = (split_batch(part, self.plan.data_size * number) for part in batch)
-        counts, mine = [*map(num_elements, y)], slice(first, first + number)
-        shares = [count / max(sum(counts), 1) for count in counts]  # equal, but for targets of -100
-        return self._finish(self.runtime.step(x[mine], y[mine], shares[mine]), sum(counts))
+        mine = slice(first, first + number)
+        result = self.runtime.step(x[mine], y[mine], SharesAmong(y))
+        return self._finish(result, sum(map(num_elements, y)))
 
     def batch(self, sampler: Any, step: int | None = None) -> Any:
         """Return the next batch, the same on every rank."""

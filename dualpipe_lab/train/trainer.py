@@ -111,6 +111,7 @@ class Trainer:
             grad_dtype=torch.float32 if narrow else None,
             hybrid=self.plan.hybrid,
             program=self.plan.program,
+            reduce="sum",  # every rank's loss is its summand of the step's
         )
         self.ema = None if self.options.ema is None else ShardedEMA(self.optimizer, self.options.ema)
 
@@ -119,10 +120,10 @@ class Trainer:
         self._begin()
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
 
-        # every microbatch's loss is its summand of the step's, so all weights are 1
+        # every microbatch's loss is its summand of the step's
         shifted = batch.next_inputs, batch.next_targets
         extra = self.model.extra_inputs(*shifted) if self.model.mtp else None
-        result = self.runtime.step(batch.inputs, batch.targets, [1.0] * len(batch.inputs), extra)
+        result = self.runtime.step(batch.inputs, batch.targets, extra=extra, reduce="sum")
         return self._finish(result, batch.num_tokens)
 
     def _begin(self) -> None:

@@ -37,7 +37,7 @@ def build(kind, mesh, mirrored=False, seed=0):
     model = build_stages(CONFIG, mesh, program, seed=seed, dtype=torch.float64)
     for bias in biases(model).values():
         bias.copy_(torch.arange(CONFIG.num_experts) + seed)
-    options = {**HYPER, "bucket_bytes": 600}
+    options = {**HYPER, "bucket_bytes": 600, "reduce": "sum"}
     if kind == "Zero1 over dp":
         return model, Zero1(model, mesh.group("dp"), **options)
     if kind == "Zero3":

@@ -91,7 +91,7 @@ def one_process(config, num_data, optimizer=AdamW, **hyper):
 
 
 def build(stage, model, mesh, program, **settings):
-    options = {**(settings if "optimizer" in settings else HYPER | settings), "bucket_bytes": 2000}
+    options = {**(settings if "optimizer" in settings else HYPER | settings), "bucket_bytes": 2000, "reduce": "sum"}
     if stage is not Zero3:
         return stage(model, mesh, **options, program=program)
     children = [child for part in model.stages.values() for child in part.children()]

@@ -24,7 +24,7 @@ SHARDED = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 
 
 def hybrid(stage, model, mesh, **options):
-    options = {**options, "hybrid": True}
+    options = {**options, "hybrid": True, "reduce": "sum"}
     if stage is Zero3:
         return Zero3(model, mesh, units=getattr(model, "units", list(model.children())), **options)
     return stage(model, mesh, **options)

@@ -106,7 +106,7 @@ def one_process(name, **options):
 
 def build(stage, name, model, **options):
     kind, numbers = OPTIMIZERS[name]
-    return stage(model, params=groups(model), optimizer=kind, **numbers, **options)
+    return stage(model, params=groups(model), optimizer=kind, reduce="sum", **numbers, **options)
 
 
 def test_every_elementwise_optimizer_equals_one_process_under_every_stage():

@@ -60,6 +60,7 @@ def reference_grads(tokens, targets):
 
 
 def build(stage, model, options, reshard=True):
+    options = {"reduce": "sum", **options}  # the losses of `train` are shares of the batch's
     if stage is Zero3:
         return Zero3(model, units=model.units, **options, reshard_after_forward=reshard)
     return stage(model, **options)

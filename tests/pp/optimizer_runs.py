@@ -157,7 +157,7 @@ def train(rank, world_size, kind, layers, programs, weights, joint):
                 held = [mine] if joint else [{index: mine[index]} for index in mine]
                 optimizers = [make_optimizer(kind, some, mesh, program) for some in held]
             runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp)
-            runtime.step(list(xs), list(ys), [1 / (DP * M)] * M)
+            runtime.step(list(xs), list(ys), [1 / (DP * M)] * M if is_torch_s else None)
             if is_torch_s:
                 results.append((shards(mine), by_stage(mine, lambda p: full(p.grad)), *step_of_torch(mine, mesh)))
             else:

@@ -88,8 +88,8 @@ def make_batch():
 def optimize(name, stage, group, **options):
     if name == "Zero3":
         units = [unit for unit in stage.children() if any(True for _ in unit.parameters())]
-        return Zero3(stage, group, units=list(dict.fromkeys(units)), **options)
-    return OPTIMIZERS[name](stage, group, bucket_bytes=100, **options)
+        return Zero3(stage, group, units=list(dict.fromkeys(units)), reduce="sum", **options)
+    return OPTIMIZERS[name](stage, group, bucket_bytes=100, reduce="sum", **options)
 
 
 WEIGHTS = [1 / (2 * M)] * M

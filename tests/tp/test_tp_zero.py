@@ -55,7 +55,7 @@ def one_process(config, state):
 
 def build(stage, model):
     units = {"units": list(model.layers)} if stage is Zero3 else {}
-    return stage(model, model.mesh, **units, **HYPER)
+    return stage(model, model.mesh, **units, **HYPER, reduce="sum")
 
 
 def train(optimizer, mesh):

@@ -62,7 +62,7 @@ class MicrobatchContext:
 
     def loss_of(self, output: Tensor) -> Tensor:
         """Return the microbatch's weighted loss; without a loss function the output itself."""
-        return output if self.loss_fn is None else scaled(self.loss_fn(output), self.weight)
+        return output if self.loss_fn is None else scaled(self.loss_fn(output), self.weight, [output])
 
 
 class Routed(NamedTuple):

@@ -361,7 +361,7 @@ class OverlappableMTPStage(OverlappableStage):
             if given.loss_fn is None:
                 return output
             loss = model.weighted_loss(second.norm(x), given.extra["next_targets"])
-            return scaled(given.loss_fn(output) + loss, given.weight)
+            return scaled(given.loss_fn(output) + loss, given.weight, [output])
 
         first = [PlainLayer(enter, keeps="embedded")] if is_first else []
         between = PlainLayer(combine, keeps="hidden", takes="embedded" if is_first else None)

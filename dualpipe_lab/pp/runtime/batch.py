@@ -3,10 +3,13 @@
 In: inputs, targets, shares of the loss.  Out: losses and counts.
   share of a microbatch   its tokens over all tokens of the batch; 1 / M only where all are equal.  The loss is scaled
                           by the share before its backward, so gradients need no division afterwards
+  (sum, count)            a loss that is a mean over something else; the counts follow from the targets, so those of the
+                          microbatches to come are asked for at the first one
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -63,6 +66,8 @@ class Microbatches:
     targets: Sequence[Any] | None
     weights: Sequence[float]
     extra: Extra
+    among: Sequence[Any] | None = None  # all targets that the shares were computed from; None: the shares were given
+    counts: list[float] | None = None  # of these, where the loss function returns (sum, count)
     losses: dict[int, Tensor] = field(default_factory=dict)
     stage_losses: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     outputs: dict[int, Tensor | Tensors | dict[str, Tensor]] = field(default_factory=dict)
@@ -96,29 +101,126 @@ def make_batch(
     number: int,
     inputs: Any,
     targets: Any,
-    weights: Sequence[float] | None,
+    weights: "Sequence[float] | SharesAmong | None",
     extra: Extra | None,
+    reduce: str = "mean",
 ) -> Microbatches:
     """Return the microbatches of a batch; ValueError if an argument does not fit the microbatches of a program."""
-    shares = weights if weights is not None else [1 / number] * number
+    if reduce not in ("mean", "sum") or (weights is not None and reduce == "sum"):
+        raise ValueError(
+            f'the loss of a batch is the "mean" of its microbatches\' or their "sum", got reduce={reduce!r}'
+            f"{'' if weights is None else ' and weights, which are their shares'}; give one of them"
+        )
+    weights = [1.0] * number if reduce == "sum" else weights
     is_whole = isinstance(inputs, Tensor | Mapping) or isinstance(targets, Tensor | Mapping)
     inputs, targets = (_microbatches(each, number, is_whole) for each in (inputs, targets))
-    given = {"inputs": inputs, "targets": targets, "weights": shares}
+    among: Sequence[Any] | None = weights.targets if isinstance(weights, SharesAmong) else targets or [None] * number
+    given: dict[str, Any] = {"inputs": inputs, "targets": targets}
+    given["weights"] = None if isinstance(weights, SharesAmong) else weights
     given |= {f"extra inputs of stage {stage}": values for stage, values in (extra or {}).items()}
     for what, values in given.items():
         if values is not None and len(values) != number:
             raise ValueError(f"{name} needs {number} {what}, one per microbatch, got {len(values)}")
-    if weights is None:
-        found = [target for target in targets or () if tensors_in(target)]  # a rank may have some of them only
-        shapes = [[tuple(y.shape) for y in tensors_in(target)] for target in found]
-        counts = [*map(num_elements, found)]
-        if any(shape != shapes[0] for shape in shapes) or len(set(counts)) > 1:
+    if weights is None or isinstance(weights, SharesAmong):
+        assert among is not None
+        shares: Sequence[float] = _shares(targets or [None] * number, among)
+    else:
+        shares, among = weights, None
+    return Microbatches([None] * number if inputs is None else inputs, targets, shares, extra or {}, among)
+
+
+@dataclass(frozen=True)
+class SharesAmong:
+    """In place of weights: each microbatch's share of the mean over these targets, those of all data ranks."""
+
+    targets: Sequence[Any]
+
+
+def _shares(targets: Sequence[Any], among: Sequence[Any]) -> list[float]:
+    """Return each microbatch's share of the elements of all; equal where this rank has no targets."""
+    known = [target for target in among if tensors_in(target)]
+    counts = [*map(num_elements, known)]
+    if len(set(counts)) <= 1 and (len(known) in (0, len(among)) or counts[0] == _numel(known[0])):
+        return [1 / len(among)] * len(targets)
+    if len(known) < len(among):
+        raise ValueError(
+            f"{len(known)} of {len(among)} microbatches have targets on this rank, of {', '.join(map(str, counts))} "
+            "elements (a class of -100 is none), so their shares of the batch are unknown; give all targets on every "
+            "rank that holds the last stage, or the shares as weights"
+        )
+    return [num_elements(target) / max(sum(counts), 1) for target in targets]
+
+
+def _numel(target: Any) -> int:
+    return sum(y.numel() for y in tensors_in(target))
+
+
+def mean_loss(
+    loss_fn: Callable[..., Any], batch: Microbatches, microbatch: int, outputs: Sequence[Any], compares: bool
+) -> Any:
+    """Return what times the share of a microbatch is its part of the loss of the batch; usually its mean.
+
+    Raises:
+        ValueError: the loss function returns (sum, count), and the counts of the batch do not follow from its targets;
+            `compares`, and the loss of the microbatch is not that of its halves.
+    """
+    target = None if batch.targets is None else batch.targets[microbatch]
+    loss = loss_fn(*outputs, target)
+    if compares and batch.weights[microbatch] and batch.among is not None and len(batch.among) > 1:
+        _check_halves(loss_fn, loss, outputs, target)
+    if not isinstance(loss, tuple):
+        return loss
+    total, count = loss[0], float(loss[1])
+    share = batch.weights[microbatch]
+    if batch.among is None or not (share or count):
+        return total / count if count else total
+    if batch.counts is None:
+        shape = [tuple(y.shape) for y in tensors_in(target)]
+        if not share or any([tuple(y.shape) for y in tensors_in(each)] != shape for each in batch.among):
             raise ValueError(
-                "the mean over microbatches of several sizes is not the mean over the batch, got targets of "
-                f"{', '.join(map(str, counts))} elements; give step the share of each microbatch in the loss as "
-                "weights, such as its elements over those of all (a class of -100 is none: torch's loss leaves it out)"
+                "the counts of a loss that returns (sum, count) are computed before the outputs of most microbatches "
+                f"are here, for targets of one shape, got {shape} and others; give all targets, in equal microbatches, "
+                "or the shares of the microbatches as weights"
             )
-    return Microbatches([None] * number if inputs is None else inputs, targets, shares, extra or {})
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            batch.counts = [float(loss_fn(*outputs, each)[1]) for each in batch.among]
+    if count not in batch.counts:
+        raise ValueError(
+            f"the loss function returned a count of {count:g} for microbatch {microbatch}, and counts "
+            f"{', '.join(f'{each:g}' for each in batch.counts)} for the targets of the batch before; a count follows "
+            "from the target alone, so that shares are known before the outputs are"
+        )
+    return total / (sum(batch.counts) * share)
+
+
+def _check_halves(loss_fn: Callable[..., Any], loss: Any, outputs: Sequence[Any], target: Any) -> None:
+    """Raise ValueError unless a loss is the mean of its halves, by the elements of their targets, or their sum."""
+    try:
+        rows = {*_rows_in([*outputs, *([] if target is None else [target])])}
+    except ValueError:
+        return  # something without rows
+    total = loss[0] if isinstance(loss, tuple) else loss
+    if not isinstance(total, Tensor) or len(rows) != 1 or (number := rows.pop()) < 2:
+        return
+    halves, counts = [], []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for first, count in ((0, number // 2), (number // 2, number - number // 2)):
+            goal = None if target is None else _rows_of(target, first, count)
+            counts.append(count if target is None else num_elements(goal))
+            found = loss_fn(*(_rows_of(y, first, count) for y in outputs), goal) if counts[-1] else 0.0
+            halves.append(float(found[0] if isinstance(found, tuple) else found))
+    whole, parts = float(total.detach()), halves
+    is_pair = isinstance(loss, tuple)
+    if not is_pair:
+        parts = [half * count / max(sum(counts), 1) for half, count in zip(halves, counts, strict=True)]
+    bound = torch.finfo(total.dtype).eps ** 0.5 * max(abs(whole), *map(abs, parts))
+    if isfinite(whole) and not abs(whole - sum(parts)) <= bound:  # a half may be no number
+        raise ValueError(
+            f"the {'sum' if is_pair else 'loss'} of a microbatch is {whole:.6g}, and {sum(parts):.6g} as the "
+            f"{'sum' if is_pair else 'mean'} over its halves, so microbatches would make another loss than the batch "
+            "(a sum, class weights, a mask, an ignore_index other than -100, or samples that depend on each other); "
+            "return (sum, count) from the loss function, or give the share of each microbatch as weights"
+        )
 
 
 def _microbatches(given: Any, number: int, is_whole: bool) -> Any:

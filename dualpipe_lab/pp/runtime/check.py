@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab._private import accumulate_grad_node, version_of
 from dualpipe_lab.pp.program import Program, W
-from dualpipe_lab.pp.runtime.batch import Extra, make_batch
+from dualpipe_lab.pp.runtime.batch import Extra, make_batch, mean_loss
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, GivenShapes, spec_of
 from dualpipe_lab.pp.runtime.stage import (
     Stage,
@@ -233,7 +233,6 @@ def check(
         )
     batch = make_batch(program.name, program.num_microbatches, inputs, targets, weights, extra)
     check_inputs(batch.inputs)
-    goals = [None] * len(batch.inputs) if batch.targets is None else batch.targets
     modules = {stage: deepcopy(module) for stage, module in given.items()}  # a forward may change buffers
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for microbatch in range(program.num_microbatches):
@@ -247,4 +246,4 @@ def check(
                     check_output(stage, microbatch, tensors)
                     if boundary is not None:
                         GivenShapes(boundary).check_spec(stage, microbatch, spec_of(tensors))
-            scaled(loss_fn(*arguments_of(tensors), goals[microbatch]), 1)
+            scaled(mean_loss(loss_fn, batch, microbatch, arguments_of(tensors), True), 1)

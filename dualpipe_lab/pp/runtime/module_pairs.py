@@ -99,7 +99,7 @@ def run_pair_by_module(forward: ReadyAction, backward: ReadyAction) -> None:
     def criterion(*outputs_and_labels: Any) -> Tensor:
         assert forward.loss_of is not None
         *outputs, target = outputs_and_labels
-        loss = scaled(forward.loss_of(target, *outputs), forward.weight)
+        loss = scaled(forward.loss_of(target, *outputs), forward.weight, outputs)
         losses.append(loss)
         return loss
 

@@ -13,7 +13,7 @@ Elsewhere: torch `_PipelineScheduleRuntime`; Megatron's schedules.py, one functi
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,15 @@ from dualpipe_lab.pp.program import (
     W,
     actions_of,
 )
-from dualpipe_lab.pp.runtime.batch import Evaluation, Extra, Microbatches, StepResult, make_batch
+from dualpipe_lab.pp.runtime.batch import (
+    Evaluation,
+    Extra,
+    Microbatches,
+    SharesAmong,
+    StepResult,
+    make_batch,
+    mean_loss,
+)
 from dualpipe_lab.pp.runtime.check import (
     Buffers,
     Stages,
@@ -62,8 +70,10 @@ class PipelineRuntime:
         stages: for each stage that the program places on this rank, its module, or a `Stage` with a forward and a
             backward of its own: by number in a dictionary or an `nn.ModuleDict` (whose keys are strings: "0"), or in
             the order of their numbers in an `nn.ModuleList`.
-        loss_fn: `loss_fn(output, target)`, the mean over one microbatch; `output` is what the last stage returns, and a
-            tuple of tensors is spread over the arguments in front of `target`.
+        loss_fn: `loss_fn(output, target)`, the mean over the elements of one microbatch's targets but the class -100;
+            `output` is what the last stage returns, and a tuple of tensors is spread over the arguments in front of
+            `target`.  Where the mean is over something else (another `ignore_index`, class weights, a mask in the
+            targets) it returns a pair (sum, count), and its counts follow from the targets alone.
         boundary: an example of the tensors that one stage sends to the next (a tensor or a tuple), or a function from
             the microbatch to such an example; None to infer the shapes: the ranks then exchange them.
         group: the ranks of this pipeline (default: the world).
@@ -108,7 +118,7 @@ class PipelineRuntime:
         modules = {index: stage.module for index, stage in self._stages.items()}
         self._sum_copies = has_copies(program) if sum_copies is None else sum_copies
         check_stages(program, self.rank, modules, self._sum_copies)
-        self._loss_fn = loss_fn
+        self._loss_fn, self._is_first = loss_fn, True
         self._overlapped = overlapped
         self._cost = cost
         self._ticks = cost.per_stage(program.num_stages) if cost else None
@@ -132,29 +142,34 @@ class PipelineRuntime:
         self,
         inputs: Any = None,
         targets: Any = None,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | SharesAmong | None = None,
         extra: Extra | None = None,
+        reduce: str = "mean",
     ) -> StepResult:
         """Run the program once; gradients accumulate in the modules' parameters.
 
-        `runtime.step(x, y)` on every rank is enough.
+        `runtime.step(x, y)` on every rank is enough, each data rank with its own rows: the optimizers of
+        `dualpipe_lab.dp` average over data ranks, as torch's `DistributedDataParallel` does.
 
         Args:
             inputs: a batch, as a tensor, or as a dictionary or tuple of tensors for a module with several arguments;
-                `split_batch` splits each tensor along its first dimension into M equal microbatches.  A list has one
+                each tensor is split along its first dimension into M equal microbatches.  A list has one
                 entry per microbatch already, as a tuple of M entries has unless the targets are a batch.  Read on the
                 ranks that hold the first stage; others may leave it out.
             targets: the same for the loss function, on the ranks that hold the last stage; `[None] * M` for a loss
                 function that takes none.
-            weights: the share of each microbatch in the loss; default 1 / M, for targets of one shape.  Microbatches
-                with unequal numbers of tokens need their shares of all tokens, or the gradient is not the batch's.
-                The optimizers of `dualpipe_lab.dp` add the gradients of n data ranks: give 1 / (n M) there.
+            weights: the share of each microbatch in the loss; default 1 / M, or with unequal numbers of elements in
+                the targets (a class of -100 is none) those over all of this rank's batch; of a loss that returns
+                (sum, count), its counts.  For the mean over all tokens of data ranks with unequal numbers of them,
+                give each microbatch's share of all, and the optimizer `reduce="sum"`.
             extra: by stage, further keyword arguments of its module, one mapping per microbatch.
+            reduce: "mean" (default), or "sum" to add the losses of the microbatches, each with a weight of 1.
 
         Raises:
             ValueError: if a batch does not split, an argument does not have one entry per microbatch or is missing, or
-                a stage returns what cannot be sent or differentiated; a note names the rank and the action.  Targets
-                of several shapes without weights, inputs that need gradients, a loss or an output without a graph,
+                a stage returns what cannot be sent or differentiated; a note names the rank and the action.  A loss
+                that is not the mean of its halves (compared in the first step, unless weights are given), inputs that
+                need gradients, a loss or an output without a graph,
                 weights of the loss that nobody sums, and buffers that a forward changes in a copy of a stage are
                 refused.
         """
@@ -162,7 +177,7 @@ class PipelineRuntime:
             raise ValueError(
                 "step computes gradients, which torch.no_grad() has turned off; use evaluate, or turn it off"
             )
-        batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra)
+        batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra, reduce)
         if targets is None and any(map(self._is_last, self._stages)):
             raise ValueError(
                 f"rank {self.rank} of the pipeline holds the last stage, which needs targets, got None; give them, or "
@@ -171,6 +186,7 @@ class PipelineRuntime:
         check_inputs(batch.inputs)
         self._sync.begin_step()
         self._execute(self._plan, batch)
+        self._is_first = False
         if self._sum_copies:
             self._sync.sum_copies()
             for index in self._stages:
@@ -276,17 +292,17 @@ class PipelineRuntime:
             ready.extra = batch.extra_of(index, microbatch)
             ready.weight = batch.weights[microbatch]
             if self._is_last(index) and batch.targets is not None:
-                ready.loss_of = partial(self._loss_of, ready.stage, ready.weight)
+                ready.loss_of = partial(self._loss_of, batch, action)
                 ready.target = batch.targets[microbatch]
         elif kind != W and not self._is_last(index):
             ready.inputs = self._comm.take(action)
         return ready
 
-    def _loss_of(self, stage: Stage, weight: float, target: Any, *outputs: Any) -> Tensor:
-        loss = self._loss_fn(*outputs, target)
-        if weight:  # that of a microbatch without any target may be a constant
-            check_loss(stage, outputs, loss, self._sync.sums(stage.index))
-        return loss
+    def _loss_of(self, batch: Microbatches, action: Action, target: Any, *outputs: Any) -> Tensor:
+        loss = mean_loss(self._loss_fn, batch, action.microbatch, outputs, self._is_first and torch.is_grad_enabled())
+        if batch.weights[action.microbatch]:  # that of a microbatch without any target may be a constant
+            check_loss(self._stages[action.stage], outputs, loss, self._sync.sums(action.stage))
+        return cast(Tensor, loss)
 
     def _finish(self, done: ReadyAction, batch: Microbatches, plan: RankPlan) -> None:
         """Keep the result of an action for the neighbouring stage; start the sums of complete gradients."""

@@ -159,7 +159,7 @@ class Stage:
         losses = [scaled(output.loss, weight)] if isinstance(output, WithLoss) else []
         tensors = as_tensors(f"stage {self.index}", output)
         if loss_fn is not None:
-            losses.append(scaled(loss_fn(*arguments_of(tensors)), weight))
+            losses.append(scaled(loss_fn(*arguments_of(tensors)), weight, tensors))
             tensors = ()
         return self.end_forward(microbatch, inputs, tensors, sum(losses[1:], losses[0]) if losses else None, before)
 
@@ -330,11 +330,17 @@ def arguments_of(tensors: Tensors) -> tuple[Any, ...]:
     return (tensors.named(),) if isinstance(tensors, NamedTensors) else tensors
 
 
-def scaled(loss: Tensor, weight: float) -> Tensor:
-    """Return weight * loss; for weight 0 a bare 0, as the mean over no tokens is not a number, nor is its gradient."""
+def scaled(loss: Tensor, weight: float, outputs: Iterable[Any] = ()) -> Tensor:
+    """Return weight * loss; for weight 0 that of the outputs, as a mean over no tokens is no number, nor its gradient.
+
+    Its backward runs, with gradients of 0: data ranks whose microbatch has tokens expect ZeRO-3's gathers.
+    """
     if loss.numel() != 1 or not has_gradient(loss):
         raise ValueError(f"the loss of a microbatch is one number, got shape {tuple(loss.shape)} of {loss.dtype}")
-    return loss * weight if weight else torch.zeros_like(loss.detach())
+    if weight:
+        return loss * weight
+    zeros = [(y * 0).sum().to(loss) for y in outputs if isinstance(y, Tensor) and y.requires_grad]
+    return sum(zeros, torch.zeros_like(loss.detach()))
 
 
 def _root_grads(live: Live, grads: Sequence[Tensor]) -> list[Tensor]:
