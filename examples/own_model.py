@@ -79,14 +79,14 @@ def train(rank: int, world_size: int, schedule: str, steps: int, folder: str | N
         restored = dp.checkpoint.load(dp.checkpoint.latest(folder), optimizer)
         first = restored.step
         scheduler.load_state_dict(restored.config)
-    shares = [1 / (DP * MICROBATCHES)] * MICROBATCHES  # gradients are summed over the data ranks
     for step in range(first, steps):
         optimizer.zero_grad()
         x, y = (part.chunk(DP)[mesh.rank("dp")] for part in batch(step))
-        result = runtime.step(x, y, shares)
+        result = runtime.step(x, y)
         report = optimizer.step()
         loss = torch.zeros((), dtype=torch.float64) if result.loss is None else result.loss
-        comm.all_reduce(loss)  # the ranks of the last stage have it
+        comm.all_reduce(loss)  # the data ranks of the last stage have theirs
+        loss /= DP
         if rank == 0:
             print(
                 f"step {step}  loss {loss:.6f}  norm {report.norm:.4f}  lr {scheduler.get_last_lr()[0]:.5f}", flush=True

@@ -173,7 +173,9 @@ class DataParallel(TrainingRun):
 
     def prepare(self) -> None:
         """Make an optimizer that sums gradients during the backward."""
-        self.ddp = dp.DDP(self.model, self.data, lr=LR, bucket_bytes=self.bucket_bytes, num_backwards=MICROBATCHES)
+        self.ddp = dp.DDP(
+            self.model, self.data, lr=LR, bucket_bytes=self.bucket_bytes, num_backwards=MICROBATCHES, reduce="sum"
+        )
         self.scaler = dp.LossScaler(scale=2.0**16)
 
     def backward(self, share: Tensor) -> None:
@@ -203,7 +205,7 @@ class Resumed(TrainingRun):
 
     def prepare(self) -> None:
         """Make the optimizer, then load the weights of a sound run."""
-        self.zero = dp.Zero1(self.model, self.data, lr=LR, master=True, num_backwards=MICROBATCHES)
+        self.zero = dp.Zero1(self.model, self.data, lr=LR, master=True, num_backwards=MICROBATCHES, reduce="sum")
         other = DataParallel()
         other.train()
         self.load(other.model.state_dict())
@@ -244,7 +246,13 @@ class FullySharded(TrainingRun):
         self.sizes = [sum(p.nbytes for p in unit.parameters()) for unit in [*units, root]]
         reshard = self.reshard_after_forward
         self.zero = dp.Zero3(
-            self.model, self.data, units=units, lr=LR, reshard_after_forward=reshard, on_change=self.watch
+            self.model,
+            self.data,
+            units=units,
+            lr=LR,
+            reshard_after_forward=reshard,
+            on_change=self.watch,
+            reduce="sum",
         )
         self.held = 0  # making the shards has freed all units
 

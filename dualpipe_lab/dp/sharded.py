@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from dualpipe_lab import comm
 from dualpipe_lab._private import version_of
-from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.dp.adam import AdamW, OptimizerShard, check_elementwise
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
@@ -402,6 +402,11 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             self.check_module()
             self._check_copies()
             self.spec.pipeline = self.reducer.pipeline
+            if self._divisor > 1 and len(copies := {*self.reducer.pipeline} & {*members(self.group)}) > 1:
+                raise ValueError(
+                    f"ranks {sorted(copies)} are of one pipeline and hold copies of a stage, whose gradients are added "
+                    'as each copy has seen other microbatches of the batch; give the optimizer reduce="sum"'
+                )
             self._finished = self.reducer.finish()
             firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
             self.spec.complete_sums(list(zip(firsts, self._finished, strict=True)))
