@@ -85,7 +85,8 @@ def run(
             and dicts of them) with a row per sample, which data ranks and microbatches share in equal parts: a list, a
             loader, or a function that returns one.  It begins again when it ends.
         steps: the step at which the training ends, those of a resumed one included.
-        loss: `loss(output, y)` of an own model, the mean over the rows that it gets.
+        loss: `loss(output, y)` of an own model, the mean over the elements of `y` but -100; where it is a mean over
+            something else, a pair (sum, count).
         resume: a checkpoint, or a folder of them, of which the last is taken; any plan may have saved it.
         evaluation: data to evaluate with, every `evaluate_every` steps.
         weights: keep the full weights in the result.

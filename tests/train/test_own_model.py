@@ -88,6 +88,26 @@ def test_targets_of_minus_100_are_left_out_as_in_one_process():
     assert result.losses == pytest.approx(alone(2, [(x, y)], cross_entropy)[0], abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    "plan", [lab.Plan(pp=2, dp=2, num_microbatches=2, zero=3), lab.Plan(num_microbatches=4)], ids=str
+)
+def test_a_loss_over_something_else_counts_over_all_data_ranks(plan):
+    """With class 0 as padding: four microbatches with other counts; as a mean it is refused."""
+    x, y = batches()[0][0], torch.arange(ROWS) % 5
+    y[:5] = 0
+
+    def pair(output, target):
+        return cross_entropy(output, target, ignore_index=0, reduction="sum"), (target != 0).sum()
+
+    def mean(output, target):
+        return cross_entropy(output, target, ignore_index=0)
+
+    result = lab.train.run(make_stages, plan, [(x, y)], steps=2, **options(loss=pair))
+    assert result.losses == pytest.approx(alone(2, [(x, y)], mean)[0], abs=1e-12)
+    with pytest.raises(lab.RankError, match=r"as the mean over its halves.*return \(sum, count\)"):
+        lab.train.run(make_stages, plan, [(x, y)], steps=2, **options(loss=mean))
+
+
 def test_ranks_read_the_same_batches_from_a_loader_that_shuffles_and_are_told_of_others():
     result = lab.train.run(make_stages, lab.Plan(dp=2), Shuffled(), steps=4, **options())
     assert len(set(result.losses)) == 4
