@@ -12,13 +12,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_course.grading import grader, pristine, replay, report, submissions
+from dualpipe_course.exercise import About, Check
+from dualpipe_course.grading import evaluator, grader, pristine, replay, report, submissions
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
+from dualpipe_course.trial import on_ranks
+from dualpipe_lab import comm
 
 ROOT = Path(__file__).parents[2]
 PAGE = "ranks-and-messages"
@@ -126,7 +130,7 @@ def exchange(x):
 
 
 PEEKED = """
-import json, sys
+import asyncio, json, sys
 import dualpipe_lab as lab
 from dualpipe_course import check
 from dualpipe_course.grading import guard, worker
@@ -135,9 +139,32 @@ guard.close()
 worker.seal_calls()
 for label, text in json.loads(sys.argv[1]).items():
     names = {"check": check, "lab": lab}
-    error = worker.run_cell("answer-x-1", text, names)
+    with asyncio.Runner() as runner:
+        error = worker.run_cell("answer-x-1", text, names, runner)
     print(json.dumps([label, names.get("bytes_sent") == [40, 40, 32], error, len(guard.refusals)]))
 """
+
+
+def endless(rank, world_size):
+    while True:
+        pass
+
+
+def waits_for_nobody(rank, world_size):
+    comm.recv(torch.zeros(1), 1 - rank)
+
+
+@pytest.mark.parametrize(("harness", "status"), [(endless, mixed.STOPPED), (waits_for_nobody, mixed.WRONG)])
+def test_an_endless_loop_on_ranks_is_stopped_and_a_deadlock_is_wrong(tmp_path, monkeypatch, harness, status):
+    """The check gives up, not the grader: its limit of time is one, too."""
+    about = About("x-1", "", "implement", 1, 1, ())
+    check = Check(lambda answer: on_ranks(harness, 2, case="2 ranks", seconds=10 - 8 * (harness is endless)), about)
+    monkeypatch.setattr(evaluator, "find", lambda name: check)
+    monkeypatch.setattr(evaluator, "_answers", lambda task, names: ({"answer": 1}, "", []))
+    monkeypatch.chdir(tmp_path)
+    verdict = evaluator.evaluate({"name": "x-1", "check": "check.x(answer)", "folders": {"work": str(tmp_path)}})
+    assert verdict["status"] == status, verdict
+    assert verdict["score"] == 0
 
 
 def test_an_answer_reads_neither_checks_nor_solutions():
