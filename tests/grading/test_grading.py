@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
@@ -22,7 +21,8 @@ from dualpipe_course.grading import evaluator, grader, pristine, replay, report,
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
 from dualpipe_course.trial import on_ranks
-from dualpipe_lab import comm
+from dualpipe_lab.launch import launcher
+from dualpipe_lab.launch.supervise.errors import RankTimeout
 
 ROOT = Path(__file__).parents[2]
 PAGE = "ranks-and-messages"
@@ -145,26 +145,21 @@ for label, text in json.loads(sys.argv[1]).items():
 """
 
 
-def endless(rank, world_size):
-    while True:
-        pass
+@pytest.mark.parametrize(("seconds", "status"), [(20.1, mixed.STOPPED), (3.5, mixed.WRONG)])
+def test_an_endless_loop_on_ranks_is_stopped_and_a_deadlock_is_wrong(tmp_path, monkeypatch, seconds, status):
+    """The check gives up, not the grader: its limit of time is one, too.  A deadlock is noticed before it."""
 
+    def waits(*args, **options):
+        raise RankTimeout("where each rank was:", ["rank 0: in f, line 2"], seconds)
 
-def waits_for_nobody(rank, world_size):
-    comm.recv(torch.zeros(1), 1 - rank)
-
-
-@pytest.mark.parametrize(("harness", "status"), [(endless, mixed.STOPPED), (waits_for_nobody, mixed.WRONG)])
-def test_an_endless_loop_on_ranks_is_stopped_and_a_deadlock_is_wrong(tmp_path, monkeypatch, harness, status):
-    """The check gives up, not the grader: its limit of time is one, too."""
-    about = About("x-1", "", "implement", 1, 1, ())
-    check = Check(lambda answer: on_ranks(harness, 2, case="2 ranks", seconds=10 - 8 * (harness is endless)), about)
+    monkeypatch.setattr(launcher, "launch", waits)
+    check = Check(lambda answer: str(on_ranks(print, 2, case="2 ranks")), About("x-1", "", "implement", 1, 1, ()))
     monkeypatch.setattr(evaluator, "find", lambda name: check)
     monkeypatch.setattr(evaluator, "_answers", lambda task, names: ({"answer": 1}, "", []))
     monkeypatch.chdir(tmp_path)
     verdict = evaluator.evaluate({"name": "x-1", "check": "check.x(answer)", "folders": {"work": str(tmp_path)}})
-    assert verdict["status"] == status, verdict
-    assert verdict["score"] == 0
+    message = "2 ranks: where each rank was:\n  rank 0: in f, line 2"
+    assert verdict == {"status": status, "score": 0, "message": message, "refused": []}
 
 
 def test_an_answer_reads_neither_checks_nor_solutions():
