@@ -5,7 +5,7 @@ In: the written pages and the theme's files.  Out: the same pages
   - with the theme's stylesheet without the rules of classes that no page and no script has;
   - without the search's index, which search.html alone needs; it is smaller, and beside it stand the definitions and
     first sentences that the search shows, so that it fetches no page;
-  - with names for the arrows that fold the chapters in the sidebar.
+  - with names for the arrows that fold the chapters in the sidebar, and without names that differ from visible words.
 """
 
 import base64
@@ -27,6 +27,9 @@ LONGEST = 180  # characters that the search shows of a page
 _ICONS = re.compile(r"<script[^>]*scripts/fontawesome\.js[^>]*></script>\s*")
 _SEARCH = re.compile(r"<script[^>]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>\s*")
 _FOLD = re.compile(r'(<a class="(?:current )?reference internal" href="[^"]*">)([^<]*)(</a><details[^>]*><summary)>')
+_LABELLED = re.compile(
+    r'<(?:summary|button class="btn search-button-field[^>]*?)( aria-label="(?:Toggle hidden content|Search)")'
+)
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _FACE = re.compile(r"@font-face\{[^}]*?fontawesome/webfonts/([\w-]+)\.woff2[^}]*\}")
 _TERMS = re.compile(r'((?:<dt id="term-[^"]*">.*?</dt>\s*)+)<dd>(.*?)</dd>', re.DOTALL)
@@ -35,11 +38,14 @@ _FIRST = re.compile(r"</h1>.*?<p>(.*?)</p>", re.DOTALL)
 
 
 def named(page: str) -> str:
-    """Name the sidebar's arrows after the chapters that they fold.
+    """Name the sidebar's arrows after the chapters that they fold, and what shows words of its own by those.
 
     >>> named('<a class="reference internal" href="gpipe.html">GPipe</a><details><summary>')
     '<a class="reference internal" href="gpipe.html">GPipe</a><details><summary aria-label="Pages of GPipe">'
+    >>> named('<summary aria-label="Toggle hidden content"><p>Show the code</p>')
+    '<summary><p>Show the code</p>'
     """
+    page = _LABELLED.sub(lambda found: found[0].replace(found[1], ""), page)
     return _FOLD.sub(lambda found: f'{found[1]}{found[2]}{found[3]} aria-label="Pages of {found[2].strip()}">', page)
 
 

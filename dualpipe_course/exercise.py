@@ -25,9 +25,17 @@ Kind = Literal["predict", "implement", "puzzle", "find the bug"]
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an accident
     """Raised while judging: why the answer does not pass, its share of the points, and a picture."""
 
+    stopped = False
+
     def __init__(self, message: str, score: float = 0.0, picture: Timeline | None = None) -> None:
         super().__init__(message)
         self.message, self.score, self.picture = message, score, picture
+
+
+class OutOfTime(Wrong):
+    """The answer was stopped at its limit of time."""
+
+    stopped = True
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Verdict:
     score: float
     message: str
     picture: Timeline | None = None
+    stopped: bool = False  # at its limit of time
 
 
 class CheckFailed(AssertionError):  # noqa: N818 - a name to read aloud
@@ -97,7 +106,7 @@ class Check:
         try:
             return Verdict(self.name, True, 1.0, judge(*answers))
         except Wrong as wrong:
-            return Verdict(self.name, False, wrong.score, wrong.message, wrong.picture)
+            return Verdict(self.name, False, wrong.score, wrong.message, wrong.picture, wrong.stopped)
         except Exception as error:
             why = f"the check cannot read this answer ({type(error).__name__}: {error})"
             return Verdict(self.name, False, 0.0, f"{why}; does it have the type and the shape that are asked for?")

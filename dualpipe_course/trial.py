@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from dualpipe_course.exercise import Wrong
+from dualpipe_course.exercise import OutOfTime, Wrong
 from dualpipe_course.plain import plain
 from dualpipe_lab.launch import operating_system
 
@@ -37,7 +37,8 @@ def on_ranks(
             raise Wrong("not written yet: replace the line that raises NotImplementedError") from None
         raise Wrong(ended(case, failure.cause, f"rank {failure.rank}", failure.where, error.notes)) from None
     except RankTimeout as error:
-        raise Wrong("\n  ".join([f"{case}: {error.headline}", *error.report])) from None
+        kind = OutOfTime if error.seconds > seconds else Wrong  # a deadlock ends earlier, and says what to mend
+        raise kind("\n  ".join([f"{case}: {error.headline}", *error.report])) from None
     except TypeError as error:
         raise Wrong(f"{case}: {error}") from None
 

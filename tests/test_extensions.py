@@ -202,6 +202,10 @@ def test_what_no_page_uses_leaves_and_the_search_gets_words():
     assert weight.only_used(css, {"a", "c"}) == ".a{top:0}p:not(.b){top:0}"
     fold = '<a class="reference internal" href="x.html">GPipe</a><details><summary'
     assert weight.named(f"{fold}>") == f'{fold} aria-label="Pages of GPipe">'
+    worded = '<button class="btn search-button-field x" title="Search"{}><span>Search</span> <kbd>Ctrl</kbd></button>'
+    assert weight.named(worded.format(' aria-label="Search"')) == worded.format("")
+    icon = '<button class="btn btn-sm search-button" title="Search" aria-label="Search"><i></i></button>'
+    assert weight.named(icon) == icon
     page = """<h1>Glossary</h1><p>Words.</p>
       <dt id="term-rank">rank<a class="headerlink" href="#">#</a></dt>
       <dt id="term-process">process</dt><dd><p>A <em>process</em>.</p></dd>"""

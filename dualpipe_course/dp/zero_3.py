@@ -387,8 +387,13 @@ def _connect(rank: int, world_size: int, fn: Callable[..., Any], num_microbatche
         model(x).square().sum().backward()
     costs = {"gathers": sum(unit.num_gathers for unit in units), "whole in the end": sum(u.is_whole for u in units)}
     costs["whole at once"] = max(unit.most_whole for unit in units)
-    with torch.no_grad():
-        costs["forwards of NaN"] = int(not model(inputs[0, rank]).isfinite().all())
+    try:
+        with torch.no_grad():
+            costs["forwards of NaN"] = int(not model(inputs[0, rank]).isfinite().all())
+    except Exception as error:
+        why = "nothing there requires a gradient, so its output takes no hook"
+        refused = f"a forward under torch.no_grad() raised {type(error).__name__}: {error}; {why}"
+        return Found({}, refused=refused)
     names = {f"unit {unit}": unit for unit in reversed(range(UNITS))}  # in the order of the backward
     return Found(
         {name: Numbers.of(units[unit].grad) for name, unit in names.items()},

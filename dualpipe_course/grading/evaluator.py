@@ -111,7 +111,8 @@ def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     values = [eval(compile(ast.Expression(part), "check", "eval"), {}, answers) for part in arguments]  # noqa: S307
     found = check.verdict(*values, seed=seed_in(task["check"]))
     message = found.message if found.passed or not problem else f"{found.message}\n(the answer cell raised: {problem})"
-    return _verdict("right" if found.passed else "wrong", found.score, message) | {"refused": refused}
+    status = "right" if found.passed else "stopped" if found.stopped else "wrong"
+    return _verdict(status, found.score, message) | {"refused": refused}
 
 
 def arguments_of(source: str) -> list[ast.expr]:
@@ -134,10 +135,10 @@ def _call(source: str) -> ast.Call:
 
 def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], str, list[str]]:
     """Run the cells in a worker; return the values of `names`, the error of the answer cell and what it was refused."""
-    title = f"answer-{task['name']}"
-    cells = [*((f"given cell {number}", source) for number, source in enumerate(task["given"], 1))]
-    cells.append((title, task["answer"]))
-    worker.remember(title, task["answer"])  # errors on ranks then show the learner's line
+    cells = [(f"given cell {number}", source) for number, source in enumerate(task["given"], 1)]
+    for number, source in enumerate(task["answer"], 1):
+        cells.append((f"answer-{task['name']}" + f", cell {number}" * (number > 1), source))
+        worker.remember(*cells[-1])  # errors on ranks then show the learner's line
     near, far = multiprocessing.Pipe()
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=worker.main, args=(far, cells, names, task["folders"]))

@@ -412,8 +412,7 @@ def _without_running(submission: Submission, task: Task) -> Mark | None:
     if submission.problem:
         return _mark({"name": task.name, "status": "unreadable", "message": submission.problem})
     if task.answer is None:
-        message = f"there is no cell tagged answer-{task.name}; copy the answer into a fresh exercise notebook"
-        return _mark({"name": task.name, "status": "missing", "message": message})
+        return _mark({"name": task.name, "status": "missing", "message": task.lacks})
     if task.untouched:
         return _mark({"name": task.name, "status": "not started", "message": "the answer cell is unchanged"})
     return None

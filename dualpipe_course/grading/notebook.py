@@ -1,6 +1,7 @@
 """Overlay of a submission on its pristine exercise: answer cells are found by their tags.
 
 In: two notebooks.  Out: per exercise the given cells, the learner's answer and the pristine check; notes on edits.
+An answer is what "Restart and run all" runs before the check: several cells with its tag count one after the other.
 A check asks for the numbers of the seed that the submission carries.
 A notebook is read as JSON; no cell is executed here.
 """
@@ -26,26 +27,28 @@ class Unreadable(ValueError):  # noqa: N818
 
 
 class Cell(NamedTuple):
-    """A code cell: its answer or check tag, or an empty string, and its text."""
+    """A cell: its answer or check tag, or an empty string, and its text."""
 
     tag: str
     source: str
+    kind: str = "code"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One exercise of one submission; `answer` is None if the submission lacks the answer cell."""
+    """One exercise of one submission; `answer` has the cells that count, or is None, and `lacks` says why."""
 
     name: str
     given: list[str]
-    answer: str | None
+    answer: list[str] | None
     starter: str
     check: str
+    lacks: str = ""
 
     @property
     def untouched(self) -> bool:
         """Whether the answer cell is unchanged."""
-        return self.answer is not None and self.answer.strip() == self.starter.strip()
+        return self.answer is not None and all(part.strip() == self.starter.strip() for part in self.answer)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Overlay:
 
 
 def read(path: Path) -> list[Cell]:
-    """Return the code cells of a notebook.
+    """Return the code cells of a notebook, and others that are tagged as answers.
 
     Raises:
         Unreadable: it is not a regular file of at most 20 MB with a notebook of format 4.
@@ -84,14 +87,15 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse(data: bytes) -> list[Cell]:
-    """Return the code cells in the bytes of a notebook.
+    """Return the code cells in the bytes of a notebook, and others that are tagged as answers.
 
     Raises:
         Unreadable: it is not a notebook of format 4.
     """
     try:
         notebook = json.loads(data.decode("utf-8-sig"))
-        return [_cell(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        cells = [_cell(cell) for cell in notebook["cells"]]
+        return [cell for cell in cells if cell.kind == "code" or cell.tag.startswith("answer-")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"no notebook of format 4 ({type(error).__name__}); save it from Jupyter again") from None
 
@@ -113,25 +117,43 @@ def seed_in(data: bytes) -> int | None:
 
 
 def overlay(pristine: list[Cell], submitted: list[Cell], seed: int | None = None) -> Overlay:
-    """Combine the learner's answers with the pristine cells; the pieces of a split answer cell are joined in order."""
+    """Combine the learner's answers with the pristine cells."""
     if seed is not None:
         pristine = [
-            Cell(tag, with_seed(text, seed)) if variants_of([tag]) else Cell(tag, text) for tag, text in pristine
+            cell._replace(source=with_seed(cell.source, seed)) if variants_of([cell.tag]) else cell for cell in pristine
         ]
-    answers: dict[str, list[str]] = {}
-    for tag, source in submitted:
-        if tag.startswith("answer-"):
-            answers.setdefault(tag, []).append(source)
     given = [cell.source for cell in pristine if not cell.tag]
     checks = {cell.tag: cell.source for cell in pristine if cell.tag.startswith("check-")}
     tasks = []
-    for tag, starter in pristine:
+    answers = {}
+    for tag, starter, _ in pristine:
         if tag.startswith("answer-"):
             name = tag.removeprefix("answer-")
-            parts = answers.get(tag)
-            answer = "\n".join(parts) if parts is not None else None
-            tasks.append(Task(name, given, answer, starter, checks[f"check-{name}"]))
+            answers[tag] = answer = _answer(tag, starter, submitted)
+            lacks = "" if answer else _why_none(tag, submitted)
+            tasks.append(Task(name, given, answer or None, starter, checks[f"check-{name}"], lacks))
     return Overlay(tasks, list(_notes(pristine, submitted, answers)))
+
+
+def _answer(tag: str, starter: str, submitted: list[Cell]) -> list[str]:
+    """Return the cells of an answer that stand before its last check, without a starter below a cell of one's own."""
+    places = [place for place, cell in enumerate(submitted) if cell.tag == tag.replace("answer-", "check-", 1)]
+    before = submitted[: places[-1]] if places else submitted
+    parts: list[str] = []
+    for cell in before:
+        is_starter = cell.source.strip() == starter.strip()
+        if cell.tag == tag and cell.kind == "code" and not (is_starter and parts):
+            parts.append(cell.source)
+    return parts
+
+
+def _why_none(tag: str, submitted: list[Cell]) -> str:
+    kinds = [cell.kind for cell in submitted if cell.tag == tag]
+    if "code" in kinds:
+        return f"the cell tagged {tag} stands below its check, which runs first; move it above the check"
+    if kinds:
+        return f"the cell tagged {tag} is a {kinds[0].capitalize()} cell; make it a Code cell again (Esc, then Y)"
+    return f"there is no cell tagged {tag}; copy the answer into a fresh exercise notebook"
 
 
 def topic_tags(cells: Iterable[Cell]) -> Counter[str]:
@@ -145,12 +167,12 @@ def _cell(cell: Any) -> Cell:
     text = source if isinstance(source, str) else "".join(source)
     tags = cell.get("metadata", {}).get("tags", [])
     wanted = [tag for tag in tags if isinstance(tag, str) and tag.startswith(("answer-", "check-"))]
-    return Cell(wanted[0] if wanted else "", text)
+    return Cell(wanted[0] if wanted else "", text, str(cell["cell_type"]))
 
 
 def _notes(pristine: list[Cell], submitted: list[Cell], answers: dict[str, list[str]]) -> Iterable[str]:
     ours = {cell.tag: cell.source.strip() for cell in pristine if cell.tag.startswith("check-")}
-    for tag, source in submitted:
+    for tag, source, _ in submitted:
         if tag in ours and source.strip() != ours[tag]:
             yield f"{tag} was edited: ignored"
     known = {cell.tag for cell in pristine}
@@ -159,7 +181,8 @@ def _notes(pristine: list[Cell], submitted: list[Cell], answers: dict[str, list[
     if extra := [cell for cell in extra if cell.source.strip()]:
         yield f"{len(extra)} extra or edited cell{'s' * (len(extra) > 1)}: ignored"
     for tag, parts in answers.items():
-        if tag in known and len(parts) > 1:
-            yield f"{tag} occurs {len(parts)} times: joined"
-        if tag in known and (names := sorted({found[0].lstrip("'\"/") for found in _KEYS.finditer("\n".join(parts))})):
+        cells = [cell for cell in submitted if cell.tag == tag and cell.kind == "code"]
+        if len(cells) > 1:
+            yield f"{tag} occurs {len(cells)} times: {len(parts)} of these cells count, those before the check"
+        if names := sorted({found[0].lstrip("'\"/") for found in _KEYS.finditer("\n".join(parts))}):
             yield f"{tag} names {', '.join(names)}, where answers are: they are closed to it; read this answer"

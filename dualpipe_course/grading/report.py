@@ -6,10 +6,12 @@ without a UTF-8 encoding (half of a surrogate pair, a file name in another encod
 """
 
 import csv
+from collections import Counter
 from html import escape
 from pathlib import Path
 from unicodedata import category
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -32,19 +34,28 @@ td,summary,pre,p{overflow-wrap:anywhere}.grid{overflow-x:auto;margin-bottom:1.5r
 .wrong,.error,.stopped{background:#4a241b}.missing,.unreadable{background:#443a14}}"""
 
 
-def screen(results: list[Graded]) -> Table:
-    """Return a rich table with one row per submission."""
+def screen(results: list[Graded]) -> Group:
+    """Return a rich table with one row per submission, and below it, over the whole width, the notes.
+
+    A note that most submissions share stands there once.
+    """
+    common = _common_notes(results)
     table = Table(title=f"Grades: {_LEGEND}")
-    names = ["learner", "notebook", "exercises", "points", "seconds", "notes"]
-    for name in names + ["nbval"] * has_replays(results):
-        table.add_column(name, justify="right" if name in ("points", "seconds") else "left")
+    for name in ["learner", "notebook", "exercises", "points", "seconds"] + ["nbval"] * has_replays(results):
+        names = name in ("learner", "notebook")
+        table.add_column(
+            name, justify="right" if name in ("points", "seconds") else "left", no_wrap=not names, overflow="fold"
+        )
+    notes = [*common.values()]
     for graded in results:
         signs = " ".join(f"{mark.name.rpartition('-')[2]}{_SIGNS[mark.status]}" for mark in graded.marks)
         points = f"{graded.points:g} / {graded.out_of}"
         cells = [plain(graded.learner), graded.notebook or "-", signs, points, f"{graded.seconds:g}"]
-        cells += [plain("; ".join(graded.notes)), *(plain(each.status) for each in [graded.replayed] if each)]
+        cells += [plain(each.status) for each in [graded.replayed] if each]
         table.add_row(*map(Text, cells))  # Text: brackets in a name are no markup
-    return table
+        if own := "; ".join(note for note in graded.notes if note not in common):
+            notes.append(", ".join(filter(None, [graded.learner, graded.notebook])) + f": {own}")
+    return Group(table, *(Text(plain(note)) for note in notes))
 
 
 def write_csv(results: list[Graded], path: Path) -> None:
@@ -63,7 +74,9 @@ def write_csv(results: list[Graded], path: Path) -> None:
 def write_html(results: list[Graded], path: Path) -> None:
     """Write one self-contained page: the grids, a table, and each message in a foldable element."""
     grids = "".join(_grid(name, results) for name in sorted({graded.notebook for graded in results if graded.marks}))
-    rows = "\n".join(_row(graded) for graded in results)
+    common = _common_notes(results)
+    rows = "\n".join(_row(graded, common) for graded in results)
+    below = "".join(f"<p>{escape(text)}</p>" for text in common.values())
     earned, possible = sum(graded.points for graded in results), sum(graded.out_of for graded in results)
     names = ["learner", "notebook", "points", "seconds", "exercises"] + ["nbval"] * has_replays(results)
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -72,7 +85,7 @@ def write_html(results: list[Graded], path: Path) -> None:
         f"<p>{len(results)} submissions, {earned:g} of {possible} points.</p><p>{_LEGEND}</p>{grids}"
         '<h2>Every message</h2><table class="all"><thead><tr>'
         + "".join(f'<th scope="col">{name}</th>' for name in names)
-        + f"</tr></thead><tbody>{rows}</tbody></table></html>\n",
+        + f"</tr></thead><tbody>{rows}</tbody></table>{below}</html>\n",
         encoding="utf-8",
         errors="backslashreplace",
     )
@@ -81,6 +94,13 @@ def write_html(results: list[Graded], path: Path) -> None:
 def has_replays(results: list[Graded]) -> bool:
     """Whether nbval was asked for: its columns are there for all submissions or for none."""
     return any(graded.replayed for graded in results)
+
+
+def _common_notes(results: list[Graded]) -> dict[str, str]:
+    """Return the notes that most submissions share, each with the line that stands once below the table."""
+    counts = Counter(note for graded in results for note in dict.fromkeys(graded.notes))
+    shared = {note: number for note, number in counts.items() if number > max(1, len(results) / 2)}
+    return {note: f"{number} of {len(results)} submissions: {note}" for note, number in shared.items()}
 
 
 def plain(text: str) -> str:
@@ -120,8 +140,8 @@ def _sign(mark: Mark | None) -> str:
     return f'<td class="{mark.status.replace(" ", "-")}" title="{words}">{_SIGNS[mark.status]}</td>'
 
 
-def _row(graded: Graded) -> str:
-    notes = "".join(f"<p>{escape(note)}</p>" for note in graded.notes)
+def _row(graded: Graded, common: dict[str, str]) -> str:
+    notes = "".join(f"<p>{escape(note)}</p>" for note in graded.notes if note not in common)
     marks = "".join(
         f'<details class="{mark.status.replace(" ", "-")}"><summary>{_SIGNS[mark.status]} {escape(mark.name)}: '
         f"{mark.status}, {mark.points:g} of {mark.out_of}, {mark.seconds:g} s{_begins(mark)}</summary>"

@@ -36,12 +36,14 @@ def main(
     guard.close()
     seal_calls()
     problem = ""
-    for title, source in cells:
-        if error := run_cell(title, source, module.__dict__):
-            problem = problem or error
-    found = {name: pack(module.__dict__[name]) for name in names if name in module.__dict__}
-    channel.send_bytes(encode({"answers": found, "problem": problem[:2000], "refused": guard.refusals[:5]}))
-    channel.close()
+    with asyncio.Runner() as runner:  # one loop for all cells, as a kernel has: a task may be awaited in a later cell
+        for title, source in cells:
+            if error := run_cell(title, source, module.__dict__, runner):
+                problem = problem or error
+        runner.run(asyncio.sleep(0))  # tasks that nobody awaits begin before the check's cell
+        found = {name: pack(module.__dict__[name]) for name in names if name in module.__dict__}
+        channel.send_bytes(encode({"answers": found, "problem": problem[:2000], "refused": guard.refusals[:5]}))
+        channel.close()
 
 
 def enter(folders: dict[str, str]) -> None:
@@ -51,13 +53,17 @@ def enter(folders: dict[str, str]) -> None:
     tempfile.tempdir = None  # it was chosen from the old TMPDIR
 
 
-def run_cell(title: str, source: str, names: dict[str, Any]) -> str:
-    """Execute one cell; return its error as text, or an empty string."""
-    try:
-        remember(title, source)
+def run_cell(title: str, source: str, names: dict[str, Any], runner: asyncio.Runner) -> str:
+    """Execute one cell inside of a running loop, as a kernel does; return its error as text, or an empty string."""
+
+    async def execute() -> None:
         coroutine = eval(_compiled(source, title, names), names)  # noqa: S307 - it is what a notebook does
         if inspect.iscoroutine(coroutine):  # the cell awaits something
-            asyncio.run(coroutine)
+            await coroutine
+
+    try:
+        remember(title, source)
+        runner.run(execute())
     except SystemExit:
         return f"{title} left with sys.exit()"
     except BaseException as error:

@@ -62,7 +62,12 @@ def accumulate_reports(fn: Callable[..., Any], cases: Sequence[tuple[int, ...]])
     return reports
 
 
-def why_different(found: list[list[float]], expected: list[list[float]], num_microbatches: int) -> str | None:
+def why_different(
+    found: list[list[float]],
+    expected: list[list[float]],
+    num_microbatches: int,
+    if_zero: str = "did a message arrive, and did the backward start from it?",
+) -> str | None:
     """What is wrong with what a step has added to the gradients of parameters, in words, or None."""
     ours, theirs = [x for part in found for x in part], [x for part in expected for x in part]
     if len(ours) != len(theirs):
@@ -70,7 +75,7 @@ def why_different(found: list[list[float]], expected: list[list[float]], num_mic
     if difference([x + OLD for x in ours], theirs) is None:
         return "the gradients of the step before are gone; a step adds to what is there"
     if not ours or not any(ours):
-        return "its gradients are all zero; did a message arrive, and did the backward start from it?"
+        return f"its gradients are all zero; {if_zero}"
     if any(x != x for x in ours):
         return "its gradients are not numbers: the mean over no rows is nan, and nan times 0 is nan"
     off = difference(ours, theirs)
@@ -154,11 +159,14 @@ def _accumulate_rows(fn: Callable[..., Any], rows: tuple[int, ...], loss_fn: Cal
     model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     leave_gradients(model)
     found = fn(model, loss_fn, inputs, targets)
-    found = float(found.detach() if isinstance(found, torch.Tensor) else found)
-    if problem := why_different(added_to(model), grads_of(twin), len(rows)):
+    if_zero = "does the loss of each microbatch have its backward?"
+    if problem := why_different(added_to(model), grads_of(twin), len(rows), if_zero):
         return problem if loss_fn is torch.nn.functional.mse_loss else f"with {loss_fn.__name__}, {problem}"
     if sorted(filter(None, seen)) != sorted(filter(None, rows)):
         return f"the model ran on {', '.join(map(str, seen)) or 'no'} rows; each microbatch goes through it once, alone"
+    if not isinstance(found, float):
+        kept = "; a tensor keeps its graph: loss.item() is the number" * isinstance(found, torch.Tensor)
+        return f"returned {type(found).__name__}, expected the loss as a float{kept}"
     if not abs(found - loss.item()) <= TOLERANCE * max(1.0, loss.item()):
         both = apart(found, loss.item())
         return f"the returned loss is {both.found}, that of the whole batch is {both.expected}{both.why}"

@@ -3,9 +3,11 @@
 In: the learner's function.  Out: what is wrong, or an empty string.
   order       F at each start of the stage, I where a gradient of its output first comes
   products    of a row without W: two per layer, one for F and one for I
+  kept        nothing by autograd at an F before which every microbatch has had its W
 """
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.differences import TOLERANCE
@@ -14,6 +16,8 @@ from dualpipe_lab.pp.program import F, I, W
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dualpipe_course.pp.saved import Saved
 
 LEGAL = (
     "F0 I0",
@@ -37,6 +41,8 @@ def try_rows(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
 
 
 def _try_row(fn: Callable[..., Any], row: str) -> str:
+    from dualpipe_course.pp.saved import Saved
+
     stage, (inputs, dys) = make_stage(0), make_batch([ROWS] * NUM_MICROBATCHES)
     if row in ILLEGAL:
         try:
@@ -47,10 +53,12 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
             return f"raised {type(error).__name__}: {error}; expected a ValueError that names the W"
         early = _early(row)
         return f"{early} comes before {I}{early[1:]} without an error; expected a ValueError"
-    words = _watch(stage, inputs)
+    words, saved = _watch(stage, inputs), Saved()
+    kept = _watch_kept(stage, row, saved)
     expected_sent = [_grads(m, m)[0] for m in _numbers_of(row, I)]
     for step in (1, 2):
-        sent = fn(stage, row, inputs, dys)
+        with saved:
+            sent = fn(stage, row, inputs, dys)
         if not isinstance(sent, list) or len(sent) != len(expected_sent):
             return f"returned {_what(sent)}, expected {len(expected_sent)} gradients, one per I"
         if not all(map(_close, sent, expected_sent)):
@@ -59,6 +67,8 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
             return f"after step {step}, {problem}"
         if problem := _other_order(words, row):
             return problem
+        if kept:
+            return kept[0]
         words.clear()
     return _too_many_products(fn, row)
 
@@ -77,6 +87,27 @@ def _watch(stage: Any, inputs: "list[Tensor]") -> list[str]:
 
     stage.register_forward_hook(starts)
     return words
+
+
+def _watch_kept(stage: Any, row: str, saved: "Saved") -> list[str]:
+    """A list into which the stage writes what autograd still keeps at an F before which all W have run."""
+    words, found, number = row.split(), [], count()
+    places = [place for place, word in enumerate(words) if word[0] == F]
+
+    def starts(*_: Any) -> None:
+        place = places[next(number) % len(places)]
+        if place and saved.live and set(_numbers_of(row, F)[: places.index(place)]) <= _done(words[:place]):
+            found.append(
+                f"{words[place]} starts while autograd keeps {saved.live} tensors of microbatches whose W has run; a W "
+                "is the last to need its graph: let it go, without retain_graph"
+            )
+
+    stage.register_forward_pre_hook(starts)
+    return found
+
+
+def _done(words: Sequence[str]) -> set[int]:
+    return {int(word[1:]) for word in words if word[0] == W}
 
 
 def _other_order(found: list[str], row: str) -> str:

@@ -26,6 +26,7 @@ EXPECTED = (9, 6, 75)  # p = 4, m = 8, F = 2, I = 3, W = 4
 # of the puzzle, all ticks 1
 RANKS, MICROBATCHES, ROOM, TICKS, SLOWEST = 4, 6, (4, 3, 3, 3), 22, 27
 WIDTH, HIDDEN = 5, 7
+LEAST = 2.0**-16  # the step between hidden numbers of the first feature, 1.5e-5
 ROWS = (3, 5, 4, 2)  # of each microbatch; of one row an einsum makes no matrix product
 CASES = (
     "F0 I0 W0",
@@ -281,6 +282,8 @@ def _values(word: str, result: Any, ours: Any, words: list[str]) -> str:
             w1, w2 = _weights()
             if kind == I and _same(result, _output_grad(m) @ w2 @ w1):
                 return "the gradient of x went through the ReLU unchanged; where h is 0, it stops"
+            if kind == I:
+                return f"{name} differs from autograd's; where h is 0, it stops, and where h is {LEAST:.1g}, it passes"
             return f"{name} differs from autograd's"
     return _weight_grads(ours, [int(w[1:]) for w in words if w[0] == W])
 
@@ -321,7 +324,9 @@ def _truth(m: int) -> tuple["Tensor", "Tensor", tuple["Tensor", "Tensor"]]:
 
 
 def _weights() -> tuple["Tensor", "Tensor"]:
-    return _draw(1, HIDDEN, WIDTH), _draw(2, WIDTH, HIDDEN)
+    w1 = _draw(1, HIDDEN, WIDTH)
+    w1[0] *= LEAST  # a small hidden number is not 0, and a power of 2 leaves all sums exact
+    return w1, _draw(2, WIDTH, HIDDEN)
 
 
 def _input(m: int) -> "Tensor":

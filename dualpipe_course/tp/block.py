@@ -135,7 +135,7 @@ def below(fn: Callable[..., Any]) -> str:
     """Repair `pair(x, first, second)` between cut tokens, which gathers its input once more and keeps it nowhere."""
     needs_function(fn)
     sizes: tuple[tuple[int, tuple[int, ...], int], ...] = (
-        (1, (2, 2), 3), (2, (2, 3), 4), (2, (2, 4, 3), 5), (4, (4, 2), 6), (4, (2, 8, 3), 8), (4, (2, 4, 16), 8),
+        (1, (2, 2), 3), (2, (2, 3), 4), (2, (2, 4, 3), 5), (4, (4, 2), 7), (4, (2, 8, 3), 8), (4, (2, 4, 16), 8),
     )  # fmt: skip
     for num_ranks, shape, wide in sizes:
         shapes = {"x": shape, "first": (wide, shape[-1]), "second": (shape[-1], wide)}

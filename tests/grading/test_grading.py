@@ -16,9 +16,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_course.grading import grader, pristine, replay, report, submissions
+from dualpipe_course.exercise import About, Check
+from dualpipe_course.grading import evaluator, grader, pristine, replay, report, submissions
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
+from dualpipe_course.trial import on_ranks
+from dualpipe_lab.launch import launcher
+from dualpipe_lab.launch.supervise.errors import RankTimeout
 
 ROOT = Path(__file__).parents[2]
 PAGE = "ranks-and-messages"
@@ -126,7 +130,7 @@ def exchange(x):
 
 
 PEEKED = """
-import json, sys
+import asyncio, json, sys
 import dualpipe_lab as lab
 from dualpipe_course import check
 from dualpipe_course.grading import guard, worker
@@ -135,9 +139,27 @@ guard.close()
 worker.seal_calls()
 for label, text in json.loads(sys.argv[1]).items():
     names = {"check": check, "lab": lab}
-    error = worker.run_cell("answer-x-1", text, names)
+    with asyncio.Runner() as runner:
+        error = worker.run_cell("answer-x-1", text, names, runner)
     print(json.dumps([label, names.get("bytes_sent") == [40, 40, 32], error, len(guard.refusals)]))
 """
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(20.1, mixed.STOPPED), (3.5, mixed.WRONG)])
+def test_an_endless_loop_on_ranks_is_stopped_and_a_deadlock_is_wrong(tmp_path, monkeypatch, seconds, status):
+    """The check gives up, not the grader: its limit of time is one, too.  A deadlock is noticed before it."""
+
+    def waits(*args, **options):
+        raise RankTimeout("where each rank was:", ["rank 0: in f, line 2"], seconds)
+
+    monkeypatch.setattr(launcher, "launch", waits)
+    check = Check(lambda answer: str(on_ranks(print, 2, case="2 ranks")), About("x-1", "", "implement", 1, 1, ()))
+    monkeypatch.setattr(evaluator, "find", lambda name: check)
+    monkeypatch.setattr(evaluator, "_answers", lambda task, names: ({"answer": 1}, "", []))
+    monkeypatch.chdir(tmp_path)
+    verdict = evaluator.evaluate({"name": "x-1", "check": "check.x(answer)", "folders": {"work": str(tmp_path)}})
+    message = "2 ranks: where each rank was:\n  rank 0: in f, line 2"
+    assert verdict == {"status": status, "score": 0, "message": message, "refused": []}
 
 
 def test_an_answer_reads_neither_checks_nor_solutions():

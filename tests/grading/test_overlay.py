@@ -1,17 +1,17 @@
 """What of a submission counts: its answer cells, by tag, and nothing else."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from dualpipe_course.grading import notebook, protocol, submissions
+from dualpipe_course.grading import notebook, protocol, submissions, worker
 from dualpipe_course.grading.evaluator import arguments_of
 from dualpipe_course.grading.grader import Graded, Mark
 from dualpipe_course.grading.notebook import Cell, Unreadable, overlay, read
 from dualpipe_course.grading.report import write_csv, write_html
-from dualpipe_course.grading.worker import run_cell
 from dualpipe_lab.launch import payload
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def test_the_answer_is_taken_and_everything_else_is_pristine():
         PRISTINE, [Cell("", "import y"), Cell("answer-a-1", "one = 1"), Cell("check-a-1", "print('solved')")]
     )
     (task,) = found.tasks
-    assert (task.given, task.answer, task.check) == (["import x"], "one = 1", "check.a.one(one)")
+    assert (task.given, task.answer, task.check) == (["import x"], ["one = 1"], "check.a.one(one)")
     assert found.notes == ["check-a-1 was edited: ignored", "1 extra or edited cell: ignored"]
 
 
@@ -37,17 +37,59 @@ def test_a_notebook_of_the_time_before_the_course_was_a_package_counts_like_any_
     assert saved != pristine
     task = overlay(pristine, saved).tasks[0]
     assert OLD_IMPORT not in "".join(task.given)
-    assert task.answer == book.answer("zero_2-1")
-    assert book.verdict("zero_2-1", task.answer).passed
+    assert task.answer == [book.answer("zero_2-1")]
+    assert book.verdict("zero_2-1", task.answer[0]).passed
 
 
-def test_a_split_answer_is_joined_and_a_missing_one_is_none():
-    split = overlay(
-        PRISTINE, [*PRISTINE[:1], Cell("answer-a-1", "one = 1"), Cell("answer-a-1", "one += 1"), PRISTINE[2]]
+OWN, OLD, STARTER, CHECK = "one = 1", "one = 0", *(cell.source for cell in PRISTINE[1:])
+AS_SAVED = {  # the cells of an exercise as they were saved, and those that count
+    "split": ([OWN, "one += 1", CHECK], [OWN, "one += 1"]),
+    "an old version above": ([OLD, OWN, CHECK], [OLD, OWN]),
+    "an old version below the check": ([OWN, CHECK, OLD], [OWN]),
+    "the starter below the check": ([OWN, CHECK, STARTER], [OWN]),
+    "a broken draft at the end": ([OWN, CHECK, "one = ["], [OWN]),
+    "the starter above: it may define what the answer uses": ([STARTER, OWN, CHECK], [STARTER, OWN]),
+    "the starter pasted below the answer": ([OWN, STARTER, CHECK], [OWN]),
+    "the starter twice": ([STARTER, STARTER, CHECK], [STARTER]),
+    "solved in a copy of both": ([OLD, CHECK, OWN, CHECK], [OLD, OWN]),
+    "no check": ([OWN], [OWN]),
+    "below its check only": ([CHECK, OWN], "stands below its check"),
+    "no answer": ([CHECK], "there is no cell tagged answer-a-1"),
+}
+
+
+@pytest.mark.parametrize("case", AS_SAVED)
+def test_what_stands_before_the_check_counts(case):
+    sources, counts = AS_SAVED[case]
+    cells = [Cell("check-a-1" if source == CHECK else "answer-a-1", source) for source in sources]
+    found = overlay(PRISTINE, [PRISTINE[0], *cells])
+    (task,) = found.tasks
+    if isinstance(counts, str):
+        assert task.answer is None
+        assert counts in task.lacks
+        return
+    assert task.answer == counts
+    assert task.untouched == (OWN not in sources)
+    if (number := len(sources) - sources.count(CHECK)) > 1:
+        assert f"answer-a-1 occurs {number} times: {len(counts)} of these cells count, those before the check" in (
+            found.notes
+        )
+
+
+@pytest.mark.parametrize("kind", ["markdown", "raw"])
+def test_an_answer_that_became_another_kind_of_cell_is_named_as_such(kind):
+    answer = {"cell_type": kind, "source": OWN, "metadata": {"tags": ["answer-a-1"]}}
+    parsed = notebook.parse(json.dumps({"cells": [answer, {"cell_type": kind, "source": "text"}]}).encode())
+    (task,) = overlay(PRISTINE, parsed).tasks
+    assert task.answer is None
+    assert (
+        task.lacks
+        == f"the cell tagged answer-a-1 is a {kind.capitalize()} cell; make it a Code cell again (Esc, then Y)"
     )
-    assert split.tasks[0].answer == "one = 1\none += 1"
-    assert split.notes == ["answer-a-1 occurs 2 times: joined"]
-    assert overlay(PRISTINE, []).tasks[0].answer is None
+    assert overlay(PRISTINE, [*parsed, PRISTINE[1], Cell("answer-a-1", OWN)]).tasks[0].answer == [STARTER, OWN]
+
+
+def test_pristine_cells_are_not_noted():
     assert overlay(PRISTINE, PRISTINE).tasks[0].untouched
     assert overlay(PRISTINE, PRISTINE).notes == []
 
@@ -111,6 +153,26 @@ def test_a_function_stays_sealed_in_the_evaluator():
 def test_forged_answers_are_refused(packed):
     with pytest.raises(ValueError, match="something else"):
         protocol.unpack(packed)
+
+
+def run_cell(title, source, names):
+    with asyncio.Runner() as runner:
+        return worker.run_cell(title, source, names, runner)
+
+
+def test_cells_share_a_loop_that_runs_as_in_a_notebook():
+    """A task starts without an `await`, and a later cell waits for it; `asyncio.run` is refused, as in JupyterLab."""
+    names = {}
+    with asyncio.Runner() as runner:
+        start = (
+            "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 3\ntask = asyncio.create_task(f())"
+        )
+        assert worker.run_cell("one", start, names, runner) == ""
+        assert worker.run_cell("two", "%time x = 1", names, runner) == ""
+        assert worker.run_cell("three", "value = await task", names, runner) == ""
+        assert names["value"] == 3
+        own_loop = "waits = f()\ntry:\n    asyncio.run(waits)\nfinally:\n    waits.close()"
+        assert "cannot be called from a running event loop" in worker.run_cell("four", own_loop, names, runner)
 
 
 def test_a_cell_runs_as_in_a_notebook():

@@ -1,8 +1,13 @@
 """The page of grades: a grid for each notebook with counts, messages that begin in the open, and a phone's width."""
 
+import io
+from dataclasses import replace
+
 import pytest
+from rich.console import Console
 
 from dualpipe_course.grading.grader import Graded, Mark
+from dualpipe_course.grading.replay import Replayed
 from dualpipe_course.grading.report import screen, write_html
 
 LONG = "rank 1 raised ModuleNotFoundError: No module named " + "somewhere_" * 30
@@ -30,7 +35,7 @@ def test_the_grid_counts_who_is_right(tmp_path):
     assert '<th scope="row">right</th><td>2 of 2</td><td>0 of 2</td><td>0 of 2</td><td>2</td>' in html
     assert 'title="gpipe-3: error, 0 of 1">!</td>' in html
     assert f"gpipe-3: error, 0 of 1, 0.1 s; {LONG[:100]} ...</summary>" in html
-    assert "error" in str(screen(RESULTS).title)
+    assert "error" in str(screen(RESULTS).renderables[0].title)
 
 
 @pytest.mark.browser
@@ -41,3 +46,23 @@ def test_the_page_fits_a_phone(tmp_path, browser):
     page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.close()
+
+
+def test_a_note_that_most_share_stands_once_below_the_table_and_notes_have_room(tmp_path):
+    shared = "no seed of personal numbers: judged by the book's, whose answers are published"
+    own = "answer-gpipe-1 occurs 2 times: 1 of these cells count, those before the check"
+    results = [replace(one, notes=[shared]) for one in RESULTS[:2]] + [replace(graded("zoe", "right"), notes=[own])]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(screen([replace(one, replayed=Replayed("unreadable", "")) for one in results]))
+    told = console.export_text()
+    assert " ".join(told.split()).count(f"2 of 3 submissions: {shared}") == 1
+    assert told.count("no seed") == 1
+    assert f"zoe, gpipe: {own}" in " ".join(told.split())
+    assert max(map(len, told.splitlines())) <= 80
+    assert told.count("│ unreadable │") == 3
+    write_html(results, tmp_path / "grades.html")
+    html = (tmp_path / "grades.html").read_text()
+    assert html.count("no seed") == 1
+    assert html.index("</table><p>2 of 3 submissions: no seed") > html.index(own)
+    write_html(results[:1], tmp_path / "one.html")
+    assert "submissions: no seed" not in (tmp_path / "one.html").read_text()

@@ -91,7 +91,7 @@ class Kernel:
             elif message["msg_type"] == "execute_result":
                 text.append(content["data"]["text/plain"])
             elif message["msg_type"] == "error":
-                name, value = content["ename"], content["evalue"]
+                name, value, self.shown = content["ename"], content["evalue"], "\n".join(content["traceback"])
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
                 return "".join(text), name, value
         raise TimeoutError(f"the cell ran longer than {timeout} s")

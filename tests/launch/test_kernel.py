@@ -93,6 +93,7 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_works_and_a_killed_kerne
     assert name == "KeyboardInterrupt"
     assert message.startswith("interrupted. Where each rank was:\n  rank 0: ")
     assert "line 4, in sleepers" in message
+    assert kernel.shown == f"KeyboardInterrupt: {message}"  # and no lines of what waited for the ranks
     assert time.monotonic() - started < 30  # the ranks would sleep for a minute
     assert wait_for_end(numbers) == []
     assert kernel.run("lab.launch(lambda rank, world_size: rank, 2)")[0] == "[0, 1]"

@@ -64,6 +64,18 @@ def test_the_pixels_of_a_cell_have_its_colour(page):
     assert found == [[0x00, 0x72, 0xB2, 255]] * 2
 
 
+def test_the_status_is_empty_while_time_runs_and_nothing_moves(page):
+    page.show(timeline_html(simulate(schedules.build("1f1b", num_ranks=8, num_microbatches=16))))
+    element(page, "e.player.seek(e.makespan)")
+    before = element(page, "[e.status.textContent.split(': ')[1], e.offsetHeight]")
+    assert before[0] == "all done"
+    assert element(page, "(e.player.toggle(), [e.status.textContent, e.offsetHeight])") == ["", before[1]]
+    element(page, "(e.select(null), null)")
+    assert element(page, "e.status.textContent") == ""
+    element(page, "(e.player.toggle(), null)")
+    assert " of " in element(page, "e.status.textContent")
+
+
 def test_runs_of_one_program_share_a_title_and_long_idle_times_fit_their_column(page):
     run = Timeline("1F1B", [[Span(0, 0, 1_234_567, "F", 0, 0, "0F0")], []], source="measured", unit="ns")
     long = Timeline("1F1B", [[Span(0, 0, 113_988_000, "F", 0, 0, "0F0")], []], source="virtual", unit="ns")
@@ -172,10 +184,10 @@ def test_axe_finds_nothing_serious(page, theme):
 def test_saved_files_are_whole(page):
     page.show(timeline_html(simulate(DUALPIPE)))
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Save as SVG").click()
+        page.get_by_role("button", name="SVG: save").click()
     assert saved.value.suggested_filename == "dualpipe.svg"
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Save as PNG").click()
+        page.get_by_role("button", name="PNG: save").click()
     assert saved.value.path().read_bytes().startswith(b"\x89PNG")
 
 

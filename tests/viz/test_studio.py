@@ -111,6 +111,21 @@ def test_dualpipe_is_broken_by_the_pointer_and_mended_by_the_proposed_move(page)
     assert verdict(page).startswith("Valid")
 
 
+def test_the_hint_of_a_cell_is_gone_while_it_is_dragged_and_after_it_was_dropped(page):
+    open_studio(page, ("dualpipe", 4, 8))
+    tip = page.locator("dp-studio .tip")
+    page.mouse.move(*cell(page, 0, 1))
+    assert tip.is_visible()
+    page.mouse.down()
+    page.mouse.move(*cell(page, 0, 6), steps=4)
+    assert not tip.is_visible()
+    page.mouse.up()
+    page.mouse.move(*cell(page, 0, 2))
+    press(page, "Control+z")  # a new drawing below a pointer that rests
+    page.mouse.move(2, 2)
+    assert not tip.is_visible()
+
+
 def test_editing_by_keys_pairs_splits_joins_and_moves(page):
     open_studio(page, ("1f1b", 2, 2))
     board(page).focus()
@@ -189,7 +204,7 @@ def test_a_draft_is_there_again_after_its_page_was_closed(browser, tmp_path):
         page = context.new_page()
         page.goto(address)
         page.wait_for_function(READY)
-        return page, page.get_by_role("button", name="Take up the draft that this browser has kept")
+        return page, page.get_by_role("button", name="Take up your last draft")
 
     first, offered = opened()
     assert not offered.is_visible()

@@ -102,7 +102,9 @@ class Supervisor:
                 raise
             self._collect_statuses()
             report = self._report.timeout(self.ranks, "interrupted. Where each rank was:")
-            raise KeyboardInterrupt(str(report)) from None
+            interrupt = KeyboardInterrupt(str(report))
+            vars(interrupt)["_render_traceback_"] = lambda: f"KeyboardInterrupt: {report}".splitlines()  # for IPython
+            raise interrupt from None
         if self._failed_at is not None:
             raise self._report.error(self.ranks)
         for watched in self.ranks:

@@ -40,6 +40,15 @@ export const textButton = (label, onclick, pressed, title) =>
   make("button", { type: "button", class: "text", "aria-label": title, title, onclick,
     "aria-pressed": pressed == null ? null : String(pressed) }, label);
 
+// What a status line says of the time: nothing while it runs, and then it is as high as before, so that nothing moves.
+export function tellTime(status, player, reason, text) {
+  if (!player.playing) Object.assign(status, { textContent: text }).style.minHeight = "";
+  else if (reason === "play") {
+    status.style.minHeight = `${status.getBoundingClientRect().height}px`;
+    status.textContent = "";
+  }
+}
+
 export function download(name, content) {
   const link = make("a", { href: URL.createObjectURL(content), download: name });
   link.click();

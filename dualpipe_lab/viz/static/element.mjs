@@ -6,7 +6,7 @@
 import { numbersTable, pngBlob, svgText } from "./chrome.mjs";
 import { memoryText } from "./bands.mjs";
 import { besideText, barName, momentText, namesOf, pathText, spanLines, summary, tableOf } from "./describe.mjs";
-import { make } from "./dom.mjs";
+import { make, tellTime } from "./dom.mjs";
 import { isMessage, messageOf } from "./lanes.mjs";
 import { hit, spanAt, timeAt, wholeLayout } from "./layout.mjs";
 import { criticalPath, lastSpan } from "./path.mjs";
@@ -53,7 +53,7 @@ export class TimelineElement extends TimelineView {
     this.view.time = this.player.time;
     if (reason !== "start") this.follow();
     this.paint();
-    if (!this.player.playing) this.status.textContent = this.momentText();
+    tellTime(this.status, this.player, reason, this.momentText());
     if (reason !== "start") this.tell("dp-time", this.view.time);
   }
 
@@ -101,7 +101,7 @@ export class TimelineElement extends TimelineView {
     else this.view.path = null;
     this.status.textContent = found
       ? pathText(this.tracks, this.view.path, this.makespan)
-      : this.momentText();
+      : this.player.playing ? "" : this.momentText();
     this.paint();
     this.tell("dp-selection", this.selection);
   }
@@ -187,12 +187,12 @@ export class TimelineElement extends TimelineView {
   }
 
   hover(found, event) {
+    this.tip.hidden = !found; // also after a new drawing, which points at nothing yet
     if (!found && !this.view.hover) return;
     const isSame = found && this.view.hover && found.every((value, i) => value === this.view.hover[i]);
     this.view.hover = found;
     this.view.marked = found ? twins(this.tracks, found) : [];
     this.canvas.style.cursor = found ? "pointer" : "default";
-    this.tip.hidden = !found;
     if (!isSame) this.paint();
     if (!found) return;
     const [title, ...lines] = [this.titleOf(found), ...spanLines(this.tracks, found, this.makespan)];

@@ -36,8 +36,8 @@ export class StepsElement extends PlayableDrawing {
     });
     this.status = make("div", { class: "status", role: "status" });
     const save = make("div", { class: "tools", role: "group", "aria-label": "Drawing" },
-      textButton("SVG", () => saveSvg(name, this.toSvg()), null, "Save as SVG"),
-      textButton("PNG", () => savePng(name, this.toPng()), null, "Save as PNG"));
+      textButton("SVG", () => saveSvg(name, this.toSvg()), null, "SVG: save the drawing"),
+      textButton("PNG", () => savePng(name, this.toPng()), null, "PNG: save the drawing"));
     this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Steps of ${name}` },
       make("header", {}, make("span", { class: "title" }, name), make("span", { class: "headline" }, note ?? "")),
       make("div", { class: "stage" }, this.scroller), this.bar.bar, make("div", { class: "foot" }, this.status, save),
@@ -54,7 +54,7 @@ export class StepsElement extends PlayableDrawing {
   moved(reason) {
     this.paint();
     const text = this.momentText();
-    if (!this.player.playing) this.status.textContent = text;
+    tellTime(this.status, this.player, reason, text);
     this.canvas.setAttribute("aria-label", text);
     if (reason !== "start") this.dispatchEvent(new CustomEvent("dp-time", { detail: this.time, bubbles: true }));
   }

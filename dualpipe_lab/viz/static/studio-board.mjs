@@ -63,6 +63,7 @@ export class Board {
     const far = Math.hypot(event.offsetX - this.held.x, event.offsetY - this.held.y);
     if (!this.held.isDragged && far < SLOP) return;
     this.held.isDragged = true;
+    this.timeline.hover(null); // its words would hide the rows where the cell may go
     this.held.drop = this.dropAt(event.offsetX, event.offsetY);
     this.timeline.canvas.style.cursor = "grabbing";
     this.act("drag", this.held.drop);

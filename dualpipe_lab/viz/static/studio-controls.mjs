@@ -41,7 +41,7 @@ export function startControls(spec, hasDraft, act) {
     sizes[1].show(spec.microbatches.indexOf(microbatches), String(microbatches));
   };
   show();
-  const draft = textButton("Take up your last draft", () => act("takeUp"), null, "Take up the draft that this browser has kept");
+  const draft = textButton("Take up your last draft", () => act("takeUp"), null, "Take up your last draft, which this browser has kept");
   draft.hidden = !hasDraft;
   const undo = textButton("Undo", () => act("undo"), null, "Undo (Ctrl+Z)");
   const redo = textButton("Redo", () => act("redo"), null, "Redo (Ctrl+Y)");
@@ -62,12 +62,12 @@ const TOOLS = [
   ["right", "▶", "Move to the right (Alt+Right)", ["shift", { ranks: 0, places: 1 }]],
   ["up", "▲", "Move to the rank above (Alt+Up)", ["shift", { ranks: -1, places: 0 }]],
   ["down", "▼", "Move to the rank below (Alt+Down)", ["shift", { ranks: 1, places: 0 }]],
-  ["pair", "Pair", "Make a pair of the two that are chosen (P)", ["pair"]],
-  ["unpair", "Unpair", "Take a pair apart (U)", ["unpair"]],
+  ["pair", "Pair", "Pair the two that are chosen (P)", ["pair"]],
+  ["unpair", "Unpair", "Unpair: take a pair apart (U)", ["unpair"]],
   ["split", "Split B", "Split B into I and W (S)", ["split"]],
-  ["join", "Join I, W", "Join I and W to B (J)", ["join"]],
+  ["join", "Join I, W", "Join I, W to one B (J)", ["join"]],
   ["delete", "Delete", "Delete what is chosen (Delete)", ["delete"]],
-  ["explain", "Why not earlier?", "Why the chosen one cannot start earlier (Enter)", ["explain"]],
+  ["explain", "Why not earlier?", "Why not earlier? What the chosen one waits for (Enter)", ["explain"]],
 ];
 
 // What to do with what is chosen, a row to type, and an action to put in.

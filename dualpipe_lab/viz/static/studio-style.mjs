@@ -34,7 +34,8 @@ dp-timeline { margin: 4px 0 0; }
 .section { border-top: 1px solid var(--line); padding: 4px 2px; }
 .section > summary { color: var(--text); font-weight: 650; font-size: 13px; }
 .inside { padding: 4px 0 6px; }
-.inside .table { display: grid; grid-template-columns: minmax(0, auto) minmax(0, auto); gap: 4px 40px; justify-content: start; align-items: start; max-height: none; }
+.inside .table { display: flex; flex-wrap: wrap; gap: 4px 40px; align-items: start; max-height: none; }
+.inside .table > table { max-width: 100%; }
 .inside th { border-bottom: 0; }
 .inside thead th { border-bottom: 1px solid var(--line); }
 .inside .costs { border: 0; margin: 0; padding: 0; }
@@ -57,6 +58,6 @@ dp-timeline { margin: 4px 0 0; }
 .files { display: flex; flex-wrap: wrap; gap: 4px; padding: 6px 0; }
 .files button { border-color: var(--line); color: var(--text); }
 .files a { color: var(--accent); font-size: 12px; align-self: center; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; max-width: 100%; }
-@media (max-width: 560px) { .inside .table { grid-template-columns: minmax(0, 1fr); } .row .gap { display: none; } }
+@media (max-width: 560px) { .row .gap { display: none; } }
 @media print { .row, .edit, .section:not([open]) { display: none; } }
 `;

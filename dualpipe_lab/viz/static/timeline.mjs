@@ -48,6 +48,7 @@ export class TimelineView extends PlayableDrawing {
     this.toolbox = toolbox;
     this.fillLegend();
     this.status.textContent = "";
+    this.tip.hidden = true;
     this.titling.textContent = namesOf(tracks);
     this.draw();
     this.fillTable();
@@ -143,8 +144,8 @@ export class TimelineView extends PlayableDrawing {
     return make("div", { class: "tools", role: "group", "aria-label": "Drawing" }, ...this.choices.items, this.pathButton,
       ...(this.tracks.some((track) => track.numMessages) ? [this.messageButton] : []),
       iconButton("out", "Zoom out", () => this.zoomBy(1 / 1.5)), iconButton("in", "Zoom in", () => this.zoomBy(1.5)),
-      textButton("SVG", () => saveSvg(this.name, this.toSvg()), null, "Save as SVG"),
-      textButton("PNG", () => savePng(this.name, this.toPng()), null, "Save as PNG"));
+      textButton("SVG", () => saveSvg(this.name, this.toSvg()), null, "SVG: save the drawing"),
+      textButton("PNG", () => savePng(this.name, this.toPng()), null, "PNG: save the drawing"));
   }
 
   listen() {

@@ -115,6 +115,18 @@ CHEATS = {
     },
     THREE: {
         "nothing": Bad("def connect(module, unit):\n    pass", "are NaN"),
+        "a hook on every output": Bad(
+            [
+                (
+                    "module.register_forward_hook(lambda *_: unit.free())\n"
+                    "    module.register_full_backward_pre_hook(lambda *_: unit.gather())",
+                    "module.register_forward_hook(\n"
+                    "        lambda *a: (unit.free(), a[2].register_hook(lambda _: unit.gather()))[:0] or None\n"
+                    "    )",
+                )
+            ],
+            "a forward under torch.no_grad() raised RuntimeError",
+        ),
         "always whole": Bad(
             "def connect(module, unit):\n    unit.free = lambda: None\n    unit.gather()", "whole at once"
         ),

@@ -123,7 +123,7 @@ def accumulate(model, loss_fn, inputs, targets):
             share = x.shape[0] / rows
             loss = loss_fn(model(x), y)
             loss.backward(torch.tensor(share, dtype=loss.dtype))
-            total += share * loss.detach()
+            total += share * float(loss)
     return total
 """,
         "one backward of all losses": """

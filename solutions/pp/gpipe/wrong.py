@@ -173,6 +173,8 @@ rows = [row(r) for r in range(4)]
         "no division": Bad([(" / num_rows", "")], "microbatches of"),
         "empty is nan": Bad([("if len(x) == 0:", "if False:")], "the returned loss is nan"),
         "loss of the last": Bad([("total += loss.item()", "total = loss.item()")], "the returned loss"),
+        "a loss with its graph": Bad([("total += loss.item()", "total = total + loss")], "returned Tensor, expected"),
+        "returns nothing": Bad([("return total", "pass")], "returned NoneType, expected the loss as a float"),
         "another loss": Bad([("loss_fn(model(x), y)", "torch.nn.functional.mse_loss(model(x), y)")], "with l1_loss"),
         "all rows at once": Bad(
             "def accumulate(model, loss_fn, inputs, targets):\n"
@@ -220,6 +222,9 @@ CHEATS = {
         "I and W": Bad([("0B7", "0I7 0W7")], "the rows contain I; this program is made of F and B"),
     },
     "gpipe-5": {
-        "returns a number": Bad("def accumulate(model, loss_fn, inputs, targets):\n    return 1.0", "all zero")
+        "returns a number": Bad(
+            "def accumulate(model, loss_fn, inputs, targets):\n    return 1.0",
+            "all zero; does the loss of each microbatch have its backward?",
+        )
     },
 }

@@ -26,6 +26,7 @@ TYPICAL = {
         "= instead of +=": Bad([("dw1 += ", "dw1 = ")], "dw1 is the gradient of microbatch 1 alone"),
         "no mask": Bad([(" * (h > 0)", "")], "went through the ReLU unchanged"),
         "mask of the output's gradient": Bad([("(h > 0)", "((dy @ self.w2) > 0)")], "the gradient of x differs"),
+        "a small number taken for 0": Bad([("(h > 0)", "(h > 1e-3)")], "where h is 2e-05, it passes"),
         "products of W made by I": Bad(
             [
                 (_KEEP, "self.kept[m] = da.T @ x, dy.T @ h"),
@@ -135,6 +136,10 @@ def follow(stage, row, inputs, dys):
             "ran F0 F1 I0 I1, the row is F0 I0 F1 I1 without its W",
         ),
         "KeyError": Bad([("if m not in due:", "if False:")], "raised KeyError"),
+        "W keeps the graph": Bad(
+            [("parameters, due.pop(m))", "parameters, due.pop(m), retain_graph=True)")],
+            "F0 I0 W0 F1 I1 W1: F1 starts while autograd keeps",
+        ),
         "I counts W too": Bad(
             [("sent += torch", "y.backward(due[m], retain_graph=True); sent += torch")],
             "the weights have a gradient; an I makes none",

@@ -38,6 +38,12 @@ def finish(grads, sequence_parallel):
 """,
     },
     "block-3": {
+        "rows counted by reshape": [
+            (
+                "grad.flatten(0, -2).T @ gather(x).flatten(0, -2)",
+                "grad.reshape(-1, grad.shape[-1]).T @ gather(x).reshape(-1, x.shape[-1])",
+            ),
+        ],
         "a scatter written out": [
             (
                 "dx = scatter(grad @ weight)",
