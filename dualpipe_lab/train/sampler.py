@@ -166,14 +166,16 @@ class Sampler:
                 [[*row[1:], *[IGNORE_INDEX] * (length + 1 - len(row))] for row in rows], device=device()
             )
             ends = torch.tensor([[len(row) - 1] for row in rows], device=device())
-            found = inputs, targets, torch.arange(length, device=device()) >= ends
-            found = (*found, *next_tokens(inputs, targets)) if mtp else found
+            found = [inputs, targets, torch.arange(length, device=device()) >= ends]
+            found += next_tokens(inputs, targets) if mtp else ()
             microbatches.append(
                 found if layout is None else [shard_sequence(tensor, layout, cp_rank) for tensor in found]
             )
-        all_inputs, all_targets, padding, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
-        padding = padding if any(mask.any() for mask in padding) else []
-        return Batch(all_inputs, all_targets, self.num_tokens(step), self.batch_size(step), *shifted, padding=padding)
+        all_inputs, all_targets, masks, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
+        next_inputs, next_targets = shifted or ([], [])
+        padding = masks if any(mask.any() for mask in masks) else []
+        counts = self.num_tokens(step), self.batch_size(step)
+        return Batch(all_inputs, all_targets, *counts, next_inputs, next_targets, padding)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
