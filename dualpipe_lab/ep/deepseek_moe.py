@@ -46,7 +46,7 @@ class DeepSeekRouter(TopKRouter):
 
     Attributes:
         bias: `bias_E`, added for the selection alone; a buffer, so no optimizer updates it.  None without one.
-        load: `load_E`, int64, tokens since the last `update_biases`, counted in the backward.
+        load: `load_E`, int64, tokens since the last `update_biases`, without padding, counted in the backward.
 
     Raises:
         ValueError: groups that do not divide the experts, or hold fewer than k experts per token.
@@ -79,9 +79,9 @@ class DeepSeekRouter(TopKRouter):
         self.register_buffer("bias", bias)
         self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64, device=device()), persistent=False)
 
-    def forward(self, x: Tensor) -> Routing:
-        """Route the tokens `x_TD`; T may be 0."""
-        routing = super().forward(x)
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Routing:
+        """Route the tokens `x_TD`, and count those that are no padding; arguments as for `TopKRouter`."""
+        routing = super().forward(x, padding)
         return routing._replace(weights=CountLoad.apply(routing.weights, routing.load, self.load))
 
     def choose(self, logits: Tensor) -> Tensor:
@@ -122,14 +122,12 @@ class DeepSeekMoE(MoE):
         super().__init__(router, Experts(hidden_size, ffn_size, router.num_experts, ep=ep, dtype=dtype), shared=shared)
         self.nodes = nodes
 
-    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
-        """Return `y_..D` for `x_..D`, hierarchically if groups by node are given; arguments as for `MoE`."""
+    def run_experts(self, tokens: Tensor, routing: Routing) -> Tensor:
+        """Return `y_TD` for routed tokens, hierarchically if groups by node are given."""
         if self.nodes is None:
-            return super().forward(x, routing)
-        tokens = x.flatten(0, -2)
-        routing = self.router(tokens) if routing is None else routing
+            return super().run_experts(tokens, routing)
         weights, experts = routing.weights, routing.indices
-        return hierarchical_experts(tokens, weights, experts, self.experts, self.nodes, self.shared).view(x.shape)
+        return hierarchical_experts(tokens, weights, experts, self.experts, self.nodes, self.shared)
 
 
 def group_limited_topk(

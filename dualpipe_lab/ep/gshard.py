@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.all_to_all import Splits, combine, dispatch
 from dualpipe_lab.ep.moe import ExpertParallel
-from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
+from dualpipe_lab.ep.router import Routing, TopKRouter, kept_positions, leave_out, put_back, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.shard import Shard, initialize_parameters
@@ -44,7 +44,7 @@ class GShardOutput(NamedTuple):
     y: Tensor  # y_TD, without the residual
     balance: Tensor  # the balance loss of first choices, without a coefficient; with `global_balance` this rank's share
     num_dropped: int  # choices of this rank that got no slot
-    routing: Routing  # before choices are dropped
+    routing: Routing  # before choices are dropped, without padding
 
 
 class GShardMoE(nn.Module):
@@ -91,12 +91,16 @@ class GShardMoE(nn.Module):
         self.shards = {"first": shard, "second": shard}
         initialize_parameters(self)
 
-    def forward(self, x: Tensor) -> GShardOutput:
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> GShardOutput:
         """Send `x_TD` through its experts; all ranks call this, also one without tokens.
 
+        `padding_T`: True where a position is padding: it takes no slot, counts in no balance loss, and gets zeros.
+
         Raises:
-            ValueError: more tokens than `num_tokens`, or logits that are no numbers.
+            ValueError: more tokens than `num_tokens`, logits that are no numbers, or a mask of another size.
         """
+        num_positions, kept = len(x), kept_positions(padding, len(x))
+        x = leave_out(x, kept)
         if len(x) > self.num_tokens:
             raise ValueError(
                 f"this layer has slots for {self.num_tokens} tokens per rank, got {len(x)}; build it with more"
@@ -105,6 +109,7 @@ class GShardMoE(nn.Module):
         slots = find_slots(routing.indices, self.num_experts, self.capacity)
         filled = fill_slots(x, slots, self.num_experts * self.capacity)
         y = read_slots(self._dispatch_and_combine(filled), slots, routing.weights.to(x.dtype))
+        y = put_back(y, kept, num_positions)
         return GShardOutput(y, self._balance(routing), int((slots == DROPPED).sum()), routing)
 
     def _dispatch_and_combine(self, filled: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ With g the gradient of the weights w on the chosen experts S, and v = w / scale,
   sigmoid                    s_i (1 - s_i) g_i                    zero outside of S
   sigmoid, normalised        v_i (1 - s_i) (g_i - sum_S v g)      zero outside of S; with k = 1 zero everywhere
 times the scale.  The choice has no gradient.  No message: every rank routes its local tokens.
+Padding is left out before: a `Routing` has rows for tokens alone, so loads, losses and slots count nothing else.
 Experts are chosen by logits, largest first, the lower number first among equals.  Scores are not compared, because
 rounding can make different scores equal.
 Elsewhere: Megatron `TopKRouter`; torchtitan `TokenChoiceTopKRouter`; DeepSeek-V3 `Gate`.
@@ -27,7 +28,7 @@ Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 
 class Routing(NamedTuple):
-    """The experts and weights of each token; T: tokens, K: experts per token, E: experts."""
+    """The experts and weights of each token; T: tokens, padding left out, K: experts per token, E: experts."""
 
     indices: Tensor  # indices_TK, int64, the chosen experts, best first; no expert twice for one token
     weights: Tensor  # weights_TK, with the gradient of this module
@@ -76,12 +77,13 @@ class TopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype, device=device()))
         initialize_parameters(self)
 
-    def forward(self, x: Tensor) -> Routing:
-        """Route the tokens `x_TD`; T may be 0.
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Routing:
+        """Route the tokens `x_TD`; T may be 0.  `padding_T`: True where a position is padding, which is left out.
 
         Raises:
-            ValueError: a token's logits are NaN or infinite.
+            ValueError: a token's logits are NaN or infinite; and as `kept_positions`.
         """
+        x = leave_out(x, kept_positions(padding, len(x)))
         logits = linear(x.to(self.weight.dtype), self.weight)
         indices = self.choose(logits.detach())
         weights = expert_weights(logits, indices, self.scoring, self.normalise, self.scale)
@@ -90,6 +92,32 @@ class TopKRouter(nn.Module):
     def choose(self, logits: Tensor) -> Tensor:
         """Return `indices_TK` for `logits_TE`; a subclass may override this method and keeps the gradient."""
         return top_experts(logits, self.num_experts_per_token)
+
+
+def kept_positions(padding: Tensor | None, num_positions: int) -> Tensor | None:
+    """Return the positions of a mask that are no padding, `kept_T`, in their order; None without a mask.
+
+    Raises:
+        ValueError: a mask of another type or size.
+    """
+    if padding is None:
+        return None
+    if padding.dtype != torch.bool or padding.numel() != num_positions:
+        raise ValueError(
+            f"padding has a bool for each of {num_positions} positions, True where it is padding, got {padding.dtype} "
+            f"{tuple(padding.shape)}; of an attention_mask with 1 for tokens use attention_mask == 0"
+        )
+    return (~padding.flatten()).nonzero().squeeze(1)
+
+
+def leave_out(x: Tensor, kept: Tensor | None) -> Tensor:
+    """Return the rows of `x_TD` that are kept; all without a mask."""
+    return x if kept is None else x.index_select(0, kept)
+
+
+def put_back(y: Tensor, kept: Tensor | None, num_positions: int) -> Tensor:
+    """Put rows back to the positions from which `leave_out` took them, with zeros between."""
+    return y if kept is None else y.new_zeros(num_positions, *y.shape[1:]).index_copy(0, kept, y)
 
 
 def top_experts(scores: Tensor, num_experts_per_token: int) -> Tensor:

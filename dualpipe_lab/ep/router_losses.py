@@ -28,14 +28,14 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.ep.router import Scoring, log_scores, normalised_grad
+from dualpipe_lab.ep.router import Scoring, kept_positions, log_scores, normalised_grad
 
 
 def balance_loss(logits: Tensor, load: Tensor, num_tokens: int | None = None, scoring: Scoring = "softmax") -> Tensor:
     """Return the balance loss E sum_e f_e P_e, a scalar; 0 for a rank without tokens.
 
     Args:
-        logits: `logits_TE` of this rank's tokens.
+        logits: `logits_TE` of this rank's tokens, as a `Routing` has them: without padding.
         load: `load_E`, how often each expert was chosen, before any token is dropped.
         num_tokens: the tokens that `load` counts, if they are more than this rank's T; then the result is a share.
         scoring: as in the router; sigmoid scores are divided by their sum over all experts.
@@ -63,6 +63,7 @@ def sequence_loss(
     num_sequences: int | None = None,
     group: Group | None = None,
     scoring: Scoring = "sigmoid",
+    padding: Tensor | None = None,
 ) -> Tensor:
     """Return DeepSeek-V3's balance loss per sequence: the mean over sequences of E sum_e f_e P_e, a scalar.
 
@@ -70,29 +71,41 @@ def sequence_loss(
     V3's equation counts the k largest unbiased scores instead of the experts that were chosen.
 
     Args:
-        logits: `logits_TE`, the sequences of this rank one after another.
+        logits: `logits_TE`, the sequences of this rank one after another, without padding.
         indices: `indices_TK`.
-        length: tokens of a sequence on this rank.
+        length: positions of a sequence on this rank, padding included.
         num_sequences: of all ranks, if they are more than this rank's; then the result is a share.
         group: the ranks that share each sequence (cp), all of which call this; the result is then this rank's share of
             its loss.  None: every sequence lies on one rank.
         scoring: as in the router; scores are divided by their sum over all experts.
+        padding: a mask of the sequences' positions, True where the tokens leave one out; a sequence of padding alone
+            is none.
 
     Raises:
-        ValueError: the tokens are not a multiple of `length`.
+        ValueError: the positions are not a multiple of `length`, or the tokens not those of the mask.
     """
-    if length < 1 or len(logits) % length:
-        raise ValueError(f"a loss per sequence needs whole ones, got {len(logits)} tokens in sequences of {length}")
-    count = max(len(logits) // length if num_sequences is None else num_sequences, 1)
+    num_positions = len(logits) if padding is None else padding.numel()
+    if length < 1 or num_positions % length:
+        raise ValueError(f"a loss per sequence needs whole ones, got {num_positions} tokens in sequences of {length}")
+    kept = kept_positions(padding, num_positions)
+    if kept is not None and len(kept) != len(logits):
+        raise ValueError(
+            f"the loss takes the tokens that a mask keeps, {len(kept)} of {num_positions}, got {len(logits)}; give it "
+            "those of router(x, padding)"
+        )
+    sequence = (torch.arange(num_positions, device=logits.device) if kept is None else kept) // length
     num_experts, top_k = logits.shape[-1], indices.shape[-1]
-    hits = torch.zeros_like(logits, dtype=torch.int64).scatter_(-1, indices, 1)
-    hits = hits.unflatten(0, (-1, length)).sum(1)  # hits_BE
+    chosen = torch.zeros_like(logits, dtype=torch.int64).scatter_(-1, indices, 1)
+    hits = chosen.new_zeros(num_positions // length, num_experts).index_add_(0, sequence, chosen)  # hits_BE
     if group is not None:
         comm.all_reduce(hits, group=group)
     hits = hits.double()  # whole numbers divided by each other would be float32
     num_hits = hits.sum(1, keepdim=True)  # top_k of every token of the full sequence
-    price = hits / num_hits * (num_experts * top_k / count / num_hits)
-    out: Tensor = SharesLoss.apply(logits, price.to(logits.dtype).repeat_interleave(length, 0), scoring)
+    if num_sequences is None:
+        num_sequences = len(hits) if kept is None else int(num_hits.count_nonzero())
+    num_hits = num_hits.clamp(min=1)
+    price = hits / num_hits * (num_experts * top_k / max(num_sequences, 1) / num_hits)
+    out: Tensor = SharesLoss.apply(logits, price.to(logits.dtype)[sequence], scoring)
     return out
 
 

@@ -82,14 +82,19 @@ class MTPModule(nn.Module):
         self.norm = make_norm(config.dense, tp, dtype)
 
     def forward(
-        self, hidden: Tensor, after: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
+        self,
+        hidden: Tensor,
+        after: Tensor,
+        positions: Tensor | None = None,
+        num_sequences: int | None = None,
+        padding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the head's input `x_BSD` for the second token, and the extra layer's balance loss or None.
 
         `hidden`: `h_BSD`, the output of the model's last layer.  `after`: with a table here, the next tokens' `ids_BS`;
         else their embeddings `e_BSD`.
         """
-        x, balance = self.layer(self.combine(hidden, after), positions, num_sequences)
+        x, balance = self.layer(self.combine(hidden, after), positions, num_sequences, padding)
         return self.norm(x), balance
 
     def combine(self, hidden: Tensor, after: Tensor) -> Tensor:
@@ -121,17 +126,24 @@ class MTPStage(V3Stage):
         """Return what `loss_of` takes for the next token, of `h_BSD`: the output of a stage without a second one."""
         return super().leave(hidden)
 
-    def forward(self, x: Tensor, next_ids: Tensor | None = None, next_targets: Tensor | None = None) -> WithLoss:
+    def forward(
+        self,
+        x: Tensor,
+        next_ids: Tensor | None = None,
+        next_targets: Tensor | None = None,
+        *,
+        padding: Tensor | None = None,
+    ) -> WithLoss:
         """Return the output of `V3Stage`, and this stage's losses: the balance, and the second token's.
 
         `next_ids`, `next_targets`: both `_BS`, of `next_tokens`; ValueError if one is missing in training.
         """
-        hidden, balance = self.run_layers(x, self.num_sequences)
+        hidden, balance = self.run_layers(x, self.num_sequences, padding)
         output, loss = self.answer(hidden), self.config.balance * balance
         if next_ids is None or next_targets is None:
             self.check_evaluation()
             return WithLoss(output, loss)
-        return WithLoss(output, loss + self.mtp_loss(hidden, next_ids, next_targets))
+        return WithLoss(output, loss + self.mtp_loss(hidden, next_ids, next_targets, padding))
 
     def check_evaluation(self) -> None:
         """Refuse a forward without the next tokens in training."""
@@ -139,10 +151,10 @@ class MTPStage(V3Stage):
             rule = "a model that predicts a second token is trained with next_ids and next_targets"
             raise ValueError(f"{rule}, got none; pass extra=rank_model.extra_inputs(*next_tokens(ids, targets))")
 
-    def mtp_loss(self, hidden: Tensor, next_ids: Tensor, next_targets: Tensor) -> Tensor:
+    def mtp_loss(self, hidden: Tensor, next_ids: Tensor, next_targets: Tensor, padding: Tensor | None = None) -> Tensor:
         """Compute the weighted loss of the second token from `h_BSD`, plus the extra layer's balance loss."""
         after = next_ids if self.embedding is None else self.embedding(next_ids)
-        x, balance = self.run(self.mtp, hidden, after, self.positions(hidden.device), self.num_sequences)
+        x, balance = self.run(self.mtp, hidden, after, self.positions(hidden.device), self.num_sequences, padding)
         loss = self.weighted_loss(x, next_targets)
         return loss if balance is None else loss + self.config.balance * balance
 

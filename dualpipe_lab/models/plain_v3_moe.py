@@ -66,9 +66,10 @@ class PlainMoE(nn.Module):
         if config.num_shared_experts:
             self.shared = PlainMlp(replace(config.dense, ffn_size=config.shared_ffn_size), dtype)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `y_BSD` of `x_BSD`, and the mean balance loss per sequence."""
-        tokens = x.flatten(0, 1)
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return `y_BSD` of `x_BSD`, and the mean balance loss per sequence; padding is neither routed nor counted."""
+        is_token = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else ~padding
+        tokens = x[is_token]
         weights, indices, scores = self.router(tokens)
         y = torch.zeros_like(tokens) if self.shared is None else self.shared(tokens)
         for expert in range(len(self.experts.gate)):
@@ -76,10 +77,12 @@ class PlainMoE(nn.Module):
             routed = tokens[token]
             inner = silu(routed @ self.experts.gate[expert].t()) * (routed @ self.experts.up[expert].t())
             y = y.index_add(0, token, weights[token, choice, None] * (inner @ self.experts.down[expert].t()))
-        shares = (scores / scores.sum(1, keepdim=True)).view(*x.shape[:2], -1).mean(1)
-        hits = torch.zeros_like(scores).scatter(1, indices, 1.0).view(*x.shape[:2], -1).mean(1)
-        balance = scores.shape[1] / indices.shape[1] * (hits * shares).sum(1).mean()
-        return y.view(x.shape), balance
+        lengths, sequence = is_token.sum(1), is_token.nonzero()[:, 0]  # the sequence of each token
+        shares, hits = scores / scores.sum(1, keepdim=True), torch.zeros_like(scores).scatter(1, indices, 1.0)
+        sums = [scores.new_zeros(len(x), scores.shape[1]).index_add(0, sequence, rows) for rows in (shares, hits)]
+        per_sequence = (sums[0] * sums[1]).sum(1) / lengths.clamp(min=1).square()
+        balance = scores.shape[1] / indices.shape[1] * per_sequence.sum() / lengths.count_nonzero().clamp(min=1)
+        return torch.zeros_like(x).index_put((is_token,), y), balance
 
 
 class PlainLatentAttention(nn.Module):
@@ -133,10 +136,11 @@ class PlainV3Layer(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
         self.mlp = PlainMlp(config.dense, dtype) if is_dense else PlainMoE(config, dtype)
 
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, positions: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return `y_BSD` of `x_BSD`, and the balance loss per sequence; None in a dense layer."""
         x = x + self.attention(self.attention_norm(x), positions)
-        y = self.mlp(self.mlp_norm(x))
+        normal = self.mlp_norm(x)
+        y = self.mlp(normal, padding) if isinstance(self.mlp, PlainMoE) else self.mlp(normal)
         return (x + y, None) if isinstance(y, Tensor) else (x + y[0], y[1])
 
 
@@ -164,18 +168,21 @@ class PlainV3MoE(nn.Module):
         logits: Tensor = self.head(self.norm(self._hidden_and_balance(ids)[0]))
         return logits
 
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence."""
-        x, balance = self._hidden_and_balance(ids)
+    def loss(self, ids: Tensor, targets: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence.
+
+        `padding_BS`: True where a position is padding, as in `V3MoE.forward`.
+        """
+        x, balance = self._hidden_and_balance(ids, padding)
         mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
         return mean + self.config.balance * balance
 
-    def _hidden_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _hidden_and_balance(self, ids: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the output of the last layer, and the sum of the layers' balance losses."""
         positions, x = torch.arange(ids.shape[1], device=ids.device), self.embedding(ids)
         balance = x.new_zeros(())
         for layer in self.layers:
-            x, loss = layer(x, positions)
+            x, loss = layer(x, positions, padding)
             balance = balance if loss is None else balance + loss
         return x, balance
 
@@ -202,20 +209,20 @@ class PlainMTP(PlainV3MoE):
         self.weight, self.mtp = weight, nn.ModuleDict(parts | {"layer": PlainV3Layer(config, False, dtype)})
         self.to(where)
 
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, ids: Tensor, targets: Tensor, padding: Tensor | None = None) -> Tensor:
         """Compute the mean loss of `targets_BS`, lambda times that of the second tokens, and the balance losses."""
-        x, balance = self._hidden_and_balance(ids)
+        x, balance = self._hidden_and_balance(ids, padding)
         mean = cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
-        second, last = self.second(x, ids)
+        second, last = self.second(x, ids, padding)
         loss = cross_entropy(
             second[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )
         share = self.weight / max(int((targets != IGNORE_INDEX).sum()), 1)
         return mean + share * loss + self.config.balance * (balance + last)
 
-    def second(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def second(self, x: Tensor, ids: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the second token's `logits_BSV`, and its layer's balance loss, from the hidden states `x_BSD`."""
         part, after = self.mtp, self.embedding(pad(ids[:, 1:], (0, 1)))
         x = part["projection"](torch.cat((part["hidden_norm"](x), part["embedding_norm"](after)), -1))
-        x, balance = part["layer"](x, torch.arange(ids.shape[1], device=ids.device))
+        x, balance = part["layer"](x, torch.arange(ids.shape[1], device=ids.device), padding)
         return self.head(part["norm"](x)), balance

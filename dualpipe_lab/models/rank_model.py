@@ -6,7 +6,8 @@ Chapter: book/whole/cuts.  In: a config, a `Mesh`, a program.  Out: modules by s
              summed, never averaged
   mirrors    a stage on two ranks (DualPipe) starts with the same numbers on both, because they are drawn by name
   tied       the embedding's table stands on the first stage and on the last; `runtime.sum_tied(rank_model.tied)`
-  second     a V3-style model may predict a second token: `mtp`, and `extra_inputs` for each step
+  extra      a V3-style model takes the masks of padding, and where it predicts a second token (`mtp`) the shifted
+             tokens: `extra_inputs` for each step
 Elsewhere: Megatron `get_model` and `setup_model_and_optimizer`; torchtitan `pipeline_llm`.
 """
 
@@ -28,6 +29,7 @@ from dualpipe_lab.models.mtp import COPY, MTPStage
 from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
 from dualpipe_lab.models.v3_moe import V3Stage, data_group
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
@@ -97,10 +99,21 @@ class RankModel(nn.Module):
         for stage in self.stages.values():
             stage.num_tokens, stage.num_sequences = num_tokens, num_sequences
 
-    def extra_inputs(self, next_ids: Sequence[Tensor], next_targets: Sequence[Tensor]) -> dict[int, list[Extra]]:
-        """Return `extra` for `PipelineRuntime.step`, where a second token is predicted: `NextTokens` by microbatch."""
+    def extra_inputs(
+        self, next_ids: Sequence[Tensor] = (), next_targets: Sequence[Tensor] = (), padding: Sequence[Tensor] = ()
+    ) -> dict[int, list[Extra]]:
+        """Return `extra` for `PipelineRuntime.step`, from the tensors of each microbatch; none where nothing is padded.
+
+        `next_ids`, `next_targets`: `NextTokens`, where a second token is predicted.  `padding_BS`: as in
+        `V3MoE.forward`, for every stage with experts; a Llama routes nothing and takes none.
+        """
+        masks: list[Extra] = [{"padding": mask} for mask in padding] if isinstance(self.config, V3MoEConfig) else []
+        extra = dict.fromkeys(range(len(self.layers)), masks) if masks else {}
         pairs = zip(next_ids, next_targets, strict=True)
-        return {len(self.layers) - 1: [{"next_ids": ids, "next_targets": targets} for ids, targets in pairs]}
+        if second := [{"next_ids": ids, "next_targets": targets} for ids, targets in pairs]:
+            both = zip(masks or [{}] * len(second), second, strict=True)
+            extra[len(self.layers) - 1] = [mask | shifted for mask, shifted in both]
+        return extra
 
     def loss_fn(self, num_tokens: int | None = None, **options: Any) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss of the last stage's output for `PipelineRuntime`, whose step then takes weights of 1.

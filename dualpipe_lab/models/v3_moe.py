@@ -10,6 +10,7 @@ and no biases make it a Qwen3-MoE.
   everything else       tp               dp, ep and cp together
 Under sequence parallelism a rank of tp holds its shard of the tokens between the layers; a router and its experts work
 on all of them, on every rank of tp, as without it.  Along cp, the ranks of a sequence sum its counts for the loss.
+Padding is neither routed nor counted: every rank and stage gets the mask of its microbatch, and no message has it.
 Each rank divides its loss by the counts of the full step, so that gradients are summed and never averaged.
 Weights are drawn in full, by their names, and then sharded: every topology starts from the same numbers.
 `dualpipe_lab.models.plain_v3_moe` is the same model in plain torch, with the same names.
@@ -63,26 +64,41 @@ class V3Layer(nn.Module):
             self.mlp = _experts(config, sharing, ep, nodes)
 
     def forward(
-        self, x: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        num_sequences: int | None = None,
+        padding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return `y_BSD` of `x_BSD`, and the balance loss per sequence; None in a dense layer, or without one."""
+        """Return `y_BSD` of `x_BSD`, and the balance loss per sequence; None in a dense layer, or without one.
+
+        `padding_BS`: True where a position is padding, which no expert sees and nothing counts.
+        """
         x = x + self.attention(self.attention_norm(x), positions)
         normal = self.mlp_norm(x)
         if not isinstance(self.mlp, DeepSeekMoE):
             return x + self.mlp(normal), None
         if self.tp.sequence_parallel:  # a router needs full sequences, so all ranks of tp route all tokens, as without
             normal = gather_from_ranks(normal, TOKENS, self.tp.group)
-        y, routing = self.mlp.with_routing(normal)
+        y, routing = self.mlp.with_routing(normal, padding)
         if self.tp.sequence_parallel:
             y = slice_to_ranks(y, TOKENS, self.tp.group)
-        return x + y, self.balance(routing, normal.shape[1], num_sequences)
+        return x + y, self.balance(routing, normal.shape[1], num_sequences, padding)
 
-    def balance(self, routing: Routing, length: int, num_sequences: int | None = None) -> Tensor | None:
-        """Return the balance loss per sequence of a routing, for sequences with `length` tokens here; None without."""
+    def balance(
+        self, routing: Routing, length: int, num_sequences: int | None = None, padding: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the balance loss per sequence of a routing, for sequences of `length` here; None without one."""
         if not self.has_balance:
             return None
         return sequence_loss(
-            routing.logits, routing.indices, length, num_sequences=num_sequences, group=self.cp, scoring=self.scoring
+            routing.logits,
+            routing.indices,
+            length,
+            num_sequences=num_sequences,
+            group=self.cp,
+            scoring=self.scoring,
+            padding=padding,
         )
 
 
@@ -96,17 +112,22 @@ class V3Stage(TransformerStage):
         super().__init__(config.dense, sharing, layers, partial(V3Layer, config, sharing, ep, nodes), is_first, is_last)
         self.config, self.ep = config, ep
 
-    def forward(self, x: Tensor) -> WithLoss:
-        """Return x_BSD or logits_BSV of ids_BS or x_BSD, and the weighted balance loss, divided by `num_sequences`."""
-        y, balance = self.run_layers(x, self.num_sequences)
+    def forward(self, x: Tensor, *, padding: Tensor | None = None) -> WithLoss:
+        """Return x_BSD or logits_BSV of ids_BS or x_BSD, and the weighted balance loss, divided by `num_sequences`.
+
+        `padding_BS`: as in `V3MoE.forward`, on every stage; `RankModel.extra_inputs` hands it to them.
+        """
+        y, balance = self.run_layers(x, self.num_sequences, padding)
         return WithLoss(y, self.config.balance * balance)
 
-    def run_layers(self, x: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:
+    def run_layers(
+        self, x: Tensor, num_sequences: int | None = None, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the output of this stage, and the balance losses per sequence, summed over its layers."""
         positions, x = self.positions(x.device), self.enter(x)
         balance = x.new_zeros(())
         for layer in self.layers:
-            x, loss = self.run(layer, x, positions, num_sequences)
+            x, loss = self.run(layer, x, positions, num_sequences, padding)
             balance = balance if loss is None else balance + loss
         return self.leave(x), balance
 
@@ -150,23 +171,32 @@ class V3MoE(V3Stage):
         self.data = data_group(mesh)
         self.draw(seed)
 
-    def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, ids: Tensor, num_sequences: int | None = None, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return `logits_BSV` of `ids_BS`, and the balance losses per sequence of this rank, summed over the layers.
 
         `ids`: the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
         `num_sequences`: of the step, over all ranks (default: those here).
+        `padding_BS`: True where a position stands behind its document's end; such positions are not routed, and count
+        in no load and no balance loss.  A position without a target may be a token, such as one of a prompt.
         """
-        return self.run_layers(ids, num_sequences)
+        return self.run_layers(ids, num_sequences, padding)
 
     def loss(
-        self, ids: Tensor, targets: Tensor, num_tokens: int | None = None, num_sequences: int | None = None
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        num_tokens: int | None = None,
+        num_sequences: int | None = None,
+        padding: Tensor | None = None,
     ) -> Tensor:
         """Compute this rank's summand of the step's loss; the sum over microbatches and data ranks is the full loss.
 
-        `ids_BS`, `num_sequences`: as in `forward`.  `targets_BS`: -100 is no target.
+        `ids_BS`, `num_sequences`, `padding_BS`: as in `forward`.  `targets_BS`: -100 is no target.
         `num_tokens`: valid targets of the step, over all ranks (default: those here).
         """
-        logits, balance = self(ids, num_sequences)
+        logits, balance = self(ids, num_sequences, padding)
         return self.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
 
     def reduce_gradients(self) -> None:

@@ -62,7 +62,8 @@ def reference(
         batch, lr = sampler.batch(step), chosen.lr * chosen.schedule.factor(step)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.zero_grad()
-        loss = model.loss(batch.inputs[0], batch.targets[0])
+        padding = batch.padding if isinstance(model, PlainV3MoE) else []
+        loss = model.loss(batch.inputs[0], batch.targets[0], *padding)
         loss.backward()
         if step in (0, steps - 1):
             grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

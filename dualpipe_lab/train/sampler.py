@@ -37,6 +37,8 @@ class Batch:
         next_inputs, next_targets: the same one position further, where a second token is predicted; else empty.
         num_tokens: valid targets of the step, over all ranks.
         num_sequences: of the step, over all ranks.
+        padding: `padding_BS` per microbatch, True behind the end of a document; empty where nothing is padded.  Experts
+            take it: `extra_inputs(padding=batch.padding)`.
     """
 
     inputs: list[Tensor]
@@ -45,6 +47,7 @@ class Batch:
     num_sequences: int
     next_inputs: list[Tensor] = field(default_factory=list)
     next_targets: list[Tensor] = field(default_factory=list)
+    padding: list[Tensor] = field(default_factory=list)
 
 
 class Sampler:
@@ -162,12 +165,17 @@ class Sampler:
             targets = torch.tensor(
                 [[*row[1:], *[IGNORE_INDEX] * (length + 1 - len(row))] for row in rows], device=device()
             )
-            found = (inputs, targets, *next_tokens(inputs, targets)) if mtp else (inputs, targets)
+            ends = torch.tensor([[len(row) - 1] for row in rows], device=device())
+            found = [inputs, targets, torch.arange(length, device=device()) >= ends]
+            found += next_tokens(inputs, targets) if mtp else ()
             microbatches.append(
                 found if layout is None else [shard_sequence(tensor, layout, cp_rank) for tensor in found]
             )
-        all_inputs, all_targets, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
-        return Batch(all_inputs, all_targets, self.num_tokens(step), self.batch_size(step), *shifted)
+        all_inputs, all_targets, masks, *shifted = (list(tensors) for tensors in zip(*microbatches, strict=True))
+        next_inputs, next_targets = shifted or ([], [])
+        padding = masks if any(mask.any() for mask in masks) else []
+        counts = self.num_tokens(step), self.batch_size(step)
+        return Batch(all_inputs, all_targets, *counts, next_inputs, next_targets, padding)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
@@ -181,7 +189,8 @@ class LengthSampler(Sampler):
 
     An epoch is a permutation drawn from seed and epoch.  Each `buffer` of global batches of it is sorted by length and
     cut into steps, whose order is drawn, so lengths do not rise with the steps.  A microbatch is padded to its longest
-    document, whatever the plan; cp and sequence parallelism refuse lengths that they cannot shard.
+    document, by every plan differently; all train equally, because nothing routes or counts padding.  cp and sequence
+    parallelism refuse lengths that they cannot shard.
 
     Args:
         documents: as many as fill whole steps.

@@ -11,7 +11,7 @@ Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`, `mod
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from hashlib import blake2b
@@ -120,9 +120,7 @@ class Trainer:
         self._begin()
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
 
-        # every microbatch's loss is its summand of the step's
-        shifted = batch.next_inputs, batch.next_targets
-        extra = self.model.extra_inputs(*shifted) if self.model.mtp else None
+        extra = self.model.extra_inputs(batch.next_inputs, batch.next_targets, batch.padding)
         result = self.runtime.step(batch.inputs, batch.targets, extra=extra, reduce="sum")
         return self._finish(result, batch.num_tokens)
 
@@ -169,17 +167,18 @@ class Trainer:
         batch = self.batch(sampler, 0)
         self.model.begin_step(1, batch.num_sequences)  # a divisor of 1: sums, not means
         with self.optimizer.gathered(), self.ema.applied() if self.ema is not None else nullcontext(), torch.no_grad():
-            outputs = self.outputs(batch.inputs).items()
+            outputs = self.outputs(batch.inputs, batch.padding).items()
             losses = [self.loss_fn(output, batch.targets[m]) for m, output in outputs]  # of the last stage alone
             total = torch.tensor([self._summand(losses)], dtype=torch.float64, device="cpu")
         comm.all_reduce(total)
         return float(total) / batch.num_tokens
 
-    def outputs(self, inputs: list[Tensor]) -> dict[int, Any]:
+    def outputs(self, inputs: list[Tensor], padding: Sequence[Tensor] = ()) -> dict[int, Any]:
         """Return what the loss takes of each microbatch whose last stage is on this rank; every rank calls this."""
         self.model.eval()
         try:
-            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
+            extra = self.model.extra_inputs(padding=padding)
+            found: dict[int, Any] = self.runtime.evaluate(inputs, extra=extra).outputs
         finally:
             self.model.train()
         return found

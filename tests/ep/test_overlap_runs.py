@@ -183,7 +183,7 @@ def test_wrong_calls_are_named():
         with pytest.raises(ValueError, match="'forward' takes a MicrobatchPass for its forward, and no other"):
             execute(forward_alone(1), forward=passage, backward=passage)
         stage, x = OverlappableStage(2, layers), torch.randn(2, 16, dtype=torch.float64)
-        with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: text"):
+        with pytest.raises(ValueError, match="stage 2 take x and padding alone, got more inputs: text"):
             stage.forward(0, (x,), extra={"text": x})
         with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: a tensor"):
             stage.forward(0, (x, x))

@@ -1,10 +1,12 @@
 """Documents sorted by length: each once per epoch, one global batch for every plan, little padding, one curve."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training_runs import LLAMA, plan
+from training_runs import LLAMA, TEXT, V3, plan
 
 import dualpipe_lab as lab
 from dualpipe_lab import train
@@ -76,3 +78,72 @@ def test_a_training_on_microbatches_of_unequal_length_equals_one_process():
     plans = [plan(dp=2, num_microbatches=2), plan(dp=2, zero=3), plan(pp=2, num_microbatches=4)]
     found = lab.launch(losses, 2, plans, timeout=120)[0]
     assert (found - alone).abs().max() < 1e-12
+
+
+DOCUMENTS = [TEXT[start : start + 3 + start * 7 % 27] for start in range(0, 800, 50)]  # of 3 to 29 bytes
+OPTIONS = {"global_batch": 8, "lr": 1e-2, "bias_speed": 1e-2}
+ALONE = plan(num_microbatches=8)  # a document per microbatch: the sampler by length pads nothing
+PIPELINE = {"pp": 2, "num_microbatches": 4}
+OVERLAPPED = plan(**PIPELINE, schedule="dualpipev", ep=2, overlap=True, recompute=True)
+BY_LENGTH = [
+    (2, [plan(dp=2), plan(ep=2, zero=3, num_microbatches=2), plan(**PIPELINE, schedule="dualpipe")]),
+    (4, [OVERLAPPED, plan(dp=4, ep=2, experts_in_data=True)]),
+]
+TO_ONE_LENGTH = [  # a microbatch of few tokens leaves the second rank along cp without any
+    (2, [plan(cp=2, layout="contiguous", num_microbatches=8)]),
+    (4, [plan(**PIPELINE, schedule="dualpipev", tp=2, sequence_parallel=True, overlap=True), plan(cp=2, ep=2)]),
+]
+
+
+def trained(rank, world_size, sampler, plans, length=32):
+    """Losses and norms of 3 steps, and the routers' biases on this rank, by name, under each plan."""
+    found = []
+    for chosen in plans:
+        trainer = train.Trainer(V3, chosen, train.TrainOptions(sequence_length=length, **OPTIONS))
+        draws = sampler(DOCUMENTS, length, 8)
+        steps = [trainer.step(trainer.batch(draws)) for _ in range(3)]
+        buffers = {name: bias for stage in trainer.model.stages.values() for name, bias in stage.named_buffers()}
+        found.append((torch.tensor([[step.loss, step.norm] for step in steps], dtype=torch.float64), buffers))
+    return found
+
+
+def check_equal(found, expected):
+    for numbers, biases in found:
+        assert ((numbers - expected[0]) / expected[0]).abs().max() < 1e-12
+        assert biases.keys() <= expected[1].keys()
+        assert all(torch.equal(bias, expected[1][name]) for name, bias in biases.items())
+
+
+def test_experts_train_on_documents_as_without_any_padding_under_every_plan():
+    """Padding is neither routed nor counted: losses, norms and biases of one document per microbatch."""
+    (expected,) = lab.launch(trained, 1, train.LengthSampler, [ALONE])[0]
+    assert sum(float(bias.abs().sum()) for name, bias in expected[1].items() if name.endswith("bias")) > 0.1
+    check_equal(lab.launch(trained, 1, train.LengthSampler, [plan(), plan(num_microbatches=2)])[0], expected)
+    for num_ranks, plans in BY_LENGTH:
+        for found in lab.launch(trained, num_ranks, train.LengthSampler, plans, timeout=120):
+            check_equal(found, expected)
+
+
+def test_experts_train_equally_whatever_length_documents_are_padded_to():
+    losses = {"sequence_length": 32, **OPTIONS}
+    results = [train.reference(V3, DOCUMENTS, 3, **losses | {"sequence_length": length}) for length in (32, 64)]
+    (expected,), (wide,) = (lab.launch(trained, 1, train.Sampler, [plan()], length)[0] for length in (32, 64))
+    check_equal([wide], expected)
+    for result in results:
+        assert result.losses == pytest.approx(expected[0][:, 0].tolist(), rel=1e-12)
+        for ours, theirs in zip(result.gradients, results[0].gradients, strict=True):
+            assert all((ours[name] - theirs[name]).abs().max() < 1e-13 for name in theirs)
+    for num_ranks, plans in TO_ONE_LENGTH:
+        for found in lab.launch(trained, num_ranks, train.Sampler, plans, timeout=120):
+            check_equal(found, expected)
+
+
+def test_a_second_token_and_an_evaluation_leave_padding_out():
+    second = [replace(chosen, mtp=0.3) for chosen in (ALONE, plan(), plan(num_microbatches=2), OVERLAPPED)]
+    expected, *found = lab.launch(trained, 1, train.LengthSampler, second[:3])[0]
+    check_equal(found, expected)
+    for found in lab.launch(trained, 4, train.LengthSampler, second[3:], timeout=120):
+        check_equal(found, expected)
+    given = {"evaluation": DOCUMENTS, "evaluate_every": 1, "log_every": 0, **OPTIONS}
+    runs = [train.run(V3, second[2], DOCUMENTS, steps=1, sequence_length=n, **given) for n in (32, 64)]
+    assert runs[0].metrics[0].evaluation == pytest.approx(runs[1].metrics[0].evaluation, rel=1e-12)

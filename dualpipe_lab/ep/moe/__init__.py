@@ -42,7 +42,7 @@ from dualpipe_lab.ep.all_to_all import combine_async, dispatch_async
 from dualpipe_lab.ep.moe import operators
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights
 from dualpipe_lab.ep.moe.permutation import ExpertParallel, plan_routes
-from dualpipe_lab.ep.router import Routing
+from dualpipe_lab.ep.router import Routing, kept_positions, leave_out, put_back
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
 
@@ -144,22 +144,34 @@ class MoE(nn.Module):
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared
 
-    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
-        """Return `y_..D` for `x_..D`; all dimensions but the last are tokens.
+    def forward(self, x: Tensor, routing: Routing | None = None, padding: Tensor | None = None) -> Tensor:
+        """Return `y_..D` for `x_..D`; all dimensions but the last are positions.
 
         Args:
             x: `x_..D`.
-            routing: of these tokens, if they have been routed already.
+            routing: of the tokens among these, if they have been routed already.
+            padding: `padding_..`, True where a position is padding: it is not routed, and gets zeros.
         """
-        tokens = x.flatten(0, -2)
-        routing = self.router(tokens) if routing is None else routing
-        y: Tensor = self.experts(tokens, routing.weights, routing.indices, self.shared)
-        return y.view(x.shape)
+        return self._run(x, routing, padding)[0]
 
-    def with_routing(self, x: Tensor) -> tuple[Tensor, Routing]:
-        """Return `y_..D` and the routing, whose logits and load the balance losses need."""
-        routing = self.router(x.flatten(0, -2))
-        return self.forward(x, routing), routing
+    def with_routing(self, x: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Routing]:
+        """Return `y_..D` and the routing, whose logits and load the balance losses need; arguments as in `forward`."""
+        return self._run(x, None, padding)
+
+    def _run(self, x: Tensor, routing: Routing | None, padding: Tensor | None) -> tuple[Tensor, Routing]:
+        rows = x.flatten(0, -2)
+        kept = kept_positions(padding, len(rows))
+        tokens = leave_out(rows, kept)
+        routing = self.router(tokens) if routing is None else routing
+        if len(routing.indices) != len(tokens):
+            rule = f"a routing is of the tokens that are no padding, {len(tokens)} of {len(rows)} positions"
+            raise ValueError(f"{rule}, got one of {len(routing.indices)}; make it by router(x, padding)")
+        return put_back(self.run_experts(tokens, routing), kept, len(rows)).view(x.shape), routing
+
+    def run_experts(self, tokens: Tensor, routing: Routing) -> Tensor:
+        """Return `y_TD` for tokens that have been routed."""
+        y: Tensor = self.experts(tokens, routing.weights, routing.indices, self.shared)
+        return y
 
 
 def expert_parameters(model: nn.Module) -> list[nn.Parameter]:

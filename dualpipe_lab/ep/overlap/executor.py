@@ -34,7 +34,7 @@ from dualpipe_lab.ep.moe import experts as grouped
 from dualpipe_lab.ep.moe.permutation import Routes, plan_routes
 from dualpipe_lab.ep.overlap.order import PLAIN, ROUTED, SHARED, Op, Order, Ticks
 from dualpipe_lab.ep.overlap.simulator import ISSUE, RUN, Call, StreamSpans, host_calls, span_kind, span_of
-from dualpipe_lab.ep.router import Routing
+from dualpipe_lab.ep.router import Routing, kept_positions, leave_out, put_back
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.runtime.split_backward import SplitBackward, accumulate_grad, announce_weight_grad
 from dualpipe_lab.pp.runtime.stage import Loss, has_gradient, scaled
@@ -72,6 +72,7 @@ class Routed(NamedTuple):
     n: Tensor  # n_TD, sent to the experts: a itself, or its norm
     routing: Routing
     loss: Tensor | None = None  # what this layer adds to the loss, a scalar, such as a balance loss
+    kept: Tensor | None = None  # positions of the tokens of n among those of a; None: all, there is no padding
 
 
 class OverlappableLayer(nn.Module):
@@ -111,10 +112,13 @@ class OverlappableLayer(nn.Module):
             return self._routes
         return plan_routes(experts, self.experts.num_experts, self.experts.ep)
 
-    def route(self, x: Tensor) -> Routed:
+    def route(self, x: Tensor, padding: Tensor | None = None) -> Routed:
+        """Return the results of A_F; `padding_..`: True where a position is padding, which is not routed."""
         a = self.attention(x)
-        tokens = a.flatten(0, -2)
-        return Routed(a, tokens, self.router(tokens))
+        rows = a.flatten(0, -2)
+        kept = kept_positions(padding, len(rows))
+        tokens = leave_out(rows, kept)
+        return Routed(a, tokens, self.router(tokens), kept=kept)
 
     def add(self, a: Tensor, y: Tensor) -> Tensor:
         """Return the output `y_..D`, given `a_..D` and the results `y_TD` for it."""
@@ -133,6 +137,8 @@ class LayerPass:
 
     def __init__(self, layer: OverlappableLayer, given: MicrobatchContext) -> None:
         self.layer, self.group, self._weight = layer, layer.experts.ep.group, given.weight
+        self._padding: Tensor | None = given.extra.get("padding")
+        self._kept: Tensor | None = None
         self.loss: Tensor | None = None  # after A_F, what this layer adds to the weighted loss
         self._held: dict[str, Any] = {}
         self._pending: Pending[Tensor] | None = None
@@ -144,7 +150,7 @@ class LayerPass:
     def attention(self, x: Tensor) -> None:
         x, is_graded = x.detach(), torch.is_grad_enabled()
         x.requires_grad_(is_graded)
-        a, n, routing, loss = self.layer.route(x)
+        a, n, routing, loss, self._kept = self.layer.route(x, self._padding)
         if is_graded:
             roots = [a, n, routing.weights, *([] if loss is None else [loss])]
             self._held["split"] = SplitBackward([get_gradient_edge(root) for root in roots], [x], has_hooks=False)
@@ -183,6 +189,7 @@ class LayerPass:
             y = operators.weighted_sum(held["y_TKD"], held["weights"])
             y = y + held.pop("shared_y") if "shared_y" in held else y
             held.pop("n", None)
+            y = y if self._padding is None else put_back(y, self._kept, self._padding.numel())
             held["output"] = self.layer.add(held.pop("a"), y)
         output: Tensor = held["output"]
         return output
@@ -229,6 +236,7 @@ class LayerPass:
         if self.loss is not None:
             grads.append(torch.full_like(self.loss, self._weight))
         (dx,) = held["split"].input_grad(grads)
+        self._padding = self._kept = None
         assert dx is not None, "the attention has a residual"
         return dx
 
@@ -242,7 +250,7 @@ class LayerPass:
     def _grad_of_results(self, dy: Tensor) -> Tensor:
         """Return the gradient of the results, for C_B and S_B, whichever comes first."""
         if "dresults" not in self._held:
-            self._held["dresults"] = self.layer.grad_of_results(dy)
+            self._held["dresults"] = leave_out(self.layer.grad_of_results(dy), self._kept)
         found: Tensor = self._held["dresults"]
         return found
 

@@ -50,6 +50,7 @@ from dualpipe_lab.ep.overlap.order import (
     weight_grads_alone,
     without_weight_grads,
 )
+from dualpipe_lab.ep.router import kept_positions, leave_out
 from dualpipe_lab.grad_ready import Synchronizer, synchronizers_of
 from dualpipe_lab.pp.program import B, F
 from dualpipe_lab.pp.runtime.recompute import recompute
@@ -120,9 +121,9 @@ class OverlappableStage(Stage):
 
     def layers_for(self, extra: Mapping[str, Any]) -> Sequence[OverlappableLayer | PlainLayer]:
         """Return the layers that a forward with these further inputs runs; ValueError if no layer takes them."""
-        if extra:
-            rule = f"the layers of stage {self.index} take x alone"
-            raise ValueError(f"{rule}, got more inputs: {', '.join(map(str, extra))}")
+        if more := extra.keys() - {"padding"}:
+            rule = f"the layers of stage {self.index} take x and padding alone"
+            raise ValueError(f"{rule}, got more inputs: {', '.join(sorted(map(str, more)))}")
         return self.layers
 
     def begin_forward(
@@ -308,8 +309,9 @@ class OverlappableV3Layer(OverlappableLayer):
         super().__init__(layer.attention, layer.mlp.router, layer.mlp.experts, fixed, layer.mlp.shared)
         self.stage, self.layer = stage, layer
 
-    def route(self, x: Tensor) -> Routed:
-        routed: Routed = recompute(self._route, x) if self.stage.recompute else self._route(x)
+    def route(self, x: Tensor, padding: Tensor | None = None) -> Routed:
+        inputs = x, padding
+        routed: Routed = recompute(self._route, *inputs) if self.stage.recompute else self._route(*inputs)
         return routed
 
     def add(self, a: Tensor, y: Tensor) -> Tensor:
@@ -321,15 +323,18 @@ class OverlappableV3Layer(OverlappableLayer):
         """Return the gradient of the results, `dy_TD`; under sequence parallelism, gather it from the ranks of tp."""
         return gather_output_grad(dy, self.layer.tp).flatten(0, -2)
 
-    def _route(self, x: Tensor) -> Routed:
+    def _route(self, x: Tensor, padding: Tensor | None) -> Routed:
         layer, stage = self.layer, self.stage
         a = x + layer.attention(layer.attention_norm(x), stage.positions(x.device))
         n = layer.mlp_norm(a)
         if layer.tp.sequence_parallel:  # a router needs full sequences, so all ranks of tp route all tokens
             n = gather_from_ranks(n, TOKENS, layer.tp.group)
-        routing = layer.mlp.router(n.flatten(0, -2))
-        loss = layer.balance(routing, n.shape[1], stage.num_sequences)
-        return Routed(a, n.flatten(0, -2), routing, None if loss is None else stage.config.balance * loss)
+        rows, length = n.flatten(0, -2), n.shape[1]
+        kept = kept_positions(padding, len(rows))
+        tokens = leave_out(rows, kept)
+        routing = layer.mlp.router(tokens)
+        loss = layer.balance(routing, length, stage.num_sequences, padding)
+        return Routed(a, tokens, routing, None if loss is None else stage.config.balance * loss, kept)
 
 
 class OverlappableMTPStage(OverlappableStage):
@@ -373,9 +378,10 @@ class OverlappableMTPStage(OverlappableStage):
 
     def layers_for(self, extra: Mapping[str, Any]) -> Sequence[OverlappableLayer | PlainLayer]:
         """Return all layers; in evaluation without the next tokens those of the model itself."""
-        if not extra:
+        names = [name for name in extra if name != "padding"]
+        if not names:
             self._model.check_evaluation()
             return self._without
-        if extra.keys() != {"next_ids", "next_targets"}:
-            raise ValueError(f"stage {self.index} takes next_ids and next_targets beside x, got {', '.join(extra)}")
+        if set(names) != {"next_ids", "next_targets"}:
+            raise ValueError(f"stage {self.index} takes next_ids and next_targets beside x, got {', '.join(names)}")
         return self.layers
