@@ -11,6 +11,7 @@ name here, and every name of torch.distributed in `comm`, is older.  Looked up i
 import pickle
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
 
@@ -142,6 +143,13 @@ def tree_leaves(tree: Any) -> list[Any]:
     return list(_pytree.tree_leaves(tree))
 
 
+def print_options() -> dict[str, Any]:
+    """Return what `torch.set_printoptions` has set, by the names of its arguments."""
+    from torch import _tensor_str
+
+    return dict(vars(_tensor_str.PRINT_OPTS))
+
+
 # torch.distributed, and what torch imports late
 
 
@@ -172,8 +180,13 @@ def fork_server_pid() -> int | None:
 
 
 def stop_fork_server() -> None:
-    """End the fork server; the next process that is asked for starts a new one."""
-    _fork_server()._stop()
+    """End the fork server, or forget the one of a parent's; the next process that is asked for starts a new one."""
+    server, module = _fork_server(), sys.modules["multiprocessing.forkserver"]
+    with suppress(ChildProcessError):  # the parent goes on using it
+        server._stop()
+    server._forkserver_pid = server._forkserver_address = None
+    if vars(server).pop("ensure_running", None):  # `assume_fork_server` has been called
+        module.ensure_running = server.ensure_running
 
 
 def release_fork_server() -> int | None:
