@@ -39,7 +39,7 @@ def refused():
 
 if __name__ == "__main__":
     before, kinds = go(), sys.argv[1:]
-    workers = {"fork": ("fork", go, False), "restart": ("fork", restarted, False), "daemon": ("fork", refused, True)}
+    workers = {"restart": ("fork", restarted, False), "daemon": ("fork", refused, True)}
     workers["forkserver"] = ("forkserver", go, False)
     for kind in workers.keys() & kinds:
         method, target, daemon = workers[kind]
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("start", "kinds"),
     [
-        ("forkserver", ["fork", "restart", "daemon", "forkserver", "executor, fork", "executor, spawn"]),
+        ("forkserver", ["restart", "daemon", "forkserver", "executor, fork", "executor, spawn"]),
         ("spawn", ["executor, fork", "os.fork"]),
     ],
 )
