@@ -5,7 +5,7 @@ In: a torch of the range in pyproject.toml.  Out: functions that the library cal
 name of torch or CPython in any other module.  torch is imported by the functions that need it, not by this module.
 The range's lower end, torch 2.10, is the first release whose `SavedTensor` has `data` and `unpack_hook`; every other
 name here, and every name of torch.distributed in `comm`, is older.  Looked up in the wheels of 2.9.0, 2.10.0 and
-2.14.1; the tests run on 2.13.0, and ran once on 2.14.1.  The upper end is 2.15.0, on which the tests of this module ran.
+2.14.1; the tests run on 2.13.0, and ran once on 2.14.1, those of this module on 2.15.0 too.
 """
 
 import pickle
