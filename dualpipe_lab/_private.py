@@ -5,12 +5,13 @@ In: a torch of the range in pyproject.toml.  Out: functions that the library cal
 name of torch or CPython in any other module.  torch is imported by the functions that need it, not by this module.
 The range's lower end, torch 2.10, is the first release whose `SavedTensor` has `data` and `unpack_hook`; every other
 name here, and every name of torch.distributed in `comm`, is older.  Looked up in the wheels of 2.9.0, 2.10.0 and
-2.14.1; the tests run on 2.13.0, and ran once on 2.14.1.
+2.14.1; the tests run on 2.13.0, and ran once on 2.14.1, those of this module on 2.15.0 too.
 """
 
 import pickle
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
 
@@ -142,6 +143,13 @@ def tree_leaves(tree: Any) -> list[Any]:
     return list(_pytree.tree_leaves(tree))
 
 
+def print_options() -> dict[str, Any]:
+    """Return what `torch.set_printoptions` has set, by the names of its arguments."""
+    from torch import _tensor_str
+
+    return dict(vars(_tensor_str.PRINT_OPTS))
+
+
 # torch.distributed, and what torch imports late
 
 
@@ -172,8 +180,13 @@ def fork_server_pid() -> int | None:
 
 
 def stop_fork_server() -> None:
-    """End the fork server; the next process that is asked for starts a new one."""
-    _fork_server()._stop()
+    """End the fork server, or forget the one of a parent's; the next process that is asked for starts a new one."""
+    server, module = _fork_server(), sys.modules["multiprocessing.forkserver"]
+    with suppress(ChildProcessError):  # the parent goes on using it
+        server._stop()
+    server._forkserver_pid = server._forkserver_address = None
+    if vars(server).pop("ensure_running", None):  # `assume_fork_server` has been called
+        module.ensure_running = server.ensure_running
 
 
 def release_fork_server() -> int | None:

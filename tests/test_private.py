@@ -224,6 +224,17 @@ def test_parameters_are_rebuilt_by_the_functions_of_the_table():
     assert names == set(_private.REBUILDERS["torch._utils"])
 
 
+def test_how_tensors_are_printed_can_be_asked_and_set_again():
+    """Else a rank prints other digits than the cell that launches it."""
+    before = _private.print_options()
+    try:
+        torch.set_printoptions(precision=7, sci_mode=True)
+        assert {"precision": 7, "sci_mode": True}.items() <= _private.print_options().items()
+    finally:
+        torch.set_printoptions(**before)
+    assert _private.print_options() == before
+
+
 FORK_SERVER = """
 import os, time
 from multiprocessing import forkserver, get_context
@@ -243,8 +254,12 @@ if __name__ == "__main__":
         process = get_context("forkserver").Process(target=os.getpid)
         process.start()
         process.join()
-        os._exit(0 if _private.fork_server_pid() == second else 1)
+        shared = _private.fork_server_pid() == second
+        _private.stop_fork_server()
+        forkserver.ensure_running()
+        os._exit(0 if shared and _private.fork_server_pid() not in (None, second) else 1)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    os.kill(second, 0)
     end = _private.release_fork_server()
     assert _private.release_fork_server() is None
     os.close(end)

@@ -96,7 +96,7 @@ class TorchDefect:
         return f"{inspect.getsource(self.run)}\n{self.told}\n{SEEN}\n\nhttps://github.com/{self.source}"
 
 
-SEEN = "Measured in torch 2.10.0, 2.11.0, 2.12.0, 2.13.0 and 2.14.1: it has ended in none of them."
+SEEN = "Measured in torch 2.10.0, 2.11.0, 2.12.0, 2.13.0, 2.14.1 and 2.15.0: it has ended in none of them."
 TORCH_DEFECTS = (
     TorchDefect(
         experts_beside_ddp,

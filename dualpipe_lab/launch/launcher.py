@@ -5,6 +5,7 @@ Elsewhere: `torch.multiprocessing.spawn` (importable functions, no values, secon
 Under `torchrun` the same call runs the function on this rank and gathers the values of all.
 """
 
+import multiprocessing
 import os
 import secrets
 import sys
@@ -20,6 +21,7 @@ from dualpipe_lab.launch.clock import ClockName
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.emulator import Link, NodeLink
 from dualpipe_lab.launch.folder import private_folder
+from dualpipe_lab.launch.modes import modes_of_caller
 from dualpipe_lab.launch.rank import Job, LaunchConfig
 from dualpipe_lab.launch.record.ledger import Ledger
 from dualpipe_lab.launch.record.trace import clock_note, match, to_timeline
@@ -76,6 +78,7 @@ def launch(
     Every rank draws other random numbers: `torch`, `numpy.random` and `random` are seeded with the rank's number plus
     one draw from the caller's torch generator, as `DataLoader` seeds its workers, so `torch.manual_seed(0)` before
     `launch` makes a run repeatable; under `torchrun` each process keeps the generators of its script.
+    The function computes under the caller's global modes of torch, such as the default dtype, `no_grad` or autocast.
 
     Args:
         fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
@@ -116,6 +119,11 @@ def launch(
             for sentence in torchrun.ignored(config, output, start):
                 warnings.warn(sentence, stacklevel=2)
         return _gathered(torchrun.run(fn, started, args, config, timeout), "wall", fn, config)
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "launch was called in a daemonic process, such as a worker of multiprocessing.Pool or DataLoader, and "
+            "Python allows it no children; use concurrent.futures.ProcessPoolExecutor or Process(daemon=False)"
+        )
     with private_folder() as folder:
         pickled, texts = _run(_make_jobs(fn, world_size, args, config, folder), output, timeout, start)
     results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn, config)
@@ -160,9 +168,9 @@ def _make_jobs(
 ) -> list[Job]:
     call = payload.spool(payload.pack_call(fn, args), folder, fn, args)
     sources, environment = payload.cell_sources(), dict(os.environ)
-    directory, search_path, seed = os.getcwd(), list(sys.path), _draw_seed()
+    directory, search_path, seed, modes = os.getcwd(), list(sys.path), _draw_seed(), modes_of_caller()
     return [
-        Job(rank, world_size, call, sources, folder, environment, directory, search_path, config, seed + rank)
+        Job(rank, world_size, call, sources, folder, environment, directory, search_path, config, seed + rank, modes)
         for rank in range(world_size)
     ]
 

@@ -83,6 +83,8 @@ def pack_call(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
     Raises:
         TypeError: `fn` uses an object that cannot be pickled: a lock, an open file, a generator.
     """
+    if (main := sys.modules.get("__mp_main__")) is not None:  # the caller's script, by its name in a spawned worker
+        cloudpickle.register_pickle_by_value(main)
     try:
         return dumps((fn, args))
     except Exception as error:
@@ -165,7 +167,8 @@ _PLAIN_KINDS = "biufcSU"  # numpy's booleans, numbers and text: what bytes and t
 def _rebuild(raw: bytearray | bytes, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+    byte = torch.uint8
+    flat = torch.frombuffer(bytearray(raw), dtype=byte) if raw else torch.empty(0, dtype=byte, device="cpu")
     return flat.view(dtype).reshape(shape).requires_grad_(requires_grad)
 
 

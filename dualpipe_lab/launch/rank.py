@@ -24,6 +24,7 @@ from dualpipe_lab._private import release_fork_server
 from dualpipe_lab.launch import accelerator, context, operating_system, payload
 from dualpipe_lab.launch.clock import ClockName, VirtualClock, clock_of
 from dualpipe_lab.launch.emulator import Emulator, Link, NodeLink, Timestamps
+from dualpipe_lab.launch.modes import Modes, under
 from dualpipe_lab.launch.record.operation import open_log
 from dualpipe_lab.launch.record.rank_status import StackFrame, StatusTracker
 from dualpipe_lab.launch.record.wire import Wire
@@ -91,6 +92,7 @@ class Job:
     search_path: list[str]
     config: LaunchConfig
     seed: int
+    modes: Modes | None
 
 
 def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
@@ -166,7 +168,9 @@ def _serve(job: Job, launcher: _Channel) -> None:
     context.install(present)
     present.clock.wait_until(0)
     try:
-        value = fn(job.rank, job.world_size, *accelerator.place(args, device))
+        args = accelerator.place(args, device)
+        with under(job.modes):
+            value = fn(job.rank, job.world_size, *args)
         present.read_wire()
         _flush()
         result = _packed(fn, value, present)

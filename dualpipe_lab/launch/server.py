@@ -10,7 +10,6 @@ torch.multiprocessing is the standard library's module with one addition: its pi
 memory.  Nothing of a launch is sent so: the pipes carry bytes that `payload` made.
 """
 
-import atexit
 import contextlib
 import multiprocessing
 import os
@@ -94,7 +93,11 @@ def start_fork_server() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOAD, last])
     resource_tracker.ensure_running()  # it unblocks interrupts when it starts, so it has to be first
     with interrupts_held(), _package_on_path():
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:  # it is the parent's, and outlives this process and what its ranks hold up
+            stop_fork_server()
+            forkserver.ensure_running()
 
 
 def _keep_socket_paths_short() -> None:
@@ -133,7 +136,8 @@ def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
         if chosen == "forkserver":
             start_fork_server()
         elif method is None:
-            ranks += [_pool.pop() for _ in range(min(count, len(_pool)))]
+            pool = _own_pool()
+            ranks += [pool.pop() for _ in range(min(count, len(pool)))]
             if len(ranks) < count and not os.environ.get(OVERRIDE):
                 _warn_of_spawn("this platform has no fork server")
         with interrupts_held():  # an import of torch that an interrupt cuts short cannot be repeated
@@ -161,7 +165,7 @@ def retire(ranks: list[RankProcess], reusable: bool) -> None:
     if reusable and start_method() == "spawn":
         for rank in ranks:
             rank.channel.send(("release",))
-        _pool.extend(ranks)
+        _own_pool().extend(ranks)
         return
     for rank in ranks:
         rank.kill()
@@ -185,12 +189,22 @@ def _warn_of_spawn(reason: str) -> None:
 
 _hide_lock = threading.Lock()
 _pool: list[RankProcess] = []  # starting a spawned process takes seconds, so they are kept
+_pool_pid = 0  # of the process whose ranks they are
 
 
-@atexit.register
+def _own_pool() -> list[RankProcess]:
+    """The ranks that this process has kept; those of the process that it was forked from are not its own."""
+    global _pool_pid
+    if _pool_pid != os.getpid():
+        _pool_pid = os.getpid()
+        _pool.clear()
+        util.Finalize(None, _discard_pool, exitpriority=10)  # before `multiprocessing` joins the children of a worker
+    return _pool
+
+
 def _discard_pool() -> None:
-    while _pool:
-        rank = _pool.pop()
+    while pool := _own_pool():
+        rank = pool.pop()
         rank.kill()
         rank.close()
 

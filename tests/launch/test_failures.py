@@ -149,3 +149,25 @@ def test_bad_calls_are_refused_before_they_can_hang():
     found, _ = lab.launch(fn, 2)
     for text, (_, message) in zip(found, REFUSED, strict=True):
         assert message in text
+
+
+@pytest.mark.parametrize("kind", ["message", "note", "exit", "group"])
+def test_the_middle_of_a_long_text_is_left_out_of_the_message(kind):
+    def fn(rank, world_size):
+        text = "begin" + "x" * 3_000_000 + "end"
+        if kind == "exit":
+            raise SystemExit(text)
+        error = ExceptionGroup("group", [ValueError(text)] * 3) if kind == "group" else ValueError(text)
+        if kind == "note":
+            error.add_note(text)
+        raise error
+
+    with pytest.raises(lab.RankError) as caught:
+        lab.launch(fn, 2, timeout=60)
+    message = str(caught.value)
+    assert len(message) < 50_000
+    assert "characters left out; `RankError.failures` has them" in message
+    assert "begin" in message
+    failure = caught.value.failures[0]
+    assert len(failure.traceback) > 3_000_000, "nothing is lost"
+    assert len(str(failure)) < 5_000

@@ -5,6 +5,20 @@ Elsewhere: torch raises `ProcessRaisedException` with the remote traceback, and 
 
 from dataclasses import dataclass
 
+MAX_CAUSE, MAX_TRACEBACK = 2_000, 20_000  # characters of a message; the failure itself has them all
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return a text with its middle left out if it is longer than the limit, and say how much that is.
+
+    >>> shortened("a" * 30 + "z" * 30, 20)
+    'aaaaaaaaaa [... 40 of 60 characters left out; `RankError.failures` has them ...] zzzzzzzzzz'
+    """
+    if len(text) <= limit:
+        return text
+    half, out = limit // 2, f"{len(text) - limit // 2 * 2:,} of {len(text):,} characters left out"
+    return f"{text[:half]} [... {out}; `RankError.failures` has them ...] {text[-half:]}"
+
 
 @dataclass(frozen=True)
 class RankFailure:
@@ -27,7 +41,8 @@ class RankFailure:
     secondary: bool = False
 
     def __str__(self) -> str:
-        return f"rank {self.rank}: {self.cause}" + (f"; at {self.where}" if self.where else "")
+        at = f"; at {shortened(self.where, MAX_CAUSE)}" if self.where else ""
+        return f"rank {self.rank}: {shortened(self.cause, MAX_CAUSE)}{at}"
 
 
 class RankError(RuntimeError):
@@ -46,13 +61,13 @@ class RankError(RuntimeError):
 
     def _message(self, ordered: list[RankFailure]) -> str:
         first, *others = ordered
-        lines = [f"rank {first.rank} of {self.world_size} {first.cause}"]
+        lines = [f"rank {first.rank} of {self.world_size} {shortened(first.cause, MAX_CAUSE)}"]
         if first.where:
-            lines.append(f"  at {first.where}")
+            lines.append(f"  at {shortened(first.where, MAX_CAUSE)}")
         lines += [f"  {failure}" for failure in others]
         lines += [f"  {note}" for note in self.notes]
         if first.traceback:
-            lines += ["", f"What rank {first.rank} reported:", first.traceback.rstrip()]
+            lines += ["", f"What rank {first.rank} reported:", shortened(first.traceback.rstrip(), MAX_TRACEBACK)]
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
