@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
+from dualpipe_lab.dp.checkpoint.state import random_state, set_random_state
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
@@ -24,7 +25,7 @@ from dualpipe_lab.pp.runtime.batch import num_elements, split_batch
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv
 from dualpipe_lab.train.options import TrainOptions, check_folder
-from dualpipe_lab.train.trainer import Trainer, seed_of
+from dualpipe_lab.train.trainer import Trainer, seed_all, seed_of
 
 MakeStages: TypeAlias = Callable[[Plan], Iterable[nn.Module]]
 Batches: TypeAlias = Iterable[tuple[Any, Any]] | Callable[[], Iterable[tuple[Any, Any]]]
@@ -57,7 +58,7 @@ class OwnTrainer(Trainer):
         self.plan, self.options, self._wants_stop = plan, options, wants_stop
         self.mesh = Mesh(plan.topology)
         program = plan.program or schedules.build("1f1b", 1, plan.num_microbatches)
-        torch.manual_seed(options.seed)
+        seed_all(options.seed)
         every = list(make_stages(plan))
         if len(every) != program.num_stages or not all(isinstance(stage, nn.Module) for stage in every):
             raise ValueError(
@@ -66,7 +67,7 @@ class OwnTrainer(Trainer):
             )
         here = sorted({action.stage for action in program.actions(self.mesh.rank("pp"))})
         self.model = nn.ModuleDict({str(number): every[number] for number in here})
-        self._make_optimizer(any(parameter.dtype == torch.bfloat16 for parameter in self.model.parameters()))
+        self._make_optimizer(any(parameter.element_size() == 2 for parameter in self.model.parameters()))
         self.runtime = PipelineRuntime(program, self.model, loss, group=self.mesh.group("pp"))
         self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
 
@@ -95,7 +96,7 @@ class OwnBatches:
 
     def __init__(self, batches: Batches, seed: int) -> None:
         self._batches, self._seed = batches, seed
-        self._rounds = self._taken = 0
+        self._taken, self._rounds, self._drawn = 0, -1, 0  # the last: batches of this round
         self._iterator: Iterator[tuple[Any, Any]] = iter(())
 
     def next(self, step: int) -> tuple[Any, Any]:
@@ -125,14 +126,19 @@ class OwnBatches:
         return {"seed": self._seed, "step": step}
 
     def _take(self) -> Any:
-        with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from here when it starts
+        before = random_state()  # what shuffles or augments draws from a seed of the round and the batch, on every rank
+        try:
             for again in (False, True):
                 if again:
-                    torch.manual_seed(seed_of(self._seed, {}, self._rounds))
+                    self._rounds, self._drawn = self._rounds + 1, 0
+                seed_all(seed_of(self._seed, {"batch": self._drawn}, self._rounds))
+                if again:
                     self._iterator = iter(self._batches() if callable(self._batches) else self._batches)
-                    self._rounds += 1
                 for batch in self._iterator:
+                    self._drawn += 1
                     return batch
+        finally:
+            set_random_state(before)
         raise ValueError("the data has no batch; give at least one pair (x, y)")
 
 

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -100,7 +101,7 @@ class Trainer:
         self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
 
     def _make_optimizer(self, narrow: bool, **units: Any) -> None:
-        """Make optimizer and moving average; `narrow` bf16 weights have fp32 masters and gradients."""
+        """Make optimizer and moving average; `narrow` weights, of 16 bits, have fp32 masters and gradients."""
         self.optimizer = OPTIMIZERS[self.plan.zero](
             self.model,
             self.mesh,
@@ -244,10 +245,15 @@ def _units(model: RankModel, overlap: bool) -> list[nn.Module]:
 
 
 def seed_ranks(seed: int, here: RankCoordinates, step: int = 0) -> None:
-    """Seed Python's and torch's generators for a step: ranks of a tp group draw the same numbers, others do not."""
-    chosen = seed_of(seed, {axis: number for axis, number in here.coordinates.items() if axis != "tp"}, step)
-    random.seed(chosen)
-    torch.manual_seed(chosen)
+    """Seed all generators for a step: ranks of a tp group draw the same numbers, others do not."""
+    seed_all(seed_of(seed, {axis: number for axis, number in here.coordinates.items() if axis != "tp"}, step))
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators that draw without being named: Python's, numpy's and torch's."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy.random.seed([seed >> shift & 0xFFFFFFFF for shift in (0, 32)])  # its seeds are words of 32 bits
 
 
 def seed_of(seed: int, coordinates: Mapping[str, int], step: int = 0) -> int:

@@ -1,5 +1,9 @@
 """`train.run` with a model, a loss and batches of the user's own."""
 
+import random
+import shutil
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -94,6 +98,54 @@ def test_ranks_read_the_same_batches_from_a_loader_that_shuffles_and_are_told_of
     first, *rest = batches()
     with pytest.raises(lab.RankError, match="read another batch of step 1 than rank 0"):
         lab.train.run(make_stages, lab.Plan(dp=2), lambda: [first, *rest][lab.comm.get_rank() :], steps=1, **options())
+
+
+def shuffled_at_once(draw):
+    """A round of batches whose order is drawn when it begins, as a user's function does."""
+    rows = [*batches(), *batches()[:2]]
+    draw(rows)
+    return rows
+
+
+def noisy(draw):
+    """A round of batches that are each changed when they are read."""
+    return ((x + draw(), y) for x, y in batches())
+
+
+DRAWN = {
+    "random.shuffle": lambda: shuffled_at_once(random.shuffle),
+    "numpy.random.shuffle": lambda: shuffled_at_once(lambda rows: rows.sort(key=lambda row: numpy.random.rand())),
+    "random.random": lambda: noisy(random.random),
+    "numpy.random.rand": lambda: noisy(numpy.random.rand),
+    "torch.rand": lambda: noisy(lambda: float(torch.rand(()))),
+}
+
+
+class Noisy(nn.Module):
+    """A stage that draws by numpy, and whose weights are drawn by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(numpy.random.rand(WIDTH) + random.random()))  # noqa: S311
+
+    def forward(self, x):
+        return x * self.weight + numpy.random.rand() + random.random()  # noqa: S311
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_random_and_numpy_draw_follows_the_seed_and_a_resume_repeats_and_omits_nothing(name, tmp_path):
+    """Seven steps are more than a round; the samples of each step show in its loss."""
+
+    def losses(plan=lab.Plan(dp=2), **others):  # noqa: B008
+        return lab.train.run(lambda plan: [Noisy()], plan, DRAWN[name], **options(**others)).losses
+
+    straight = losses(steps=7, folder=tmp_path / "a", save_every=2)
+    assert len(set(straight)) == 7
+    assert losses(steps=7) == straight
+    shutil.rmtree(tmp_path / "a" / "step-00000007")
+    shutil.rmtree(tmp_path / "a" / "step-00000006")
+    assert losses(steps=7, resume=tmp_path / "a") == straight[4:]
+    assert losses(steps=1, seed=8) != straight[:1]
 
 
 @pytest.mark.parametrize(
