@@ -24,7 +24,7 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.batch import num_elements, split_batch
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv
-from dualpipe_lab.train.options import TrainOptions, check_folder
+from dualpipe_lab.train.options import TrainOptions, check_equal, check_folder
 from dualpipe_lab.train.trainer import Trainer, seed_all, seed_of
 
 MakeStages: TypeAlias = Callable[[Plan], Iterable[nn.Module]]
@@ -175,6 +175,8 @@ def check_own(
         found = Checkpoint(resume)
         if (found.index.values["config"] or {}).get("model") != "own":
             raise ValueError(f"{resume} has one of the library's models; resume it with its config")
+        pairs = {"seed": (found.index.values["sampler"]["seed"], given.get("seed", 0))}
+        check_equal(resume, pairs | {"ema": (found.index.values["config"]["ema"], given.get("ema") is not None)})
         first = found.step
         if steps <= first:
             raise ValueError(f"{resume} is of step {first}, got steps={steps}; the training ends at a later step")

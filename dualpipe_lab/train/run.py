@@ -37,7 +37,16 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.metrics import Metrics, MetricsFile
-from dualpipe_lab.train.options import Config, Data, TrainOptions, check, find_checkpoint, named_options, on_nodes
+from dualpipe_lab.train.options import (
+    Config,
+    Data,
+    TrainOptions,
+    check,
+    find_checkpoint,
+    named_options,
+    on_nodes,
+    resumed_options,
+)
 from dualpipe_lab.train.own import Batches, MakeStages, OwnBatches, OwnTrainer, check_own
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.screen import Screen, append, follow
@@ -93,7 +102,7 @@ def run(
             plan's under the nearest legal plan; for scripts that `torchrun --max-restarts` or a scheduler starts again.
         timeout: as in `launch`.
         backend: as in `launch`.
-        options: as in `TrainOptions`.
+        options: as in `TrainOptions`, which says what a resumed training takes from the checkpoint.
 
     Raises:
         ValueError: a training that cannot be, before any process starts.
@@ -106,6 +115,8 @@ def run(
         if chosen.folder is None:
             raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
         found = latest(chosen.folder) if saved_steps(chosen.folder) else found
+    if found is not None:
+        chosen = resumed_options(found, **options)
     plan = on_nodes(plan, cluster())
     if callable(config):
         check_own(config, plan, data, steps, loss, options | {"elastic": elastic, "evaluation": evaluation}, found)

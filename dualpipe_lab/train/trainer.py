@@ -42,7 +42,7 @@ from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
 from dualpipe_lab.topology import RankCoordinates
 from dualpipe_lab.train.metrics import Metrics, Reading, StepMeter, bubble_fraction, exchange
-from dualpipe_lab.train.options import Config, TrainOptions
+from dualpipe_lab.train.options import KEPT, Config, TrainOptions
 from dualpipe_lab.train.sampler import Batch, Sampler
 
 OPTIMIZERS: tuple[Callable[..., DDP | Zero1 | Zero2 | Zero3], ...] = (DDP, Zero1, Zero2, Zero3)  # by the stage of ZeRO
@@ -131,7 +131,8 @@ class Trainer:
         self._meter.start()
         seed_ranks(self.options.seed, self.mesh, self.num_steps)  # for modules that draw, such as dropout
         (group,) = self.optimizer.param_groups
-        group["lr"] = self.options.lr * self.options.schedule.factor(self.num_steps)
+        lr = self.options.lr * self.options.schedule.factor(self.num_steps)
+        group.update(self.options.adamw | {"lr": lr})  # those of a checkpoint are in the options, or were named anew
         self.optimizer.zero_grad()
 
     def _finish(self, result: StepResult, num_tokens: int) -> Metrics:
@@ -187,12 +188,13 @@ class Trainer:
     def save(self, sampler: Any) -> Path:
         """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
         assert self.options.folder is not None
+        kept = {name: value for name, value in asdict(self.options).items() if name in KEPT}
         return checkpoint.save(
             self.options.folder,
             self.num_steps,
             self.optimizer,
             sampler=sampler.state(self.num_steps),
-            config={**self._about_model(), "plan": self.plan.describe(), "ema": self.ema is not None},
+            config={**self._about_model(), "plan": self.plan.describe(), "ema": self.ema is not None, "options": kept},
             topology=self.mesh.topology,
             keep=self.options.keep,
         )

@@ -34,7 +34,7 @@ class Shuffled(torch.utils.data.DataLoader):
         super().__init__(rows, batch_size=ROWS, shuffle=True)
 
 
-def alone(steps, data=None, loss_fn=mse_loss):
+def alone(steps, data=None, loss_fn=mse_loss, **changed):
     """The same training in plain torch: losses and weights."""
     data = data or batches()
     torch.manual_seed(7)
@@ -43,6 +43,8 @@ def alone(steps, data=None, loss_fn=mse_loss):
     losses = []
     for step in range(steps):
         x, y = data[step % len(data)]
+        if step == 2:
+            optimizer.param_groups[0].update(changed)
         optimizer.zero_grad()
         loss = loss_fn(model(x), y)
         loss.backward()
@@ -81,6 +83,20 @@ def place(name):
     """Stages, layers and parts in the order of the model."""
     stage, layer, part, kind = name.split(".")
     return int(stage), int(layer), int(part), kind == "bias"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [{}, {"weight_decay": 2.0}, {"betas": (0.5, 0.6)}, {"eps": 0.1}, {"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.0}],
+    ids=str,
+)
+def test_a_resume_keeps_the_numbers_that_it_does_not_name_and_uses_those_that_it_names(named, tmp_path):
+    plan, rest = lab.Plan(dp=2, zero=2), {"loss": mse_loss, "seed": 7, "log_every": 0}
+    lab.train.run(make_stages, plan, batches(), steps=2, folder=tmp_path, **options())
+    result = lab.train.run(make_stages, plan, batches(), steps=5, resume=tmp_path, **rest, **named)
+    assert result.losses == pytest.approx(alone(5, **named)[0][2:], abs=1e-12)
+    with pytest.raises(ValueError, match="was saved with seed=7, got seed=8; use it with seed=7"):
+        lab.train.run(make_stages, plan, batches(), steps=5, resume=tmp_path, **rest | {"seed": 8})
 
 
 def test_targets_of_minus_100_are_left_out_as_in_one_process():
