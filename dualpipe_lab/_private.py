@@ -142,6 +142,15 @@ def tree_leaves(tree: Any) -> list[Any]:
     return list(_pytree.tree_leaves(tree))
 
 
+def plain_name(name: str) -> str:
+    """Return a name without what `torch.compile` puts before the names of a module.
+
+    >>> plain_name("_orig_mod.blocks.0._orig_mod.weight")
+    'blocks.0.weight'
+    """
+    return name.replace("_orig_mod.", "")
+
+
 # torch.distributed, and what torch imports late
 
 

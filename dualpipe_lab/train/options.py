@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from dualpipe_lab.dp.adam import AdamW
-from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
-from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint
+from dualpipe_lab.dp.checkpoint.folder import latest, saved_steps
+from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint, name_of
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.pretrained.load import check_form, open_pretrained

@@ -27,7 +27,8 @@ from typing import Any
 from torch import Tensor
 
 from dualpipe_lab import comm
-from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
+from dualpipe_lab.dp.checkpoint.folder import latest, saved_steps
+from dualpipe_lab.dp.checkpoint.reader import name_of
 from dualpipe_lab.launch import operating_system, torchrun
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.folder import private_folder

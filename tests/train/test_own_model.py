@@ -142,10 +142,10 @@ class Noisy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.tensor(numpy.random.rand(WIDTH) + random.random()))  # noqa: S311
+        self.weight = nn.Parameter(torch.tensor(numpy.random.rand(WIDTH) + random.random()))
 
     def forward(self, x):
-        return x * self.weight + numpy.random.rand() + random.random()  # noqa: S311
+        return x * self.weight + numpy.random.rand() + random.random()
 
 
 @pytest.mark.parametrize("name", DRAWN)
