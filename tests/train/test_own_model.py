@@ -185,3 +185,62 @@ def test_what_cannot_be_is_told_in_one_sentence(change, says):
     chosen = {"config": make_stages, "plan": lab.Plan(), "data": batches, "steps": 1, **options(), **change}
     with pytest.raises((ValueError, lab.RankError), match=says):
         lab.train.run(chosen.pop("config"), chosen.pop("plan"), chosen.pop("data"), **chosen)
+
+
+class Late(nn.Module):
+    """A stage with a buffer that is unlike on the ranks from the third step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x):
+        self.seen[0] += 1
+        self.seen[1] = 5 * lab.comm.get_rank() if self.seen[0] > 2 else 0
+        return self.layer(x)
+
+
+def with_a_buffer(buffer):
+    stage = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+    stage.register_buffer("kept", buffer)
+    return [stage]
+
+
+UNSAVEABLE = {
+    "running_mean has other values on rank 1": lambda plan: [nn.BatchNorm1d(WIDTH, dtype=torch.float64)],
+    "kept is complex64, which safetensors cannot hold": lambda plan: with_a_buffer(
+        torch.zeros(2, dtype=torch.complex64)
+    ),
+}
+
+
+@pytest.mark.parametrize("says", UNSAVEABLE)
+@pytest.mark.parametrize("kept", ["folder", "weights"])
+def test_what_no_save_could_keep_is_refused_by_the_first_step(says, kept, tmp_path):
+    """The second batch would be an error of its own."""
+    data, chosen = [batches()[0], None], {"folder": {"folder": tmp_path}, "weights": {"weights": True}}[kept]
+    with pytest.raises(lab.RankError, match=says):
+        lab.train.run(UNSAVEABLE[says], lab.Plan(dp=2), data, steps=3, **options(**chosen))
+    if "complex" in says:  # the types of buffers are known before
+        with pytest.raises(lab.RankError, match=says):
+            lab.train.run(UNSAVEABLE[says], lab.Plan(dp=2), [None], steps=3, **options(**chosen))
+
+
+@pytest.mark.parametrize(("plan", "every"), [(lab.Plan(dp=2, zero=3), None), (lab.Plan(dp=2), 3)], ids=str)
+def test_a_save_that_fails_after_the_first_step_loses_nothing(plan, every, tmp_path):
+    """At the end, and on the way: the metrics and the weights are those of a training that saves nothing."""
+    with pytest.warns(UserWarning, match="other values on rank 1 than .*\n.*its metrics and weights are in the result"):
+        result = lab.train.run(
+            lambda plan: [Late()], plan, batches, steps=4, **options(folder=tmp_path, save_every=every)
+        )
+    assert result.problem.startswith("tensor buffer/0.seen has other values")
+    assert (result.checkpoint, result.exit_code, result.interrupted) == (None, 1, every == 3)
+    straight = lab.train.run(
+        lambda plan: [Late().layer], lab.Plan(), batches, steps=len(result.losses), weights=True, **options()
+    )
+    assert len(result.losses) == (every or 4)
+    assert result.losses == pytest.approx(straight.losses, abs=1e-12)
+    weights = {name.replace("layer.", ""): weight for name, weight in result.weights().items()}
+    assert weights.keys() == straight.state.keys()
+    assert all(torch.allclose(weights[name], straight.state[name], atol=1e-12, rtol=0) for name in weights)

@@ -13,10 +13,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from dualpipe_lab import comm
@@ -36,7 +38,7 @@ from dualpipe_lab.dp.checkpoint.reader import (
     name_of,
     type_name,
 )
-from dualpipe_lab.dp.checkpoint.region import full_region
+from dualpipe_lab.dp.checkpoint.region import copies_between, full_region
 from dualpipe_lab.dp.checkpoint.state import (
     SavedShard,
     ShardSpecOf,
@@ -121,20 +123,37 @@ def save(
     values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
     values["scaler"] = scaler.state_dict() if scaler else None
     values["topology"] = topology.describe() if topology else None
-    groups = _on_all_ranks(lambda: group_values(optimizer, shard_spec_of), group)
-    values["param_groups"] = merged_groups(comm.all_gather_object(groups, group))
-    local = list(sharded_state_dict(optimizer, shard_spec_of, frozen))
+    values["param_groups"], local, tensors = _checked(optimizer, shard_spec_of, frozen, group)
     with ExitStack() as lock:
-        made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
+        made = _on_all_ranks(lambda: _begin(place, step, values, lock if rank == 0 else None), group)
         begun = comm.all_gather_object(made, group)[0]
         hidden, token = place / begun, folders.token_of(begun)
-        tensors = assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
         written = _on_all_ranks(lambda: _write(hidden, token, rank, local, tensors, step), group)
         files = {file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
         values["random"] = comm.all_gather_object(random_state(), group)
         index = _index_of(step, token, files, tensors, values)
         _on_all_ranks(lambda: _finish(hidden, index, keep) if rank == 0 else None, group)
     return place / name_of(step)
+
+
+def check_save(optimizer: ShardedOptimizer) -> None:
+    """Raise what `save` would raise because of the model and its optimizer; nothing is written.
+
+    Call it on every rank before the first step, and once more after it, when statistics of other data differ.
+    """
+    _checked(optimizer, None, True, None)
+
+
+def gathered_weights(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
+    """Return the full weights by their names in the full model, on every rank, as a checkpoint has them."""
+    held = [shard for shard in sharded_state_dict(optimizer) if shard.name.startswith("parameter/")]
+    parts = [(shard.name.removeprefix("parameter/"), shard.shape, shard.region, shard.view.cpu()) for shard in held]
+    full: dict[str, Tensor] = {}
+    for name, shape, region, view in chain.from_iterable(comm.all_gather_object(parts)):
+        flat = full.setdefault(name, torch.empty(shape, dtype=view.dtype, device="cpu")).view(-1)
+        for source, target, length in copies_between(region, full_region(shape)):
+            flat[target : target + length] = view[source : source + length]
+    return full
 
 
 def load(
@@ -205,18 +224,33 @@ def _read(
     return checkpoint, local, staged, groups
 
 
-def _begin(folder: Path, step: int, values: dict[str, Any], local: list[SavedShard], lock: ExitStack | None) -> str:
-    """Check what is to be saved; on rank 0 (with `lock`), lock the folder, make the hidden one and return its name."""
-    try:
-        json.dumps(values)
-    except TypeError as error:
-        raise CheckpointError(f"sampler and config must be such as JSON can hold: {error}") from error
+def _checked(
+    optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None, frozen: bool, group: Group | None
+) -> tuple[list[dict[str, Any]], list[SavedShard], dict[str, TensorEntry]]:
+    """Return the values of the param groups, this rank's shards, and which rank writes what, if all can be saved."""
+    groups = _on_all_ranks(lambda: group_values(optimizer, shard_spec_of), group)
+    merged = merged_groups(comm.all_gather_object(groups, group))
+    local = _on_all_ranks(lambda: _storable(optimizer, shard_spec_of, frozen), group)
+    return merged, local, assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
+
+
+def _storable(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None, frozen: bool) -> list[SavedShard]:
+    local = list(sharded_state_dict(optimizer, shard_spec_of, frozen))
     for shard in local:
         if not is_known(shard.view.dtype):
             raise CheckpointError(
                 f"tensor {shard.name} is {type_name(shard.view.dtype)}, which safetensors cannot hold; convert "
                 "it, or register a buffer that can be made anew with persistent=False"
             )
+    return local
+
+
+def _begin(folder: Path, step: int, values: dict[str, Any], lock: ExitStack | None) -> str:
+    """Check the values; on rank 0 (with `lock`), lock the folder, make the hidden one and return its name."""
+    try:
+        json.dumps(values)
+    except TypeError as error:
+        raise CheckpointError(f"sampler and config must be such as JSON can hold: {error}") from error
     if lock is None:
         return ""
     lock.enter_context(folders.locked(folder))

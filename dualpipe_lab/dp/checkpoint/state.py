@@ -37,7 +37,10 @@ from dualpipe_lab.launch.context import device
 
 _SAMPLE, _ALIKE = 16, 0.01  # elements of a weight, and their relative difference, that tell copies from other layers
 _REMEDY = "give each its own name with shard_spec_of, or by `names_start_here` of the stages and `shards` of the layers"
-_BUFFER_REMEDY = "average it over the ranks before the save, give each its own name, or register it persistent=False"
+_BUFFER_REMEDY = (
+    "average it over the ranks before the save, give each its own name, register it persistent=False, or take a layer "
+    "that keeps no statistics (track_running_stats=False, GroupNorm)"
+)
 
 
 _NO_VALUES = "state", "param_names"  # of a group's values
