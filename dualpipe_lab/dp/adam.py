@@ -152,8 +152,7 @@ class OptimizerShard:
         hyperparameters: those of the optimizer.
 
     Raises:
-        ValueError: `master` with weights that do not have 16 bits, `generator` with weights that are not bf16, or an
-            `eps` that is 0 in the type of the weights that are updated.
+        ValueError: `master` with weights that do not have 16 bits, or `generator` with weights that are not bf16.
     """
 
     def __init__(
@@ -174,7 +173,6 @@ class OptimizerShard:
         self._parameter = nn.Parameter(self.weight if generator is None else working.float())
         self._make = partial(optimizer, **hyperparameters)
         self._optimizer = self._make([self._parameter])
-        self.take_values({})
         self.name = type(self._optimizer).__name__
         self._is_lazy = not self.state  # the first step makes the state
         self.extra: dict[str, Tensor] = {}  # further state of the shard by name, such as a moving average

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
@@ -33,6 +34,7 @@ _OF_OUR_MODELS = (  # what means something for the models of this library alone
     "sequence_length", "global_batch", "batch_growth", "bias_speed", "evaluate_every", "evaluation", "start", "sample",
     "sample_length", "temperature", "elastic",
 )  # fmt: skip
+_DROP_LAST = "leave out a smaller last batch, as drop_last=True of a DataLoader does"
 _PLANNED = ("layers", "recompute", "loss_chunk", "mtp", "overlap", "sequence_parallel")
 
 
@@ -75,7 +77,12 @@ class OwnTrainer(Trainer):
         """Train on one batch (x, y) of all data ranks."""
         self._begin()
         number, first = self.plan.num_microbatches, self.data_rank * self.plan.num_microbatches
-        x, y = (split_batch(part, self.plan.data_size * number) for part in batch)
+        try:
+            x, y = (split_batch(part, self.plan.data_size * number) for part in batch)
+        except ValueError as error:
+            if not self.num_steps:
+                raise
+            raise ValueError(f"step {self.num_steps + 1}: {str(error).partition(';')[0]}; {_DROP_LAST}") from error
         counts, mine = [*map(num_elements, y)], slice(first, first + number)
         shares = [count / max(sum(counts), 1) for count in counts]  # equal, but for targets of -100
         return self._finish(self.runtime.step(x[mine], y[mine], shares[mine]), sum(counts))
@@ -168,6 +175,7 @@ def check_own(
     if named or changed:
         name, where = (named[0], "run(") if named else (changed[0], "Plan(")
         raise ValueError(f"{where}{name}=) is for the library's models; leave it out, and do it in your own stages")
+    _check_last_batch(data, plan, steps)
     if plan.cp > 1:
         raise ValueError(f"{plan} shards sequences, which an own model's batches do not say; use cp=1")
     first = 0
@@ -183,6 +191,18 @@ def check_own(
     if given.get("csv") is not None:
         check_csv(given["csv"])
     check_folder(given.get("folder"), first, resume)
+
+
+def _check_last_batch(data: Any, plan: Plan, steps: int) -> None:
+    """Refuse a loader whose last batch is smaller and does not split, if the training comes to it."""
+    if not isinstance(data, DataLoader) or not data.batch_size or isinstance(data.dataset, IterableDataset):
+        return
+    parts, rest = plan.data_size * plan.num_microbatches, len(data.sampler) % data.batch_size  # type: ignore[arg-type]
+    if rest % parts and not data.drop_last and steps >= len(data):
+        raise ValueError(
+            f"the last batch of the loader has {rest} rows and the others {data.batch_size}, and {rest} rows do not "
+            f"split into {parts} microbatches; {_DROP_LAST}"
+        )
 
 
 def _digest(batch: Any) -> int:

@@ -164,6 +164,31 @@ def test_what_random_and_numpy_draw_follows_the_seed_and_a_resume_repeats_and_om
     assert losses(steps=1, seed=8) != straight[:1]
 
 
+def test_a_smaller_last_batch_that_does_not_divide_is_to_be_left_out():
+    """48 rows in batches of 18 leave 12, which 2 x 4 microbatches cannot share; a loader tells before any process."""
+    plan, rows = lab.Plan(dp=2, num_microbatches=4), Shuffled().dataset
+    loader = torch.utils.data.DataLoader(rows, batch_size=18)
+    with pytest.raises(
+        ValueError, match=r"12 rows and the others 18, and 12 rows do not split into 8 .* drop_last=True"
+    ):
+        lab.train.run(make_stages, plan, loader, steps=3, **options())
+    two = lab.Plan(dp=2)  # 9 + 9 rows
+    assert len(lab.train.run(make_stages, two, loader, steps=3, **options()).losses) == 3
+    words = (
+        "step 2: a batch of 5 rows does not split into 2 equal microbatches; leave out a smaller last .* drop_last=True"
+    )
+    with pytest.raises(lab.RankError, match=words):
+        lab.train.run(
+            make_stages,
+            two,
+            lambda: [torch.zeros(2, n, WIDTH).double().unbind() for n in (16, 5)],
+            steps=2,
+            **options(),
+        )
+    with pytest.raises(lab.RankError, match="5 rows does not split into 2 equal microbatches; use 1, 5"):
+        lab.train.run(make_stages, two, [torch.zeros(2, 5, WIDTH).double().unbind()], steps=2, **options())
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
