@@ -197,7 +197,7 @@ def _check_last_batch(data: Any, plan: Plan, steps: int) -> None:
     """Refuse a loader whose last batch is smaller and does not split, if the training comes to it."""
     if not isinstance(data, DataLoader) or not data.batch_size or isinstance(data.dataset, IterableDataset):
         return
-    parts, rest = plan.data_size * plan.num_microbatches, len(data.sampler) % data.batch_size  # type: ignore[arg-type]
+    parts, rest = plan.data_size * plan.num_microbatches, len(data.sampler) % data.batch_size
     if rest % parts and not data.drop_last and steps >= len(data):
         raise ValueError(
             f"the last batch of the loader has {rest} rows and the others {data.batch_size}, and {rest} rows do not "

@@ -238,8 +238,9 @@ def train_rank(rank: int, world_size: int, job: TrainJob) -> Result:
         state = gathered_weights(trainer.optimizer)
     elif rank == 0 and job.keeps_weights and saved is not None:
         state = read_weights(saved)
-    result = Result(str(job.plan), [], None if is_temporary else saved, text, trainer.num_steps < job.steps)
-    return replace(result, problem=problem, **({"metrics": rows, "state": state} if rank == 0 else {}))
+    kept, stopped = None if is_temporary else saved, trainer.num_steps < job.steps
+    result = Result(str(job.plan), rows, kept, text, stopped, state=state, problem=problem)
+    return result if rank == 0 else replace(result, metrics=[], state=None)
 
 
 def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> tuple[list[Metrics], str | None]:

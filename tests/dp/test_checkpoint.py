@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import warnings
 import weakref
 
@@ -255,12 +256,17 @@ def test_groups_are_found_by_the_names_of_their_parameters_and_a_compiled_model_
         model = Counting()
         first = before(compiled(model, "whole"), params=listed(model, ORDERS[0]))
         train_on(first, BATCHES[:2])
-        path = save(tmp_path, 2, first, frozen=True)
+        path = save(tmp_path, 2, first)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                sys.modules["dualpipe_lab.dp.param_specs"], "plain_name", str
+            )  # as those were saved that are older
+            old = save(tmp_path / "old", 2, first)
         right = train_on(first, BATCHES[2:4])
-        for how, order in zip(("", "inner", "whole"), (ORDERS[1], ORDERS[0], ORDERS[1]), strict=True):
+        for how, order, found in (("", ORDERS[1], path), ("inner", ORDERS[0], path), ("", ORDERS[0], old)):
             other = Counting(seed=3)
             second = after(compiled(other, how), params=listed(other, order))
-            load(path, second)
+            load(found, second)
             assert [group["lr"] for group in second.param_groups] == [GROUPS[name]["lr"] for name in order]
             ours = train_on(second, BATCHES[2:4])
             assert ours.keys() == right.keys()
@@ -269,7 +275,7 @@ def test_groups_are_found_by_the_names_of_their_parameters_and_a_compiled_model_
         with pytest.raises(CheckpointError, match=MOVED):
             load(path, third)
 
-    launch(fn, 2)
+    launch(fn, 2, timeout=240)
 
 
 def test_a_checkpoint_of_several_groups_without_names_is_loaded_in_order_and_says_so(tmp_path):

@@ -288,7 +288,7 @@ def test_an_eps_that_is_0_in_fp16_is_refused_and_a_larger_one_or_masters_stay_fi
         with pytest.raises(ValueError, match="eps=1e-08 is 0"):
             optimizer.step()
 
-    launch(fn, 2)
+    launch(fn, 2, timeout=120)
 
 
 def test_steps_are_seen_by_torchs_hooks_and_help_documents_every_argument():

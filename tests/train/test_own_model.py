@@ -212,6 +212,25 @@ def test_what_cannot_be_is_told_in_one_sentence(change, says):
         lab.train.run(chosen.pop("config"), chosen.pop("plan"), chosen.pop("data"), **chosen)
 
 
+class Rows(nn.Module):
+    """A table in fp16, of which two rows of three are never looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, WIDTH, dtype=torch.float16)
+
+    def forward(self, x):
+        return self.table(x[:, 0]).float()
+
+
+def test_weights_in_fp16_have_masters_and_stay_finite_where_no_gradient_is():
+    data = [(torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, WIDTH))]
+    result = lab.train.run(lambda plan: [Rows()], lab.Plan(dp=2), data, steps=3, weights=True, **options())
+    weight = result.state["0.table.weight"]
+    assert weight.dtype == torch.float32
+    assert weight.isfinite().all()
+
+
 class Late(nn.Module):
     """A stage with a buffer that is unlike on the ranks from the third step on."""
 

@@ -206,7 +206,8 @@ def set_group_values(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] |
     saved = groups or [{} for _ in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, saved, strict=True):
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
-        group.update({name: value for name, value in (values | lists).items() if name not in _NO_VALUES})
+        kept = [name for name in values if name not in _NO_VALUES]
+        group.update({name: lists.get(name, values[name]) for name in kept})
     for held in optimizer.local_shards:
         numbers = {"step": optimizer.num_steps, **saved[held.group].get("state", {})}
         for name in _numbers(held.optimizer):
