@@ -150,6 +150,15 @@ def print_options() -> dict[str, Any]:
     return dict(vars(_tensor_str.PRINT_OPTS))
 
 
+def plain_name(name: str) -> str:
+    """Return a name without what `torch.compile` puts before the names of a module.
+
+    >>> plain_name("_orig_mod.blocks.0._orig_mod.weight")
+    'blocks.0.weight'
+    """
+    return name.replace("_orig_mod.", "")
+
+
 # torch.distributed, and what torch imports late
 
 

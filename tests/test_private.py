@@ -179,6 +179,15 @@ def test_leaves_of_nested_outputs():
     assert _private.tree_leaves({"a": [1, (2, 3)], "b": 4}) == [1, 2, 3, 4]
 
 
+def test_names_of_compiled_modules():
+    """Else checkpoints of a compiled model and of the same model as it is have other names."""
+    inner = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+    compiled = torch.compile(torch.nn.Sequential(inner), backend="eager")
+    names = list(compiled.state_dict())
+    assert names == ["_orig_mod.0._orig_mod.weight", "_orig_mod.0._orig_mod.bias"]
+    assert [_private.plain_name(name) for name in names] == ["0.weight", "0.bias"]
+
+
 def who_sent(rank, world_size):
     message = torch.zeros(1)
     if rank == 1:

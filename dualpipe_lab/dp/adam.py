@@ -44,9 +44,10 @@ def adamw_(
         step: t of the bias corrections.
         lr: the learning rate.
         betas: decay of the two running means.
-        eps: is added to the denominator.
+        eps: is added to the denominator; not so small that it is 0 in the type of the weight.
         weight_decay: the part of the weight, times `lr`, that is subtracted.
     """
+    check_eps(weight.dtype, eps)
     beta1, beta2 = betas
     exp_avg.lerp_(grad, 1 - beta1)  # m + (1 - b1) (g - m), as torch has it
     exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
@@ -54,6 +55,16 @@ def adamw_(
     # sqrt(v / c) as sqrt(v) / sqrt(c), and eps outside of the root
     denominator = exp_avg_sq.sqrt().div_(sqrt(1 - beta2**step)).add_(eps)
     weight.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
+
+
+def check_eps(dtype: torch.dtype, eps: object) -> None:
+    """Raise ValueError for an `eps` that rounds to 0 in a type: where gradients are zero, 0 / 0 makes weights NaN."""
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the smallest number above 0
+    if isinstance(eps, float) and 0 < eps <= least / 2:
+        raise ValueError(
+            f"eps={eps} is 0 in {dtype}, and weights whose gradients are zero would become NaN; keep fp32 weights "
+            "(master=True of DDP and ZeRO), or use eps=1e-4"
+        )
 
 
 def stochastic_round(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -80,7 +91,8 @@ class AdamW(Optimizer):  # type: ignore[misc]
         lr, betas, eps, weight_decay: as in `adamw_`.
 
     Raises:
-        ValueError: a number is out of its range, or no parameter needs a gradient.
+        ValueError: a number is out of its range, `eps` is 0 in the type of a parameter, or no parameter needs a
+            gradient.
     """
 
     def __init__(
@@ -106,6 +118,7 @@ class AdamW(Optimizer):  # type: ignore[misc]
             )
         for parameter in self.param_groups[-1]["params"]:
             if parameter.requires_grad:
+                check_eps(parameter.dtype, eps)
                 exp_avg, exp_avg_sq = (torch.zeros_like(parameter.detach()) for _ in range(2))
                 self.state[parameter] = {"step": 0, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
 
@@ -168,7 +181,9 @@ class OptimizerShard:
 
     def take_values(self, group: dict[str, Any]) -> None:
         """Go on with the values of a param group, such as a learning rate that a scheduler has set."""
-        self._optimizer.param_groups[0].update({name: value for name, value in group.items() if name != "params"})
+        values = self._optimizer.param_groups[0]
+        values.update({name: value for name, value in group.items() if name != "params"})
+        check_eps(self._parameter.dtype, values.get("eps"))
 
     def step(self, grad: Tensor, scale: float = 1.0) -> None:
         """Update the shard with its shard of the gradient, multiplied by `scale`."""

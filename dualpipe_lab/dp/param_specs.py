@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab._private import plain_name
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.dp.grad_norm import global_norm
@@ -112,7 +113,7 @@ def full_name_of(module: nn.Module) -> Callable[[str], str]:
 
     def full_name(name: str) -> str:
         start = max((prefix for prefix in starts if name.startswith(f"{prefix}.")), key=len, default="")
-        return name.removeprefix(f"{start}.")
+        return plain_name(name.removeprefix(f"{start}."))
 
     return full_name
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from dualpipe_lab import comm
 from dualpipe_lab._private import version_of
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.dp.adam import AdamW, OptimizerShard, check_elementwise
+from dualpipe_lab.dp.adam import AdamW, OptimizerShard, check_elementwise, check_eps
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
@@ -319,6 +319,10 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         if kind is not AdamW:
             check_elementwise(make)
         trials = [make([{**group, "params": [nn.Parameter(torch.zeros(1))]}]) for group in groups]  # checks the numbers
+        for group, trial in zip(groups, trials, strict=True):
+            for weight in group["params"]:
+                updated = torch.float32 if master and weight.element_size() == 2 else weight.dtype
+                check_eps(updated, trial.param_groups[0].get("eps"))
         super().__init__(groups, trials[0].defaults)
         if not isinstance(mesh, Mesh | Group | None):
             raise TypeError(

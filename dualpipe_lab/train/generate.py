@@ -51,7 +51,8 @@ def generate(
         sequence_length: the bytes that the model reads (default: as it was trained).
 
     Raises:
-        ValueError: an empty prompt, a number that has no meaning, or weights without a known sequence length.
+        ValueError: an empty prompt, a number that has no meaning, weights without a known sequence length, or logits
+            that are NaN.
         CheckpointError: as `read_model`.
     """
     text = bytearray(prompt.encode() if isinstance(prompt, str) else prompt)
@@ -74,6 +75,8 @@ def generate(
     with weights:
         for _ in range(num_tokens):
             known = next_logits(bytes(text[-length:]))[:VOCABULARY_SIZE]  # a token is a byte
+            if known.isnan().any():
+                raise ValueError("the model has diverged: logits are NaN, and no text follows; use a smaller lr")
             drawn = torch.multinomial((known / temperature).softmax(0), 1, generator=generator) if temperature else None
             text.append(int(known.argmax() if drawn is None else drawn))
     return text.decode(errors="replace")

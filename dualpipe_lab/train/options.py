@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from dualpipe_lab.dp.adam import AdamW
-from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
-from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint
+from dualpipe_lab.dp.checkpoint.folder import latest, saved_steps
+from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint, name_of
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.pretrained.load import check_form, open_pretrained
@@ -27,6 +27,7 @@ from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_siz
 from dualpipe_lab.train.schedule import LRSchedule
 
 _COUNTS = "sequence_length", "global_batch", "evaluate_every", "save_every", "keep", "trace_every"
+KEPT = "lr", "betas", "eps", "weight_decay", "schedule", "max_norm", "bias_speed"  # by a resume that names no other
 _MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
 Config: TypeAlias = LlamaConfig | V3MoEConfig
 Data: TypeAlias = bytes | Sequence[bytes]
@@ -35,6 +36,9 @@ Data: TypeAlias = bytes | Sequence[bytes]
 @dataclass(frozen=True)
 class TrainOptions:
     """The options of a training.
+
+    A training that is resumed goes on with the checkpoint's `lr`, `betas`, `eps`, `weight_decay`, `schedule`,
+    `max_norm` and `bias_speed`, unless its call names another: what is named counts from the next step on.
 
     Attributes:
         sequence_length: tokens of a sequence.
@@ -147,6 +151,19 @@ def named_options(**options: Any) -> TrainOptions:
     return TrainOptions(**options)
 
 
+def resumed_options(path: Path, **options: Any) -> TrainOptions:
+    """Return the options of a training that goes on from a checkpoint, which says what the call does not name."""
+    values = Checkpoint(path).index.values
+    saved, groups = values["config"], values["param_groups"] or [{}]
+    kept = {name: groups[0][name] for name in KEPT[1:4] if name in groups[0]}  # all that there was before "options"
+    kept |= saved.get("options", {}) if isinstance(saved, Mapping) else {}
+    if "schedule" in kept:
+        kept["schedule"] = LRSchedule(**kept["schedule"])
+    if "betas" in kept:
+        kept["betas"] = tuple(kept["betas"])
+    return named_options(**kept | options)
+
+
 def check(
     config: Config,
     plan: Plan,
@@ -243,7 +260,7 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: TrainOptions
     position = checkpoint.index.values["sampler"]
     pairs |= {name: (position[name], getattr(options, name)) for name in ("seed", "sequence_length", "global_batch")}
     pairs["batch_growth"] = position.get("batch_growth", []), [list(pair) for pair in options.batch_growth]
-    _check_equal(path, pairs)
+    check_equal(path, pairs)
     if steps <= checkpoint.step and not (is_elastic and steps == checkpoint.step):
         raise ValueError(f"{path} is of step {checkpoint.step}, got steps={steps}; the training ends at a later step")
     return int(checkpoint.step)
@@ -254,10 +271,11 @@ def _check_config(path: Path, saved: Mapping[str, Any], config: Config) -> None:
     pairs: dict[str, tuple[Any, Any]] = {"model": (saved["model"], type(config).__name__)}
     given = asdict(config)
     there = asdict(type(config)()) | saved["config"]  # one saved before a field was there has its default
-    _check_equal(path, pairs | {name: (there.get(name), given.get(name)) for name in given | there})
+    check_equal(path, pairs | {name: (there.get(name), given.get(name)) for name in given | there})
 
 
-def _check_equal(path: Path, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+def check_equal(path: Path, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    """Refuse a checkpoint that was saved with other values; `pairs` are by name that of the checkpoint and ours."""
     for name, (there, here) in pairs.items():
         if there != here:
             raise ValueError(f"{path} was saved with {name}={there}, got {name}={here}; use it with {name}={there}")

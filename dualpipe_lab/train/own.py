@@ -14,17 +14,19 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
+from dualpipe_lab.dp.checkpoint.state import random_state, set_random_state
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.batch import SharesAmong, num_elements, split_batch
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv
-from dualpipe_lab.train.options import TrainOptions, check_folder
-from dualpipe_lab.train.trainer import Trainer, seed_of
+from dualpipe_lab.train.options import TrainOptions, check_equal, check_folder
+from dualpipe_lab.train.trainer import Trainer, seed_all, seed_of
 
 MakeStages: TypeAlias = Callable[[Plan], Iterable[nn.Module]]
 Batches: TypeAlias = Iterable[tuple[Any, Any]] | Callable[[], Iterable[tuple[Any, Any]]]
@@ -32,6 +34,7 @@ _OF_OUR_MODELS = (  # what means something for the models of this library alone
     "sequence_length", "global_batch", "batch_growth", "bias_speed", "evaluate_every", "evaluation", "start", "sample",
     "sample_length", "temperature", "elastic",
 )  # fmt: skip
+_DROP_LAST = "leave out a smaller last batch, as drop_last=True of a DataLoader does"
 _PLANNED = ("layers", "recompute", "loss_chunk", "mtp", "overlap", "sequence_parallel")
 
 
@@ -57,7 +60,7 @@ class OwnTrainer(Trainer):
         self.plan, self.options, self._wants_stop = plan, options, wants_stop
         self.mesh = Mesh(plan.topology)
         program = plan.program or schedules.build("1f1b", 1, plan.num_microbatches)
-        torch.manual_seed(options.seed)
+        seed_all(options.seed)
         every = list(make_stages(plan))
         if len(every) != program.num_stages or not all(isinstance(stage, nn.Module) for stage in every):
             raise ValueError(
@@ -66,7 +69,7 @@ class OwnTrainer(Trainer):
             )
         here = sorted({action.stage for action in program.actions(self.mesh.rank("pp"))})
         self.model = nn.ModuleDict({str(number): every[number] for number in here})
-        self._make_optimizer(any(parameter.dtype == torch.bfloat16 for parameter in self.model.parameters()))
+        self._make_optimizer(any(parameter.element_size() == 2 for parameter in self.model.parameters()))
         self.runtime = PipelineRuntime(program, self.model, loss, group=self.mesh.group("pp"))
         self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
 
@@ -74,7 +77,12 @@ class OwnTrainer(Trainer):
         """Train on one batch (x, y) of all data ranks."""
         self._begin()
         number, first = self.plan.num_microbatches, self.data_rank * self.plan.num_microbatches
-        x, y = (split_batch(part, self.plan.data_size * number) for part in batch)
+        try:
+            x, y = (split_batch(part, self.plan.data_size * number) for part in batch)
+        except ValueError as error:
+            if not self.num_steps:
+                raise
+            raise ValueError(f"step {self.num_steps + 1}: {str(error).partition(';')[0]}; {_DROP_LAST}") from error
         mine = slice(first, first + number)
         result = self.runtime.step(x[mine], y[mine], SharesAmong(y))
         return self._finish(result, sum(map(num_elements, y)))
@@ -95,7 +103,7 @@ class OwnBatches:
 
     def __init__(self, batches: Batches, seed: int) -> None:
         self._batches, self._seed = batches, seed
-        self._rounds = self._taken = 0
+        self._taken, self._rounds, self._drawn = 0, -1, 0  # the last: batches of this round
         self._iterator: Iterator[tuple[Any, Any]] = iter(())
 
     def next(self, step: int) -> tuple[Any, Any]:
@@ -125,14 +133,19 @@ class OwnBatches:
         return {"seed": self._seed, "step": step}
 
     def _take(self) -> Any:
-        with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from here when it starts
+        before = random_state()  # what shuffles or augments draws from a seed of the round and the batch, on every rank
+        try:
             for again in (False, True):
                 if again:
-                    torch.manual_seed(seed_of(self._seed, {}, self._rounds))
+                    self._rounds, self._drawn = self._rounds + 1, 0
+                seed_all(seed_of(self._seed, {"batch": self._drawn}, self._rounds))
+                if again:
                     self._iterator = iter(self._batches() if callable(self._batches) else self._batches)
-                    self._rounds += 1
                 for batch in self._iterator:
+                    self._drawn += 1
                     return batch
+        finally:
+            set_random_state(before)
         raise ValueError("the data has no batch; give at least one pair (x, y)")
 
 
@@ -162,6 +175,7 @@ def check_own(
     if named or changed:
         name, where = (named[0], "run(") if named else (changed[0], "Plan(")
         raise ValueError(f"{where}{name}=) is for the library's models; leave it out, and do it in your own stages")
+    _check_last_batch(data, plan, steps)
     if plan.cp > 1:
         raise ValueError(f"{plan} shards sequences, which an own model's batches do not say; use cp=1")
     first = 0
@@ -169,12 +183,26 @@ def check_own(
         found = Checkpoint(resume)
         if (found.index.values["config"] or {}).get("model") != "own":
             raise ValueError(f"{resume} has one of the library's models; resume it with its config")
+        pairs = {"seed": (found.index.values["sampler"]["seed"], given.get("seed", 0))}
+        check_equal(resume, pairs | {"ema": (found.index.values["config"]["ema"], given.get("ema") is not None)})
         first = found.step
         if steps <= first:
             raise ValueError(f"{resume} is of step {first}, got steps={steps}; the training ends at a later step")
     if given.get("csv") is not None:
         check_csv(given["csv"])
     check_folder(given.get("folder"), first, resume)
+
+
+def _check_last_batch(data: Any, plan: Plan, steps: int) -> None:
+    """Refuse a loader whose last batch is smaller and does not split, if the training comes to it."""
+    if not isinstance(data, DataLoader) or not data.batch_size or isinstance(data.dataset, IterableDataset):
+        return
+    parts, rest = plan.data_size * plan.num_microbatches, len(data.sampler) % data.batch_size
+    if rest % parts and not data.drop_last and steps >= len(data):
+        raise ValueError(
+            f"the last batch of the loader has {rest} rows and the others {data.batch_size}, and {rest} rows do not "
+            f"split into {parts} microbatches; {_DROP_LAST}"
+        )
 
 
 def _digest(batch: Any) -> int:

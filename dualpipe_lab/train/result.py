@@ -33,6 +33,7 @@ class Result:
         interrupted: whether it ended before its last step.
         timeline: of the last step; None for one process.
         state: full weights by name, if they were asked for.
+        problem: what failed after the first step, and lost a checkpoint or the text; `state` has the weights then.
         gradients: of the first and of the last step, raw, by name; of the reference alone.
     """
 
@@ -43,12 +44,13 @@ class Result:
     interrupted: bool = False
     timeline: "Timeline | None" = None
     state: dict[str, Tensor] | None = None
+    problem: str | None = None
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """Exit code for a script: 0, or `EX_TEMPFAIL` (75) after an interrupt, so that a scheduler restarts it."""
-        return getattr(os, "EX_TEMPFAIL", 75) if self.interrupted else 0
+        """Exit code for a script: 0; 1 with a problem; `EX_TEMPFAIL` (75) after an interrupt, for a scheduler."""
+        return int(self.problem is not None) or (getattr(os, "EX_TEMPFAIL", 75) if self.interrupted else 0)
 
     @property
     def losses(self) -> list[float]:
@@ -92,6 +94,7 @@ class Result:
         ended = [] if self.checkpoint is None else [f"checkpoint: {self.checkpoint}"]
         ended += [] if self.text is None else [f"text: {self.text}"]
         ended = ["interrupted", *ended] if self.interrupted else ended
+        ended += [] if self.problem is None else [f"problem: {self.problem}"]
         return "\n".join([self.title, table(rows), *ended])
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ starts a script again with the ranks that are left; torchft keeps the living ran
 
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -27,7 +28,9 @@ from typing import Any
 from torch import Tensor
 
 from dualpipe_lab import comm
-from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
+from dualpipe_lab.dp.checkpoint.folder import latest, saved_steps
+from dualpipe_lab.dp.checkpoint.reader import CheckpointError, name_of
+from dualpipe_lab.dp.checkpoint.session import check_save, gathered_weights
 from dualpipe_lab.launch import operating_system, torchrun
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.folder import private_folder
@@ -37,7 +40,16 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.metrics import Metrics, MetricsFile
-from dualpipe_lab.train.options import Config, Data, TrainOptions, check, find_checkpoint, named_options, on_nodes
+from dualpipe_lab.train.options import (
+    Config,
+    Data,
+    TrainOptions,
+    check,
+    find_checkpoint,
+    named_options,
+    on_nodes,
+    resumed_options,
+)
 from dualpipe_lab.train.own import Batches, MakeStages, OwnBatches, OwnTrainer, check_own
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.screen import Screen, append, follow
@@ -94,11 +106,13 @@ def run(
             plan's under the nearest legal plan; for scripts that `torchrun --max-restarts` or a scheduler starts again.
         timeout: as in `launch`.
         backend: as in `launch`.
-        options: as in `TrainOptions`.
+        options: as in `TrainOptions`, which says what a resumed training takes from the checkpoint.
 
     Raises:
         ValueError: a training that cannot be, before any process starts.
-        RankError, RankTimeout: as `launch`; the checkpoints that were saved until then are complete.
+        RankError, RankTimeout: as `launch`; the checkpoints that were saved until then are complete.  A model that no
+            save could keep is refused before the first step, or after it.  A save that fails later, on a full disk for
+            one, ends the training without an error: the result has its metrics, its weights, and `problem`.
     """
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
@@ -107,6 +121,8 @@ def run(
         if chosen.folder is None:
             raise ValueError("elastic=True goes on from the training's own checkpoints, got folder=None; give folder=")
         found = latest(chosen.folder) if saved_steps(chosen.folder) else found
+    if found is not None:
+        chosen = resumed_options(found, **options)
     plan = on_nodes(plan, cluster())
     if callable(config):
         check_own(config, plan, data, steps, loss, options | {"elastic": elastic, "evaluation": evaluation}, found)
@@ -121,6 +137,9 @@ def run(
         with stop_file(job.scratch / "stop", job.scratch / "begun"), shown:
             results: Any = launch(train_rank, plan.world_size, job, timeout=timeout, backend=backend)
     result: Result = results[0]
+    if result.problem is not None and result.metrics:  # of rank 0
+        said = f"{result.problem}\nwhat the training made is not lost: its metrics and weights are in the result"
+        warnings.warn(said, stacklevel=2)
     timeline = results.timeline
     for last in timeline.steps()[:1]:  # the trace holds the last training step, and evaluations that follow
         title = f"{plan}{results.clock_note}"
@@ -205,19 +224,30 @@ def train_rank(rank: int, world_size: int, job: TrainJob) -> Result:
         trainer.load(job.resume)
     sampler: Any = OwnBatches(job.data, options.seed) if is_own else options.sampler(job.data)  # type: ignore[arg-type]
     first = trainer.num_steps
-    rows = _train(trainer, sampler, job, rank)
-    saved = None if options.folder is None else _save(trainer, sampler, Path(options.folder), first)
-    state = read_weights(saved) if rank == 0 and job.keeps_weights and saved is not None else None
-    kept = None if is_temporary else saved
-    text = None
+    if options.folder is not None:
+        check_save(trainer.optimizer)
+    rows, problem = _train(trainer, sampler, job, rank)
+    saved = text = state = None
+    if problem is None and options.folder is not None:
+        saved, problem = _save(trainer, sampler, Path(options.folder), first)
     if options.sample is not None:
-        text = generate(trainer, options.sample, options.sample_length, options.temperature, options.seed)
-    stopped = trainer.num_steps < job.steps
-    return Result(str(job.plan), rows if rank == 0 else [], kept, text, stopped, state=state)
+        try:
+            text = generate(trainer, options.sample, options.sample_length, options.temperature, options.seed)
+        except ValueError as error:  # the same on every rank
+            problem = problem or str(error)
+    if problem is not None:
+        state = gathered_weights(trainer.optimizer)
+    elif rank == 0 and job.keeps_weights and saved is not None:
+        state = read_weights(saved)
+    kept, stopped = None if is_temporary else saved, trainer.num_steps < job.steps
+    result = Result(str(job.plan), rows, kept, text, stopped, state=state, problem=problem)
+    return result if rank == 0 else replace(result, metrics=[], state=None)
 
 
-def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> list[Metrics]:
+def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> tuple[list[Metrics], str | None]:
+    """Return the rows, and what a save on the way said if it failed: the training ends then, with its weights."""
     rows: list[Metrics] = []
+    problem: str | None = None
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
     written = MetricsFile(options.csv if rank == 0 else None, trainer.num_steps + 1)
@@ -225,7 +255,7 @@ def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> list[Met
     has_screen = rank == 0 and torchrun.is_active()
     traces = None if options.traces is None else StepTraces(options.traces, options.trace_every)
     with screen if has_screen else nullcontext(), traces or nullcontext():
-        while trainer.num_steps < job.steps and not trainer.should_stop:
+        while trainer.num_steps < job.steps and not trainer.should_stop and problem is None:
             with nullcontext() if traces is None else traces.step(trainer.num_steps + 1):
                 row = trainer.step(trainer.batch(sampler))
             if evaluation is not None and every is not None and row.step % every == 0:
@@ -236,14 +266,24 @@ def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> list[Met
                 screen.show(row)
             elif rank == 0:
                 append(job.scratch / "rows", row)
+            if len(rows) == 1 and options.folder is not None and row.step < job.steps:
+                check_save(trainer.optimizer)  # what the last save would refuse, before the steps until then are lost
             if options.save_every is not None and row.step % options.save_every == 0:
-                trainer.save(sampler)
-    return rows
+                _, problem = _try_save(trainer, sampler)
+    return rows, problem
 
 
-def _save(trainer: Trainer, sampler: Any, folder: Path, first: int) -> Path:
-    """Save the last step, unless `save_every` has, or the training went on from it; return the checkpoint's path."""
+def _save(trainer: Trainer, sampler: Any, folder: Path, first: int) -> tuple[Path | None, str | None]:
+    """Save the last step, unless `save_every` has, or the training went on from it; return as `_try_save`."""
     path = folder / name_of(trainer.num_steps)
     every = trainer.options.save_every
     is_saved = every is not None and trainer.num_steps % every == 0
-    return path if is_saved or 0 < first == trainer.num_steps else trainer.save(sampler)
+    return (path, None) if is_saved or 0 < first == trainer.num_steps else _try_save(trainer, sampler)
+
+
+def _try_save(trainer: Trainer, sampler: Any) -> tuple[Path | None, str | None]:
+    """Return the path of a checkpoint, or what failed: all ranks get the same, and the training is not lost."""
+    try:
+        return trainer.save(sampler), None
+    except CheckpointError as error:
+        return None, str(error)

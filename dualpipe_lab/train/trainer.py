@@ -18,6 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +42,7 @@ from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
 from dualpipe_lab.topology import RankCoordinates
 from dualpipe_lab.train.metrics import Metrics, Reading, StepMeter, bubble_fraction, exchange
-from dualpipe_lab.train.options import Config, TrainOptions
+from dualpipe_lab.train.options import KEPT, Config, TrainOptions
 from dualpipe_lab.train.sampler import Batch, Sampler
 
 OPTIMIZERS: tuple[Callable[..., DDP | Zero1 | Zero2 | Zero3], ...] = (DDP, Zero1, Zero2, Zero3)  # by the stage of ZeRO
@@ -100,7 +101,7 @@ class Trainer:
         self.num_steps, self.should_stop, self._meter = 0, False, StepMeter()
 
     def _make_optimizer(self, narrow: bool, **units: Any) -> None:
-        """Make optimizer and moving average; `narrow` bf16 weights have fp32 masters and gradients."""
+        """Make optimizer and moving average; `narrow` weights, of 16 bits, have fp32 masters and gradients."""
         self.optimizer = OPTIMIZERS[self.plan.zero](
             self.model,
             self.mesh,
@@ -129,7 +130,8 @@ class Trainer:
         self._meter.start()
         seed_ranks(self.options.seed, self.mesh, self.num_steps)  # for modules that draw, such as dropout
         (group,) = self.optimizer.param_groups
-        group["lr"] = self.options.lr * self.options.schedule.factor(self.num_steps)
+        lr = self.options.lr * self.options.schedule.factor(self.num_steps)
+        group.update(self.options.adamw | {"lr": lr})  # those of a checkpoint are in the options, or were named anew
         self.optimizer.zero_grad()
 
     def _finish(self, result: StepResult, num_tokens: int) -> Metrics:
@@ -186,12 +188,13 @@ class Trainer:
     def save(self, sampler: Any) -> Path:
         """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
         assert self.options.folder is not None
+        kept = {name: value for name, value in asdict(self.options).items() if name in KEPT}
         return checkpoint.save(
             self.options.folder,
             self.num_steps,
             self.optimizer,
             sampler=sampler.state(self.num_steps),
-            config={**self._about_model(), "plan": self.plan.describe(), "ema": self.ema is not None},
+            config={**self._about_model(), "plan": self.plan.describe(), "ema": self.ema is not None, "options": kept},
             topology=self.mesh.topology,
             keep=self.options.keep,
         )
@@ -244,10 +247,15 @@ def _units(model: RankModel, overlap: bool) -> list[nn.Module]:
 
 
 def seed_ranks(seed: int, here: RankCoordinates, step: int = 0) -> None:
-    """Seed Python's and torch's generators for a step: ranks of a tp group draw the same numbers, others do not."""
-    chosen = seed_of(seed, {axis: number for axis, number in here.coordinates.items() if axis != "tp"}, step)
-    random.seed(chosen)
-    torch.manual_seed(chosen)
+    """Seed all generators for a step: ranks of a tp group draw the same numbers, others do not."""
+    seed_all(seed_of(seed, {axis: number for axis, number in here.coordinates.items() if axis != "tp"}, step))
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators that draw without being named: Python's, numpy's and torch's."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy.random.seed([seed >> shift & 0xFFFFFFFF for shift in (0, 32)])  # its seeds are words of 32 bits
 
 
 def seed_of(seed: int, coordinates: Mapping[str, int], step: int = 0) -> int:

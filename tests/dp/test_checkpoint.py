@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import shutil
+import sys
 import warnings
 import weakref
 
@@ -16,7 +18,9 @@ from zero_runs import BATCHES, HYPER, STAGES, build, train
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
+from dualpipe_lab._private import plain_name
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
+from dualpipe_lab.dp.checkpoint.reader import checksum_of
 from dualpipe_lab.dp.checkpoint.session import write_checkpoint
 from dualpipe_lab.dp.checkpoint.torch_format import from_torch, to_torch, write_torch
 from dualpipe_lab.dp.ddp import DDP
@@ -213,3 +217,106 @@ def test_a_rank_reads_its_own_bytes_and_no_others(tmp_path):
         for name, tensor in load_file(file).items()
         if name.startswith("exp_avg/")
     )
+
+
+GROUPS = {"matrices": {"lr": 0.02, "weight_decay": 0.3}, "rest": {"lr": 0.001, "weight_decay": 0.0}}
+
+
+def listed(model, order, moved=()):
+    """Param groups of the matrices and of all else, in an order; parameters of the names in `moved` change places."""
+    found = {name: [] for name in GROUPS}
+    for name, parameter in model.named_parameters():
+        found["matrices" if (parameter.dim() > 1) != (name in moved) else "rest"].append(parameter)
+    return [{"params": found[name], **GROUPS[name]} for name in order]
+
+
+def compiled(model, how):
+    """The model as `how` says, to train; the parameters stay the same."""
+    if how == "inner":
+        model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+    return torch.compile(model, backend="eager") if how == "whole" else model
+
+
+ORDERS = ("matrices", "rest"), ("rest", "matrices")
+MOVED = r"saved with other param groups: temperature was not in one with the others of group [01]; give params="
+
+
+@pytest.mark.parametrize(("before", "after"), [(DDP, Zero3), (Zero1, Zero2), (Zero3, DDP)])
+def test_groups_are_found_by_the_names_of_their_parameters_and_a_compiled_model_has_those_of_the_plain_one(
+    before, after, tmp_path
+):
+    """Saved by 2 ranks, loaded by 2 with the groups in another order: the next steps are those of the first run."""
+
+    def train_on(optimizer, batches):
+        rows = shard_slice(6, 2, comm.get_rank())
+        train(optimizer, rows, batches, 1)
+        return {plain_name(name): weight for name, weight in full_weights(optimizer).items()}
+
+    def fn(rank, world_size):
+        model = Counting()
+        first = before(compiled(model, "whole"), params=listed(model, ORDERS[0]))
+        train_on(first, BATCHES[:2])
+        path = save(tmp_path, 2, first)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                sys.modules["dualpipe_lab.dp.param_specs"], "plain_name", str
+            )  # as those were saved that are older
+            old = save(tmp_path / "old", 2, first)
+        right = train_on(first, BATCHES[2:4])
+        for how, order, found in (("", ORDERS[1], path), ("inner", ORDERS[0], path), ("", ORDERS[0], old)):
+            other = Counting(seed=3)
+            second = after(compiled(other, how), params=listed(other, order))
+            load(found, second)
+            assert [group["lr"] for group in second.param_groups] == [GROUPS[name]["lr"] for name in order]
+            ours = train_on(second, BATCHES[2:4])
+            assert ours.keys() == right.keys()
+            assert all(torch.allclose(ours[name], right[name], atol=1e-14, rtol=0) for name in right)
+        third = after(other := Counting(seed=4), params=listed(other, ORDERS[1], moved={"temperature"}))
+        with pytest.raises(CheckpointError, match=MOVED):
+            load(path, third)
+
+    launch(fn, 2, timeout=240)
+
+
+def test_a_checkpoint_of_several_groups_without_names_is_loaded_in_order_and_says_so(tmp_path):
+    """As those were saved that are older."""
+
+    def fn(rank, world_size):
+        model = Counting()
+        path = save(tmp_path, 1, Zero1(model, params=listed(model, ORDERS[0])))
+        index = json.loads((path / "index.json").read_text())
+        for group in index["values"]["param_groups"]:
+            del group["param_names"]
+        index["values_checksum"] = checksum_of(index["values"])
+        (path / "index.json").write_text(json.dumps(index))
+        second = Zero1(model, params=listed(model, ORDERS[0]), lr=0.5)
+        with pytest.warns(UserWarning, match="does not say which parameters are in its 2 param groups"):
+            load(path, second)
+        return [group["lr"] for group in second.param_groups]
+
+    assert launch(fn, 1)[0] == [0.02, 0.001]
+
+
+def test_a_folder_of_another_name_or_without_its_index_is_not_gone_on_from(tmp_path):
+    def fn(rank, world_size):
+        optimizer = make(Zero1)
+        for step in (1, 3):
+            save(tmp_path, step, optimizer)
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000050")
+        for path in (tmp_path / "step-00000050", latest(tmp_path)):
+            with pytest.raises(CheckpointError, match=r"one of step 1; name it step-00000001, or move it out"):
+                load(path, optimizer)
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / "kept")
+        assert load(tmp_path / "kept", optimizer).step == 1
+
+    launch(fn, 1)
+    (tmp_path / "step-00000050" / "index.json").unlink()
+    words = (
+        r"step-00000050 is incomplete, index.json is missing; remove it or .* \(the one before it is .*step-00000003\)"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        latest(tmp_path)
+    for name in ("step-000000060", "step-60", "step-٠٠٠٠٠٠٩٩", "step-00000060.bak"):
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
+    shutil.rmtree(tmp_path / "step-00000050")
+    assert latest(tmp_path).name == "step-00000003"

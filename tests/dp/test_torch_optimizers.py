@@ -1,6 +1,7 @@
 """Elementwise optimizers of torch on shards, with param groups, schedulers and checkpoints, equal one process."""
 
 import inspect
+import itertools
 import pydoc
 
 import pytest
@@ -258,6 +259,36 @@ def test_what_cannot_be_is_refused_in_one_sentence(tmp_path):
         refused("another model or optimizer", lambda: load(path, sgd), CheckpointError)
 
     launch(fn, 2)
+
+
+def test_an_eps_that_is_0_in_fp16_is_refused_and_a_larger_one_or_masters_stay_finite_where_no_gradient_is():
+    """Two rows of three get no gradient; torch's optimizers make them NaN."""
+    kinds = None, optim.Adam, optim.AdamW, optim.NAdam, optim.RMSprop, optim.Adamax, optim.Adagrad
+
+    def fn(rank, world_size):
+        for stage in (DDP, Zero1, Zero2, Zero3):
+            for kind, options in itertools.product(kinds, ({}, {"eps": 1e-7}, {"master": True})):
+                torch.manual_seed(0)
+                model = nn.Sequential(nn.Embedding(3, 4)).half()
+                if not options:
+                    words = (
+                        r"^eps=1e-(08|10) is 0 in torch.float16, and weights whose gradients are zero would become NaN"
+                    )
+                    with pytest.raises(ValueError, match=words):
+                        stage(model, optimizer=kind)
+                    options = {"eps": 1e-4}  # the refusal has left the model alone
+                optimizer = stage(model, optimizer=kind, **options)
+                model(torch.zeros(1, dtype=torch.long)).sum().backward()
+                optimizer.step()
+                (weight,) = full_weights(optimizer).values()
+                assert weight.isfinite().all(), (stage, kind, options)
+        optimizer = DDP(nn.Linear(1, 1).half(), eps=1e-4)
+        optimizer.param_groups[0]["eps"] = 1e-8
+        optimizer.module(torch.ones(1).half()).sum().backward()
+        with pytest.raises(ValueError, match="eps=1e-08 is 0"):
+            optimizer.step()
+
+    launch(fn, 2, timeout=120)
 
 
 def test_steps_are_seen_by_torchs_hooks_and_help_documents_every_argument():

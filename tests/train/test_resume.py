@@ -65,6 +65,18 @@ def test_another_plan_goes_on_with_the_same_curve(tmp_path, config, before, afte
     assert train.read_model(tmp_path).config == config
 
 
+def test_a_resume_that_names_no_schedule_nor_speed_goes_on_with_those_of_the_checkpoint(tmp_path):
+    run(V3, plan(), steps=2, folder=tmp_path)
+    sizes = {name: OPTIONS[name] for name in ("sequence_length", "global_batch", "batch_growth")}
+
+    def resumed(**named):
+        return train.run(V3, plan(), TEXT, steps=5, resume=tmp_path, weights=True, log_every=0, **sizes, **named)
+
+    follows(resumed(), V3, 2)
+    rates = [row.lr for row in resumed(schedule=train.LRSchedule()).metrics]
+    assert rates == [OPTIONS["lr"]] * 3
+
+
 NUM_STEPS = 60
 
 

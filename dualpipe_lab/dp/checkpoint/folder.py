@@ -10,40 +10,38 @@ dead process.  On a file system without locks, the token in the hidden name keep
 import errno
 import fcntl
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dualpipe_lab.dp.checkpoint.reader import CheckpointError
+from dualpipe_lab.dp.checkpoint.reader import INDEX, CheckpointError, name_of, step_of
 
 _SAVING, _REMOVING, _LOCK = ".saving-", ".removing-", ".saving.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
 
 
-def name_of(step: int) -> str:
-    """Return the name of a step's folder, such as step-00000010."""
-    return f"step-{step:08d}"
-
-
 def saved_steps(folder: Path | str) -> list[int]:
     """Return the steps that have a checkpoint in a folder, in order."""
     names = os.listdir(folder) if Path(folder).is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d{8,})", name)))
+    return sorted(step for name in names if (step := step_of(name)) is not None)
 
 
 def latest(folder: Path | str) -> Path:
     """Return the path of the checkpoint with the highest step.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or that one is incomplete, as a copy is that was cut short.
     """
-    steps = saved_steps(folder)
-    if not steps:
+    paths = [Path(folder) / name_of(step) for step in reversed(saved_steps(folder))]
+    if not paths:
         raise CheckpointError(f"there is no checkpoint in {folder}; save one, or name another folder")
-    return Path(folder) / name_of(steps[-1])
+    if not (paths[0] / INDEX).is_file():
+        whole = next((path for path in paths if (path / INDEX).is_file()), None)
+        left = "there is none before it" if whole is None else f"the one before it is {whole}"
+        raise CheckpointError(f"{paths[0]} is incomplete, {INDEX} is missing; remove it or copy it again ({left})")
+    return paths[0]
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dualpipe_lab._private import plain_name
 from dualpipe_lab.dp.checkpoint.file import Extent, Header, read_header, read_range, size_of, write_tensors
 from dualpipe_lab.dp.checkpoint.region import CopyRange, ShardRegion, copies_between, full_region
 
@@ -236,7 +237,8 @@ class Checkpoint:
     def _extent(self, name: str, shard: StoredShard) -> Extent:
         """Return the bytes of a shard in its file; ValueError if the file is of another save, or disagrees."""
         if shard.file not in self._headers:
-            self._headers[shard.file] = read_header(self.path / shard.file)
+            metadata, tensors = read_header(self.path / shard.file)
+            self._headers[shard.file] = Header(metadata, {plain_name(name): tensors[name] for name in tensors})
         metadata, tensors = self._headers[shard.file]
         if metadata != (wanted := metadata_of(self.step, shard.file, self.index.save)):
             other = "" if metadata.pop("save", "") == wanted.pop("save", "") else " of another save"
@@ -249,6 +251,22 @@ class Checkpoint:
             found = f"{extent.end - extent.begin} bytes of {type_name(extent.dtype)}"
             raise ValueError(f"it has {found}, the index says {num_bytes} of {type_name(dtype)}")
         return extent
+
+
+def name_of(step: int) -> str:
+    """Return the name of a step's folder, such as step-00000010."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step whose folder has this name; None for any other name.
+
+    >>> step_of("step-00000010"), step_of("step-10")
+    (10, None)
+    """
+    digits = name.removeprefix("step-")
+    step = int(digits) if digits.isdecimal() else -1
+    return step if name == name_of(step) else None
 
 
 def checksum_of(values: dict[str, Any]) -> int:
@@ -275,11 +293,17 @@ def _read_index(path: Path) -> Index:
     """Read and check the index, and the sizes of the files that it lists."""
     file = path / INDEX
     if not file.is_file():
-        raise CheckpointError(f"{file} is missing, so {path} is no checkpoint; latest(folder) names one")
+        raise CheckpointError(f"{file} is missing, so {path} is no checkpoint, or not all of it; use another one")
     try:
         index = _parse(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged ({type(error).__name__}: {error}); use another checkpoint") from error
+    named = step_of(path.absolute().name)
+    if named not in (None, index.step):
+        raise CheckpointError(
+            f"a folder has the name of its checkpoint's step, and {path} has one of step {index.step}; name it "
+            f"{name_of(index.step)}, or move it out of the folder of checkpoints"
+        )
     for name, size in index.files.items():
         data = path / name
         found = data.stat().st_size if data.is_file() else None
@@ -299,7 +323,7 @@ def _parse(parts: dict[str, Any]) -> Index:
         raise ValueError("the values beside the tensors, random numbers included, differ from their checksum")
     files = {name: _natural(size, f"the size of {name}") for name, size in parts["files"].items()}
     held: Counter[str] = Counter()
-    tensors = {name: _tensor(name, entry) for name, entry in parts["tensors"].items()}
+    tensors = {plain_name(name): _tensor(name, entry) for name, entry in parts["tensors"].items()}
     for name, entry in tensors.items():
         for shard in entry.shards:
             held[shard.file] += shard.region.numel * size_of(entry.dtype)

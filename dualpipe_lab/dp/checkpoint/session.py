@@ -13,10 +13,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from dualpipe_lab import comm
@@ -33,9 +35,10 @@ from dualpipe_lab.dp.checkpoint.reader import (
     StoredShard,
     TensorEntry,
     metadata_of,
+    name_of,
     type_name,
 )
-from dualpipe_lab.dp.checkpoint.region import full_region
+from dualpipe_lab.dp.checkpoint.region import copies_between, full_region
 from dualpipe_lab.dp.checkpoint.state import (
     SavedShard,
     ShardSpecOf,
@@ -43,7 +46,9 @@ from dualpipe_lab.dp.checkpoint.state import (
     check_numbers,
     claim_of,
     file_of,
+    group_names,
     group_values,
+    matched_groups,
     merged_groups,
     random_state,
     set_group_values,
@@ -118,20 +123,37 @@ def save(
     values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
     values["scaler"] = scaler.state_dict() if scaler else None
     values["topology"] = topology.describe() if topology else None
-    groups = _on_all_ranks(lambda: group_values(optimizer), group)
-    values["param_groups"] = merged_groups(comm.all_gather_object(groups, group))
-    local = list(sharded_state_dict(optimizer, shard_spec_of, frozen))
+    values["param_groups"], local, tensors = _checked(optimizer, shard_spec_of, frozen, group)
     with ExitStack() as lock:
-        made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
+        made = _on_all_ranks(lambda: _begin(place, step, values, lock if rank == 0 else None), group)
         begun = comm.all_gather_object(made, group)[0]
         hidden, token = place / begun, folders.token_of(begun)
-        tensors = assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
         written = _on_all_ranks(lambda: _write(hidden, token, rank, local, tensors, step), group)
         files = {file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
         values["random"] = comm.all_gather_object(random_state(), group)
         index = _index_of(step, token, files, tensors, values)
         _on_all_ranks(lambda: _finish(hidden, index, keep) if rank == 0 else None, group)
-    return place / folders.name_of(step)
+    return place / name_of(step)
+
+
+def check_save(optimizer: ShardedOptimizer) -> None:
+    """Raise what `save` would raise because of the model and its optimizer; nothing is written.
+
+    Call it on every rank before the first step, and once more after it, when statistics of other data differ.
+    """
+    _checked(optimizer, None, True, None)
+
+
+def gathered_weights(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
+    """Return the full weights by their names in the full model, on every rank, as a checkpoint has them."""
+    held = [shard for shard in sharded_state_dict(optimizer) if shard.name.startswith("parameter/")]
+    parts = [(shard.name.removeprefix("parameter/"), shard.shape, shard.region, shard.view.cpu()) for shard in held]
+    full: dict[str, Tensor] = {}
+    for name, shape, region, view in chain.from_iterable(comm.all_gather_object(parts)):
+        flat = full.setdefault(name, torch.empty(shape, dtype=view.dtype, device="cpu")).view(-1)
+        for source, target, length in copies_between(region, full_region(shape)):
+            flat[target : target + length] = view[source : source + length]
+    return full
 
 
 def load(
@@ -145,9 +167,9 @@ def load(
 ) -> Restored:
     """Load a checkpoint that any number of ranks saved with any stage of ZeRO.
 
-    Weights, the optimizer's state, the values of its param groups (lr too, as torch's load_state_dict does), the number
-    of steps, the scaler and the state of random numbers are restored.  If loading fails on one rank, nothing has
-    changed on any rank.
+    Weights, the optimizer's state, the values of its param groups (lr too, as torch's load_state_dict does, and found
+    by the names of their parameters), the number of steps, the scaler and the state of random numbers are restored.  If
+    loading fails on one rank, nothing has changed on any rank.
 
     Args:
         path: of the checkpoint: `latest(folder)`.
@@ -162,14 +184,14 @@ def load(
     """
     states = [dict(shard.optimizer.state) for shard in optimizer.local_shards]
     try:
-        checkpoint, local, staged = _read(Path(path), optimizer, scaler, shard_spec_of, frozen, group)
+        checkpoint, local, staged, groups = _read(Path(path), optimizer, scaler, shard_spec_of, frozen, group)
     except BaseException:
         for held, state in zip(optimizer.local_shards, states, strict=True):
             held.optimizer.state = state
         raise
     for shard, values in zip(local, staged, strict=True):
         shard.fill(values)
-    return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
+    return _restore(checkpoint, optimizer, scaler, comm.get_rank(group), groups)
 
 
 def _read(
@@ -179,13 +201,13 @@ def _read(
     shard_spec_of: ShardSpecOf | None,
     frozen: bool,
     group: Group | None,
-) -> tuple[Checkpoint, list[SavedShard], list[Tensor]]:
-    """Return a checkpoint, the shards of this rank and their values, once all ranks have read theirs."""
+) -> tuple[Checkpoint, list[SavedShard], list[Tensor], list[dict[str, Any]] | None]:
+    """Return a checkpoint, this rank's shards, their values, and those of its groups, once all ranks have read them."""
     checkpoint = _on_all_ranks(lambda: _open(path, optimizer, scaler), group)
     for shard in optimizer.local_shards:
         shard.optimizer.make_state(checkpoint.index.values["num_steps"] > 0)
     local = list(sharded_state_dict(optimizer, shard_spec_of, frozen))
-    _on_all_ranks(lambda: _check(checkpoint, optimizer, local), group)
+    _on_all_ranks(lambda: _check(checkpoint, local), group)
     wanted = {name for names in comm.all_gather_object([f.name for f in local], group) for name in names}
     surplus = [name for name in checkpoint.names() if name not in wanted]
     if surplus:
@@ -193,25 +215,42 @@ def _read(
             f"{path} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model or optimizer"
             + ("" if frozen else ", or of all weights: load it without frozen=False")
         )
+    names = comm.all_gather_object(group_names(optimizer, shard_spec_of), group)
+    groups = _on_all_ranks(lambda: _groups(checkpoint, optimizer, names), group)
     staged = _on_all_ranks(lambda: [checkpoint.read(f.name, f.region) for f in local], group)
     checked = set().union(*comm.all_gather_object(checkpoint.checked, group))
     left = [shard for shard in checkpoint.shards() if shard not in checked]
     _on_all_ranks(lambda: checkpoint.verify(left[comm.get_rank(group) :: comm.get_world_size(group)]), group)
-    return checkpoint, local, staged
+    return checkpoint, local, staged, groups
 
 
-def _begin(folder: Path, step: int, values: dict[str, Any], local: list[SavedShard], lock: ExitStack | None) -> str:
-    """Check what is to be saved; on rank 0 (with `lock`), lock the folder, make the hidden one and return its name."""
-    try:
-        json.dumps(values)
-    except TypeError as error:
-        raise CheckpointError(f"sampler and config must be such as JSON can hold: {error}") from error
+def _checked(
+    optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None, frozen: bool, group: Group | None
+) -> tuple[list[dict[str, Any]], list[SavedShard], dict[str, TensorEntry]]:
+    """Return the values of the param groups, this rank's shards, and which rank writes what, if all can be saved."""
+    groups = _on_all_ranks(lambda: group_values(optimizer, shard_spec_of), group)
+    merged = merged_groups(comm.all_gather_object(groups, group))
+    local = _on_all_ranks(lambda: _storable(optimizer, shard_spec_of, frozen), group)
+    return merged, local, assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
+
+
+def _storable(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None, frozen: bool) -> list[SavedShard]:
+    local = list(sharded_state_dict(optimizer, shard_spec_of, frozen))
     for shard in local:
         if not is_known(shard.view.dtype):
             raise CheckpointError(
                 f"tensor {shard.name} is {type_name(shard.view.dtype)}, which safetensors cannot hold; convert "
                 "it, or register a buffer that can be made anew with persistent=False"
             )
+    return local
+
+
+def _begin(folder: Path, step: int, values: dict[str, Any], lock: ExitStack | None) -> str:
+    """Check the values; on rank 0 (with `lock`), lock the folder, make the hidden one and return its name."""
+    try:
+        json.dumps(values)
+    except TypeError as error:
+        raise CheckpointError(f"sampler and config must be such as JSON can hold: {error}") from error
     if lock is None:
         return ""
     lock.enter_context(folders.locked(folder))
@@ -253,27 +292,35 @@ def _finish(hidden: Path, index: Index, keep: int | None) -> None:
 def _open(path: Path, optimizer: ShardedOptimizer, scaler: LossScaler | None) -> Checkpoint:
     optimizer.check_module()
     checkpoint = Checkpoint(path)
-    saved, groups = checkpoint.index.values["param_groups"], optimizer.param_groups
-    if saved is not None and len(saved) != len(groups):
-        raise CheckpointError(
-            f"{path} was saved with {len(saved)} param groups, got {len(groups)}; give params= with the same groups"
-        )
     if scaler is not None and checkpoint.index.values["scaler"] is None:
         raise CheckpointError(f"{path} was saved without a loss scaler; leave out scaler=")
     return checkpoint
 
 
-def _check(checkpoint: Checkpoint, optimizer: ShardedOptimizer, local: list[SavedShard]) -> None:
+def _check(checkpoint: Checkpoint, local: list[SavedShard]) -> None:
     for shard in local:
         checkpoint.check(shard.name, shard.region, shard.view.dtype)
-    check_numbers(optimizer, checkpoint.index.values["param_groups"])
 
 
-def _restore(checkpoint: Checkpoint, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:
+def _groups(
+    checkpoint: Checkpoint, optimizer: ShardedOptimizer, names: list[list[list[str]]]
+) -> list[dict[str, Any]] | None:
+    groups = matched_groups(checkpoint.path, checkpoint.index.values["param_groups"], names)
+    check_numbers(optimizer, groups)
+    return groups
+
+
+def _restore(
+    checkpoint: Checkpoint,
+    optimizer: ShardedOptimizer,
+    scaler: LossScaler | None,
+    rank: int,
+    groups: list[dict[str, Any]] | None,
+) -> Restored:
     """Restore everything that is not a tensor."""
     values = checkpoint.index.values
     optimizer.updater.num_steps = int(values["num_steps"])
-    set_group_values(optimizer, values["param_groups"])
+    set_group_values(optimizer, groups)
     for shard in optimizer.local_shards:
         shard.optimizer.round()
     optimizer.all_gather_weights()
@@ -342,4 +389,4 @@ def write_checkpoint(
                 dtype, shape = kinds[name]
                 tensors[name] = TensorEntry(type_name(dtype), shape, [StoredShard(file, full_region(shape))])
         _finish(hidden, _index_of(step, token, files, tensors, {**_NO_VALUES, **values}), None)
-    return folder / folders.name_of(step)
+    return folder / name_of(step)

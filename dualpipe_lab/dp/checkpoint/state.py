@@ -15,13 +15,17 @@ import base64
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from math import isfinite, prod
+from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab._private import plain_name
 from dualpipe_lab.dp.adam import OptimizerShard, is_elementwise
 from dualpipe_lab.dp.checkpoint.reader import CheckpointError, StoredShard, TensorEntry, type_name
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
@@ -33,7 +37,13 @@ from dualpipe_lab.launch.context import device
 
 _SAMPLE, _ALIKE = 16, 0.01  # elements of a weight, and their relative difference, that tell copies from other layers
 _REMEDY = "give each its own name with shard_spec_of, or by `names_start_here` of the stages and `shards` of the layers"
-_BUFFER_REMEDY = "average it over the ranks before the save, give each its own name, or register it persistent=False"
+_BUFFER_REMEDY = (
+    "average it over the ranks before the save, give each its own name, register it persistent=False, or take a layer "
+    "that keeps no statistics (track_running_stats=False, GroupNorm)"
+)
+
+
+_NO_VALUES = "state", "param_names"  # of a group's values
 
 
 class ShardSpec(NamedTuple):
@@ -104,12 +114,15 @@ def sharded_state_dict(
             yield _unsharded("buffer", name, buffer, place_of)
 
 
-def group_values(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
-    """Return the values of each param group as JSON; under "state" the numbers that all elements of a shard share."""
+def group_values(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> list[dict[str, Any]]:
+    """Return the values of each param group as JSON.
+
+    Under "state" are the numbers that all elements of a shard share, under "param_names" the trained parameters.
+    """
     optimizer.check_module()
     found: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        values = {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
+        values = {name: _plain(value) for name, value in group.items() if name not in ("params", *_NO_VALUES)}
         kinds = (int, float, str, list, tuple)  # what JSON can hold
         found.append({name: value for name, value in values.items() if isinstance(value, kinds)})
     for held in optimizer.local_shards:
@@ -121,6 +134,49 @@ def group_values(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
                     "number nor a tensor with an element for each weight and cannot be resharded; save "
                     "dp.full_weights(optimizer) in its place"
                 )
+    for values, names in zip(found, group_names(optimizer, shard_spec_of), strict=True):
+        values["param_names"] = names
+    return found
+
+
+def group_names(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> list[list[str]]:
+    """Return the names in the full model of this rank's trained parameters of each param group."""
+    place_of = declared_places(optimizer) if shard_spec_of is None else given_places(shard_spec_of)
+    held = [[parameter for parameter in group["params"] if parameter.requires_grad] for group in optimizer.param_groups]
+    return [sorted({place_of(optimizer.names[each], each).spec.name for each in group}) for group in held]
+
+
+def matched_groups(
+    path: Path, saved: list[dict[str, Any]] | None, names_by_rank: list[list[list[str]]]
+) -> list[dict[str, Any]] | None:
+    """Return the saved groups in the order of ours, which are found by the names of their parameters.
+
+    Raises:
+        CheckpointError: there are other numbers of groups, or a group has other parameters.
+    """
+    ours = [set(chain.from_iterable(same)) for same in zip(*names_by_rank, strict=True)]
+    if saved is None:
+        return None
+    if len(saved) != len(ours):
+        raise CheckpointError(
+            f"{path} was saved with {len(saved)} param groups, got {len(ours)}; give params= with the same groups"
+        )
+    if any("param_names" not in group for group in saved):  # saved before the names were
+        if len(saved) > 1 and comm.get_rank() == 0:
+            said = f"{path} does not say which parameters are in its {len(saved)} param groups; they are taken in order"
+            warn(said, stacklevel=2)
+        return saved
+    left, found = list(saved), []
+    for number, names in enumerate(ours):
+        same = next((group for group in left if set(group["param_names"]) == names), None)
+        if same is None:
+            near = max(left, key=lambda group: len(names & set(group["param_names"])))
+            raise CheckpointError(
+                f"{path} was saved with other param groups: {sorted(names ^ set(near['param_names']))[0]} was not in "
+                f"one with the others of group {number}; give params= with the same groups, in any order"
+            )
+        left.remove(same)
+        found.append(same)
     return found
 
 
@@ -132,11 +188,12 @@ def merged_groups(groups_by_rank: list[list[dict[str, Any]]]) -> list[dict[str, 
     """
     if len({len(groups) for groups in groups_by_rank}) > 1:
         raise CheckpointError("param groups are the same on every rank, got other numbers of them; some may be empty")
-    merged = [max(same, key=lambda group: "state" in group) for same in zip(*groups_by_rank, strict=True)]
+    merged = [{**max(same, key=lambda group: "state" in group)} for same in zip(*groups_by_rank, strict=True)]
     for rank, groups in enumerate(groups_by_rank):
         for one, values in zip(merged, groups, strict=True):
+            one["param_names"] = sorted({*one["param_names"], *values["param_names"]})  # stages have some of them
             for name, value in values.items():
-                if one.get(name) != value:
+                if name != "param_names" and one.get(name) != value:
                     raise CheckpointError(
                         f"{name} of a param group is {value} on rank {rank} and {one.get(name)} on another; set the "
                         "same values on every rank, and step a scheduler by a loss that is summed over the ranks"
@@ -149,7 +206,8 @@ def set_group_values(optimizer: ShardedOptimizer, groups: list[dict[str, Any]] |
     saved = groups or [{} for _ in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, saved, strict=True):
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
-        group.update({name: value for name, value in (values | lists).items() if name != "state"})
+        kept = [name for name in values if name not in _NO_VALUES]
+        group.update({name: lists.get(name, values[name]) for name in kept})
     for held in optimizer.local_shards:
         numbers = {"step": optimizer.num_steps, **saved[held.group].get("state", {})}
         for name in _numbers(held.optimizer):
@@ -194,8 +252,8 @@ def declared_places(optimizer: ShardedOptimizer) -> PlaceOf:
 
 
 def given_places(shard_spec_of: ShardSpecOf) -> PlaceOf:
-    """Return the places that the caller says."""
-    return lambda name, owner: Place(shard_spec_of(name, owner))
+    """Return the places that the caller says, who gets the names of the modules before they were compiled."""
+    return lambda name, owner: Place(shard_spec_of(plain_name(name), owner))
 
 
 def _frozen(optimizer: ShardedOptimizer, seen: set[nn.Parameter], place_of: PlaceOf) -> Iterator[SavedShard]:

@@ -160,6 +160,10 @@ def from_torch(
     step = saved_step if step is None else step
     if step is None:
         raise CheckpointError(f"{source} does not say its step; pass step=")
+    for group in values.get("param_groups") or []:
+        if rename and "param_names" in group:
+            renamed = (rename(f"parameter/{name}") for name in group["param_names"])
+            group["param_names"] = [name.removeprefix("parameter/") for name in renamed]
     theirs = {rename(name) if rename else name: name for name in found.kinds if name != VALUES}
     kinds = {ours: found.kinds[name] for ours, name in theirs.items()}
     return write_checkpoint(Path(folder), step, kinds, lambda ours: found.read(theirs[ours]), values)
