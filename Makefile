@@ -18,9 +18,8 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Kernels are forked from a process that has imported torch; learners and graders get ordinary ones.
 FORKED = JUPYTER_DEFAULT_PROVISIONER_NAME=forked
-# One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
-REPLAY = $(FORKED) $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with dualpipe_course/sanitize.cfg \
-  --nbval-cell-timeout 120 -n $(WORKERS) --dist loadfile
+# One notebook's cells belong to one kernel, so the workers share out files; conftest.py has nbval's options.
+REPLAY = $(FORKED) $(BIN)/python -m pytest -q --nbval -n $(WORKERS) --dist loadfile
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help

@@ -82,7 +82,7 @@ def theirs(kind: str, model: nn.Sequential) -> Step:
 def held() -> int:
     """Bytes of the tensors that Python can reach."""
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in live_tensors())
-    return storage_bytes(tensor.detach() for tensor in local)
+    return storage_bytes(local)
 
 
 def compare(rank: int, world_size: int, kind: str, rounds: int, steps: int, width: int, layers: int) -> tuple:

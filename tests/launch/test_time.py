@@ -1,12 +1,14 @@
 """Three clocks: model time that repeats to the bit, an emulated link that keeps its promise, and plain real time."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
+from dualpipe_lab.launch import emulator
 
 MEGABYTE = torch.zeros(250_000)  # of float32
 
@@ -303,3 +305,15 @@ def test_two_speeds_are_told_apart_by_the_nodes():
     link = lab.NodeLink(lab.Link(gbps=8, latency_ms=1), lab.Link(gbps=1, latency_ms=5), ranks_per_node=2)
     for found in lab.launch(fn, 4, clock="virtual", link=link):
         assert found == [2 * 1 + 1, 2 * 5 + 8, 6 * 5 + 1.5 * 8, 1 + 1, 5 + 8]
+
+
+def test_a_rank_that_polls_for_a_late_member_pauses_longer_and_longer_up_to_a_bound(monkeypatch):
+    """With fake time: a pause that doubled for ever would make the rank sleep for seconds."""
+    pauses, stamps = [], iter([None] * 40 + [7])
+    monkeypatch.setattr(emulator.time, "sleep", pauses.append)
+    late = SimpleNamespace(take=lambda *place: next(stamps))
+    operation = SimpleNamespace(stream=0, sequence=0)
+    assert emulator.Emulator(0, None, None, late)._joined_ns(1, operation) == 7
+    assert len(pauses) == 40
+    assert pauses == sorted(pauses)
+    assert (pauses[0], max(pauses)) == (emulator.SHORTEST_PAUSE, emulator.LONGEST_PAUSE)
