@@ -67,7 +67,7 @@ def test_keys_of_the_editor_can_be_undone_and_lead_out_of_it(visit):
     field.focus()
     press(page, "Control+a", "Tab")
     assert field.input_value() == "    def f():\n        a = 1\n    b = 2"
-    press(page, "Shift+Tab", "Shift+Tab")
+    press(page, "Shift+Tab")
     assert field.input_value() == "def f():\n    a = 1\nb = 2"
     press(page, "Control+z")
     assert field.input_value() == "    def f():\n        a = 1\n    b = 2"

@@ -14,11 +14,12 @@
   const FRAMED = "the frame around this page keeps it from doing so: open the page by itself";
 
   function start() {
-    const isFramed = window.origin === "null"; // such a page may start no file, only a text of its own that imports it
-    const text = new Blob([`import ${JSON.stringify(WORKER)};`], { type: "text/javascript" });
+    const isFramed = window.origin === "null"; // such a page may start no file and no module, only a text that imports one
+    const failed = `postMessage({ error: ${JSON.stringify(FRAMED)} })`; // without importScripts it is a module for Pyodide
+    const text = `self.importScripts = undefined; import(${JSON.stringify(WORKER)}).catch(() => ${failed});`;
     return new Promise((resolve, reject) => {
-      const worker = new Worker(isFramed ? URL.createObjectURL(text) : WORKER, { type: "module" });
-      worker.onerror = () => reject(new Error(isFramed ? FRAMED : "this browser could not start it"));
+      const worker = isFramed ? new Worker(URL.createObjectURL(new Blob([text]))) : new Worker(WORKER, { type: "module" });
+      worker.onerror = () => reject(new Error("this browser could not start it"));
       worker.onmessage = ({ data }) => {
         if (data.error) return reject(new Error(data.error));
         Object.assign(api, { isStarted: true, isRestored: data.isRestored });
