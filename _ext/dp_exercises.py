@@ -1,8 +1,9 @@
 """Python for the browser: exercises that can be answered in their page, cells to edit and run, the studio's verdicts.
 
 In: the notebooks, the names in in_page.txt, the tag `run` of cells whose text asks to change them, npm.  Out: a first
-line that says how an exercise page is worked on, JSON in each page with exercises or such cells, and _static/python
-with Pyodide, the library and the checks, compressed; without npm the first line alone.
+line that says how an exercise page is worked on, and of each exercise where; JSON in each page with exercises or such
+cells; _static/progress.js, which says in all pages what is solved; and _static/python with Pyodide, the library and the
+checks, compressed.  Without npm the lines alone.
 """
 
 import ast
@@ -36,6 +37,7 @@ NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
 # in a page's HTML: what asks Python
 ASKS = re.compile(r'id="dp-(?:exercises|runs)"|<dp-studio |<dp-planner |<dp-live [^>]*"asks":')
 RUN = re.compile(r'class="cell[^"]* tag_run[ "]')
+ANSWER = re.compile(r'class="cell[^"]* tag_answer-([\w-]+)[ "]')
 LOG = logging.getLogger(__name__)
 
 
@@ -80,12 +82,14 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
         return
     copy = escape(copies(Path(app.srcdir))[page])
     how = f"To work on it in JupyterLab: <code>make lab</code>, then <code>{copy}</code>."
-    context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="dp-in-page">{how}</p>', 1)
-    if not app.config.has_python:
+    names = in_page(Path(app.srcdir)) if app.config.has_python else []
+    body = context["body"].replace("</h1>", f'</h1>\n<p class="dp-in-page">{how}</p>', 1)
+    context["body"] = "".join(marked(part, names) for part in re.split("(?=<h2>)", body))
+    if not names:
         return
     from dualpipe_course.registry import find
 
-    exercises = cells_of(json.loads(source.read_text(encoding="utf-8")), in_page(Path(app.srcdir)))
+    exercises = cells_of(json.loads(source.read_text(encoding="utf-8")), names)
     for name, cells in exercises.items():
         check = find(name)
         cells["hints"] = list(check.about.hints) if check else []
@@ -97,7 +101,25 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
         notebook = f"{up}_sources/{page}.ipynb"
         text = json.dumps({"exercises": exercises, "notebook": notebook}).replace("</", "<\\/")
         context["body"] += f'<script type="application/json" id="dp-exercises">{text}</script>'
-        app.add_js_file("dp/exercise.js", loading_method="defer")
+        add_editors(app)
+
+
+def marked(section: str, names: list[str]) -> str:
+    """Say below an exercise's heading where it is answered; one of this page gets a tick beside the heading, too."""
+    if not (answer := ANSWER.search(section)):
+        return section
+    tick, where = "", '<span class="dp-where">In JupyterLab</span>'
+    if (name := answer[1]) in names:
+        tick = f'<span class="dp-tick" data-exercise="{name}" role="img" aria-label="solved" hidden>\u2713</span>'
+        where = '<span class="dp-where dp-here">Answered here</span>'
+    heading = re.compile(r'(<a class="headerlink".*?</h2>)', re.DOTALL)
+    return heading.sub(lambda found: f"{tick}{found[1]}\n{where}", section, count=1)
+
+
+def add_editors(app: Sphinx) -> None:
+    """Load what makes exercises and cells to run of a page's JSON."""
+    for name in ("dp/editor.js", "dp/exercise.js"):
+        app.add_js_file(name, loading_method="defer")
 
 
 def runs_of(notebook: dict[str, Any]) -> list[dict[str, str]]:
@@ -155,13 +177,37 @@ def add_runs(app: Sphinx, page: str, template: str, context: dict[str, Any], doc
         runs = runs_of(json.loads(Path(app.srcdir, f"{page}.ipynb").read_text(encoding="utf-8")))
         text = json.dumps(runs).replace("</", "<\\/")
         context["body"] += f'<script type="application/json" id="dp-runs">{text}</script>'
-        app.add_js_file("dp/exercise.js", loading_method="defer")
+        add_editors(app)
 
 
 def add_python(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
     """Load what asks Python, where something does: exercises, cells to run, a studio, a planner."""
     if app.config.has_python and ASKS.search(context.get("body", "")):
         app.add_js_file("dp/python.js", loading_method="defer")
+
+
+def add_progress(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Load what shows which exercises are solved; the home page has a line for it."""
+    if app.config.has_python:
+        app.add_js_file("progress.js", loading_method="defer", priority=400)  # before what asks for it
+        if page == app.config.root_doc:
+            context["body"] = context["body"].replace("</h1>", '</h1>\n<p class="dp-progress"></p>', 1)
+
+
+def write_progress(app: Sphinx, error: Exception | None) -> None:
+    """Write the script of what is solved: what a browser keeps, the names of each page's exercises, and the rest."""
+    if error is None and app.config.has_python and app.builder.format == "html":
+        from dualpipe_lab.viz.bundle import store_script
+
+        root, found = Path(app.srcdir), {}
+        for page in sorted(app.env.found_docs):
+            source = root / f"{page}.ipynb"
+            if page.startswith("exercises/") and source.is_file():
+                found[page] = list(cells_of(json.loads(source.read_text(encoding="utf-8")), in_page(root)))
+        names = json.dumps({page: some for page, some in found.items() if some}, separators=(",", ":"))
+        script = (root / "_ext" / "progress.js").read_text(encoding="utf-8")
+        text = f"{store_script()}const EXERCISES = {names};\n{script}"
+        Path(app.outdir, "_static", "progress.js").write_text(text, encoding="utf-8")
 
 
 def write_python(app: Sphinx, error: Exception | None) -> None:
@@ -246,5 +292,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("html-page-context", add_exercises)
     app.connect("html-page-context", add_runs)
     app.connect("html-page-context", add_python)
+    app.connect("html-page-context", add_progress)
     app.connect("build-finished", write_python)
+    app.connect("build-finished", write_progress)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -40,6 +40,12 @@ def live_module() -> str:
 
 
 @cache
+def store_script() -> str:
+    """Return the script of what a browser keeps, for pages without a drawing."""
+    return f"(() => {{\n{_joined('store.mjs')}}})();\n"
+
+
+@cache
 def kernel_module() -> str:
     """Return the module by which a studio asks the kernel of its notebook."""
     return f"{_joined(_KERNEL)}export default studioKernel;\n"

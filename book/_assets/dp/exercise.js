@@ -2,24 +2,29 @@
 // call.  In: the page's cells, and the JSON that dp_exercises wrote: {NAME: {before, starter, check, hints, variants}}.
 // Answers stay in this browser, and so does the seed that draws the numbers of exercises with variants; 0 is the book.
 // Cells that a chapter asks to change have the same editor, and a "Run".  In: [{before, source}], one for each.
-// Python (python.js) starts with the first check or run.
+// Python (python.js) starts when an editor is entered.
 
 (() => {
-  // Every failure to answer is a text, too, in the place of the verdict.
+  const store = dualpipeStore, keepsNothing = store.keepsNothing();
+
+  // Every failure to answer is a verdict, too.
   async function judge(cells, answer, say) {
     try {
-      return await dualpipePython.ask("judge", [cells.before, answer, cells.check], say);
+      return JSON.parse(await dualpipePython.ask("judge", [cells.before, answer, cells.check], say));
     } catch ({ message }) {
-      if (message.startsWith("no result")) return `${message}: the answer was stopped; does one of its loops never end?`;
-      return `${message} Check your answer in the notebook.`;
+      const why = message.startsWith("no result") ? ": the answer was stopped; does one of its loops never end?" :
+        " Check your answer in the notebook.";
+      return { verdict: message + why, text: "" };
     }
   }
 
   const key = (name) => `dualpipe-lab:answer:${name}`;
+  const lastKey = (name) => `dualpipe-lab:last:${name}`; // the answer that another one took the place of
 
-  const SEED = "dualpipe-lab:seed";
-  if (localStorage.getItem(SEED) === null) localStorage.setItem(SEED, 1 + Math.floor(Math.random() * 999_999));
-  const seed = Number(localStorage.getItem(SEED));
+  const SEED = "dualpipe-lab:seed", MAX_SEED = 999_999; // as in dualpipe_course.record
+  const isSeed = (text) => /^\d{1,6}$/.test(text);
+  if (!isSeed(store.get(SEED))) store.set(SEED, String(1 + Math.floor(Math.random() * MAX_SEED)));
+  const seed = Number(store.get(SEED));
 
   const withSeed = (call) => call.replace(/,?\s*\)\s*$/, `, seed=${seed})`);
 
@@ -57,123 +62,167 @@
     cells.hints = cells.hints.map((hint) => `${about}: ${hint}`);
   }
 
-  function editorOf(label, value, go) {
-    const editor = make("textarea", { value, spellcheck: false });
-    editor.setAttribute("aria-label", `${label}; Escape, then Tab leaves the field`);
-    editor.autocapitalize = "off";
-    const fit = () => (editor.rows = Math.min(40, Math.max(2, editor.value.split("\n").length + 1)));
-    let leaves = false;
-    editor.addEventListener("input", fit);
-    editor.addEventListener("keydown", (event) => {
-      if (event.key === "Tab" && !event.shiftKey && !leaves) {
-        event.preventDefault();
-        editor.setRangeText("    ", editor.selectionStart, editor.selectionEnd, "end");
-        editor.dispatchEvent(new Event("input"));
-      } else if (event.key === "Enter" && (event.ctrlKey || event.shiftKey)) {
-        event.preventDefault();
-        go.click();
-      }
-      leaves = event.key === "Escape";
-    });
-    fit();
-    return { editor, fit };
+  function editorOf(label, value, go, does) {
+    const editor = dualpipeEditor(label, value, { go, does });
+    editor.field.addEventListener("focus", () => dualpipePython.warm().catch(() => {})); // who asks is told why
+    return editor;
   }
 
-  function spoken() {
-    const verdict = make("pre", { className: "dp-verdict" });
-    verdict.setAttribute("aria-live", "polite");
-    return verdict;
+  const button = (text, onclick, more = {}) => make("button", { type: "button", textContent: text, onclick, ...more });
+
+  function spoken(tag, className) {
+    const element = make(tag, { className });
+    element.setAttribute("aria-live", "polite");
+    return element;
   }
 
   // Puts an editor in place of a cell's code, and what it gives in place of its output.
   function runnable({ before, source }, cell) {
-    const run = make("button", { type: "button", textContent: "Run" });
-    const { editor, fit } = editorOf("The code of this cell", source, run);
-    const said = spoken(), drawn = make("div");
-    const [code, book] = [".cell_input", ".cell_output"].map((kind) => cell.querySelector(kind));
-    const show = (text, drawing = "", isOwn = true) => {
-      said.textContent = text;
-      drawn.innerHTML = drawing;
-      if (book) book.hidden = isOwn;
-    };
-    run.addEventListener("click", async () => {
+    const run = button("Run", async () => {
       run.disabled = true;
       try {
-        const { text, drawing } = JSON.parse(await dualpipePython.ask("run", [before, editor.value], (words) => show(words)));
+        const { text, drawing } = JSON.parse(await dualpipePython.ask("run", [before, editor.field.value], (words) => show(words)));
         show(text.trimEnd() || (drawing ? "" : "no output"), drawing);
       } catch ({ message }) {
         show(message);
       }
       run.disabled = false;
     });
-    const reset = make("button", { type: "button", textContent: "Reset" });
-    reset.addEventListener("click", () => {
-      editor.value = source;
-      fit();
+    const editor = editorOf("The code of this cell", source, run, "runs");
+    const said = spoken("pre", "dp-verdict dp-printed"), drawn = make("div");
+    const [code, book] = [".cell_input", ".cell_output"].map((kind) => cell.querySelector(kind));
+    const show = (text, drawing = "", isOwn = true) => {
+      said.textContent = text;
+      drawn.innerHTML = drawing;
+      if (book) book.hidden = isOwn;
+    };
+    const reset = button("Reset", () => {
+      editor.put(source);
       show("", "", false);
     });
-    const row = make("div", { className: "dp-buttons" }, run, reset);
-    code.replaceWith(make("div", { className: "dp-exercise" }, editor, row));
+    code.replaceWith(make("div", { className: "dp-exercise" }, editor.box, make("div", { className: "dp-buttons" }, run, reset)));
     cell.append(said, drawn);
   }
 
+  // Keeps an answer in this browser while it is written, and never writes over what another tab has written.
+  function keeping(name, starter, { field, put }, note) {
+    const read = () => store.get(key(name)) ?? starter;
+    let known = read(); // what is kept, as far as this tab knows
+    const say = (text, ...buttons) => note.replaceChildren(text, ...buttons);
+    function keep() {
+      if (read() !== known) return compare();
+      known = field.value;
+      if (known === starter) store.remove(key(name));
+      const isKept = known === starter || store.set(key(name), known);
+      say(isKept || keepsNothing ? "" : "Not kept: this browser has no room left for this answer.");
+    }
+    function compare() {
+      const other = read(), isMine = field.value === known;
+      if (other === known) return;
+      if (isMine || other === field.value) {
+        known = other;
+        (other === starter ? replace : put)(other);
+        if (isMine) say("This is now the text of another tab.");
+        return;
+      }
+      say("Another tab has another answer, and this one is not kept. ",
+        button("Take the other", () => ((known = other), replace(other))),
+        button("Keep this one", () => ((known = read()), store.set(lastKey(name), known), keep(), undo.show())));
+    }
+    // Another text in the editor; the one that was there can be had back.
+    function replace(text) {
+      if (field.value !== starter && field.value !== text) store.set(lastKey(name), field.value);
+      put(text);
+      undo.show();
+    }
+    const undo = button("Undo", () => {
+      const last = store.get(lastKey(name));
+      if (last !== null) replace(last);
+    });
+    undo.show = () => (undo.hidden = [null, field.value].includes(store.get(lastKey(name))));
+    undo.show();
+    field.addEventListener("input", () => (keep(), undo.show()));
+    window.addEventListener("storage", compare);
+    window.addEventListener("pageshow", compare); // a page that comes back from the browser's cache was told nothing
+    return { replace, undo };
+  }
+
+  const replacers = {}; // of the exercises of this page, what puts another answer into their editors
+
   function exercise(name, cells, answerCell, checkCell) {
     if (cells.variants && seed) personal(cells, answerCell.closest("section"));
-    const check = make("button", { type: "button", textContent: "Check" });
-    const { editor, fit } = editorOf(`Your answer to ${name}`, localStorage.getItem(key(name)) ?? cells.starter, check);
-    editor.addEventListener("input", () => localStorage.setItem(key(name), editor.value));
-    const verdict = spoken();
-    const say = (text) => {
-      verdict.textContent = text.trim();
-      verdict.classList.toggle("solved", text.startsWith(`${name} solved`));
-    };
-    check.addEventListener("click", async () => {
+    const check = button("Check", async () => {
       check.disabled = true;
-      say(await judge(cells, editor.value, say));
+      const { verdict, text } = await judge(cells, editor.field.value, (words) => say(words));
+      say(verdict, text);
+      if (verdict.startsWith(`${name} solved`)) dualpipeProgress.note([name]);
       check.disabled = false;
     });
+    const editor = editorOf(`Your answer to ${name}`, store.get(key(name)) ?? cells.starter, check, "checks");
+    const note = spoken("p", "dp-note"), { replace, undo } = keeping(name, cells.starter, editor, note);
+    replacers[name] = (text) => text !== cells.starter && replace(text);
+    const verdict = spoken("pre", "dp-verdict"), printed = make("pre", { className: "dp-verdict dp-printed", tabIndex: 0 });
+    const say = (words, text = "") => {
+      verdict.textContent = words.trim();
+      verdict.classList.toggle("solved", words.startsWith(`${name} solved`));
+      printed.textContent = text && `printed:\n${text}`;
+    };
     let shown = 0;
     const hints = make("ol", { className: "dp-hints", hidden: true });
-    const hint = make("button", { type: "button", textContent: `Hint 1 of ${cells.hints.length}` });
-    hint.addEventListener("click", () => {
+    const hint = button(`Hint 1 of ${cells.hints.length}`, () => {
       hints.hidden = false;
       hints.append(make("li", { textContent: cells.hints[shown++] }));
       if (shown === cells.hints.length) hint.remove();
       else hint.textContent = `Hint ${shown + 1} of ${cells.hints.length}`;
     });
-    const again = make("button", { type: "button", textContent: "Start again" });
-    again.addEventListener("click", () => {
-      localStorage.removeItem(key(name));
-      editor.value = cells.starter;
-      fit();
+    const again = button("Start again", () => {
+      replace(cells.starter);
       say("");
     });
-    const row = make("div", { className: "dp-buttons" }, check, hint, again);
-    answerCell.replaceChildren(make("div", { className: "dp-exercise" }, editor, row, hints, verdict));
+    const row = make("div", { className: "dp-buttons" }, check, hint, again, undo);
+    answerCell.replaceChildren(make("div", { className: "dp-exercise" }, editor.box, row, note, hints, verdict, printed));
     checkCell.remove();
   }
 
-  // The page's notebook with these answers in it, for JupyterLab and for graders.
+  // The page's notebook with these answers and what is solved in it, for JupyterLab, graders and other browsers.
   async function download(address, exercises) {
     const notebook = await (await fetch(address)).json();
     const own = Object.values(exercises).filter((cells) => cells.sentences);
-    if (own.length) (notebook.metadata.dualpipe_lab ??= {}).seed = seed;
-    for (const cell of notebook.cells) {
-      for (const tag of cell.metadata.tags ?? []) {
-        const [kind, name] = [tag.split("-", 1)[0], tag.slice(tag.indexOf("-") + 1)];
-        const answer = kind === "answer" && name in exercises && localStorage.getItem(key(name));
-        if (answer) cell.source = answer;
-        if (kind === "check" && exercises[name]?.sentences) cell.source = exercises[name].check;
-      }
-      if (cell.cell_type === "markdown") {
-        cell.source = [cell.source].flat().join("");
-        for (const { sentences } of own) for (const [old, fresh] of sentences) cell.source = cell.source.replace(old, () => fresh);
-      }
+    const about = (notebook.metadata.dualpipe_lab ??= {});
+    about.solved = dualpipeProgress.solved();
+    if (own.length) about.seed = seed;
+    for (const [cell, name, kind] of named(notebook)) {
+      const answer = kind === "answer" && name in exercises && store.get(key(name));
+      if (answer) cell.source = answer;
+      if (kind === "check" && exercises[name]?.sentences) cell.source = exercises[name].check;
+    }
+    for (const cell of notebook.cells.filter((one) => one.cell_type === "markdown")) {
+      cell.source = [cell.source].flat().join("");
+      for (const { sentences } of own) for (const [old, fresh] of sentences) cell.source = cell.source.replace(old, () => fresh);
     }
     const blob = new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" });
     const link = make("a", { href: URL.createObjectURL(blob), download: address.split("/").pop() });
     link.click();
     URL.revokeObjectURL(link.href);
+  }
+
+  // A notebook's cells of exercises: [cell, name, "answer" or "check"].
+  const named = ({ cells }) => cells.flatMap((cell) => (cell.metadata?.tags ?? []).map((tag) =>
+    [cell, tag.slice(tag.indexOf("-") + 1), tag.split("-", 1)[0]])).filter(([, , kind]) => ["answer", "check"].includes(kind));
+
+  // Takes over the answers to this page's exercises, and what is solved; the numbers, too, where nothing is solved yet.
+  async function open(file) {
+    const notebook = JSON.parse(await file.text()), { solved = [], seed: other } = notebook.metadata?.dualpipe_lab ?? {};
+    const answers = {};
+    for (const [{ source }, name, kind] of named(notebook)) {
+      if (kind === "answer" && name in replacers) (answers[name] ??= []).push([source].flat().join(""));
+    }
+    for (const [name, texts] of Object.entries(answers)) replacers[name](texts.join("\n"));
+    const hasOther = isSeed(other) && Number(other) !== seed, takes = hasOther && !dualpipeProgress.solved().length;
+    dualpipeProgress.note(solved);
+    if (takes && store.set(SEED, String(other))) location.reload();
+    const found = `${Object.keys(answers).length} answers to exercises of this page, ${solved.length} exercises solved`;
+    return `${file.name}: ${found}. ${hasOther ? "Numbers to predict were others there. " : ""}`;
   }
 
   const runs = JSON.parse(document.getElementById("dp-runs")?.textContent ?? "[]");
@@ -187,14 +236,23 @@
       const [answer, check] = ["answer", "check"].map((kind) => document.querySelector(`.cell[class~="tag_${kind}-${name}"]`));
       if (answer && check) exercise(name, exercises[name], answer, check);
     }
-    const save = make("button", { type: "button", textContent: "Download as notebook" });
-    save.addEventListener("click", () => download(notebook, exercises));
     const all = document.querySelectorAll('.cell[class*="tag_answer-"]').length;
-    const which = names.length === all ? "The exercises" : `${names.length} of ${all} exercises`;
+    const isFile = location.protocol === "file:";
     const drawn = seed && Object.values(exercises).some((cells) => cells.sentences);
-    const whose = drawn ? "The numbers of predict exercises are drawn for you. " : "";
-    const text = `${which} can be answered here. ${whose}`;
-    const where = location.protocol === "file:" ? " Opened as a file, this page cannot start Python: use make serve." : "";
-    document.querySelector(".dp-in-page")?.prepend(text, save, `${where} `);
+    const text = [
+      `${names.length === all ? "The exercises" : `${names.length} of ${all} exercises`} can be answered here.`,
+      drawn ? "The numbers of predict exercises are drawn for you." : "",
+      keepsNothing ? "This browser keeps nothing: your answers are gone with this page, so download them." : "",
+      isFile ? "Opened as a file, this page cannot start Python: use make serve." : "",
+    ].filter(Boolean).join(" ");
+    const told = spoken("span", ""), chosen = make("input", { type: "file", accept: ".ipynb", hidden: true });
+    chosen.addEventListener("change", async () => {
+      const [file] = chosen.files;
+      told.textContent = await open(file).catch(() => `${file.name} is no notebook.`);
+      chosen.value = "";
+    });
+    const save = button("Download as notebook", () => download(notebook, exercises), { hidden: isFile });
+    const row = make("span", { className: "dp-buttons" }, save, button("Open a notebook", () => chosen.click()), chosen, told);
+    document.querySelector(".dp-in-page")?.prepend(`${text} `, row);
   }
 })();

@@ -2,25 +2,20 @@
 
 import { make, textButton } from "./dom.mjs";
 import { programRows } from "./schedule-rows.mjs";
+import { store } from "./store.mjs";
 
 const STORE = "dualpipe-lab-challenges";
 const STARS = ["solved", "time", "memory"];
 
 function stored() {
   try {
-    return JSON.parse(localStorage.getItem(STORE)) ?? {};
+    return JSON.parse(store.get(STORE)) ?? {};
   } catch {
-    return {}; // a page from a file may have no store: then nothing is kept
+    return {}; // another hand's text
   }
 }
 
-function keep(progress) {
-  try {
-    localStorage.setItem(STORE, JSON.stringify(progress));
-  } catch {
-    // see above
-  }
-}
+const keep = (progress) => store.set(STORE, JSON.stringify(progress));
 
 const starText = (reached) => STARS.map((name) => (reached?.[name] ? "★" : "☆")).join("");
 const starWords = (reached) => STARS.filter((name) => reached?.[name]).join(", ") || "not solved";
@@ -37,7 +32,7 @@ export function challengePanel(challenges, act) {
   const copied = textButton("Copy the answer for the notebook", () => act("copyRows"));
   task.append(text, rules, verdict, make("div", { class: "row" }, copied, textButton("Leave the challenge", () => act("challenge", -1))));
   const panel = make("div", {}, make("p", { class: "hint" }, "A star each for solving it, for its time and for its memory. " +
-    "This browser remembers them."), list, textButton("Forget the stars", () => act("forget")));
+    (store.keepsNothing() ? "This browser keeps nothing: they are gone with this page." : "This browser remembers them.")), list, textButton("Forget the stars", () => act("forget")));
   const state = { panel, task, current: null, forget };
 
   function forget() {
