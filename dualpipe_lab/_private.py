@@ -190,7 +190,8 @@ def fork_server_pid() -> int | None:
 
 def stop_fork_server() -> None:
     """End the fork server, or forget the one of a parent's; the next process that is asked for starts a new one."""
-    server, module = _fork_server(), sys.modules["multiprocessing.forkserver"]
+    server: Any = _fork_server()
+    module: Any = sys.modules["multiprocessing.forkserver"]
     with suppress(ChildProcessError):  # the parent goes on using it
         server._stop()
     server._forkserver_pid = server._forkserver_address = None
