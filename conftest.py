@@ -1,6 +1,6 @@
-"""What `pytest` and `pytest --nbval` do here without being told: nbval's options for notebooks, a time limit for tests.
+"""What `pytest` and `pytest --nbval` do here without being told: nbval's options, and a time limit for tests.
 
-No option of a plugin stands in `pyproject.toml`: pytest refuses it where the plugin is missing, and graders have nbval alone.
+No plugin's option stands in `pyproject.toml`: pytest refuses it where the plugin is missing, as some are for graders.
 """
 
 from pathlib import Path
@@ -15,7 +15,8 @@ EVERY_SECONDS = 3600  # with all cases of each test
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plugins read their options
-def pytest_configure(config):
+def pytest_configure(config: pytest.Config) -> None:
+    """Set what was not typed."""
     option = config.option
     if getattr(option, "nbval", False) or getattr(option, "nbval_lax", False):
         option.nbval_sanitize_with = option.nbval_sanitize_with or str(SANITIZE)

@@ -3,6 +3,7 @@
 Chapter: book/appendix/command-line.  Each prints, or writes files; `app` prints a ValueError as one line.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -248,6 +249,8 @@ def plan(
     count: Annotated[int, typer.Option(min=1, help="plans to print at most")] = 20,
 ) -> None:
     """List the plans that fit, the fastest first, those within 5% of each other together; seconds are an estimate."""
+    if sys.stderr.isatty():
+        print(f"comparing the plans of {gpus} GPUs; with a thousand this takes some seconds", file=sys.stderr)
     found = fits(
         model_of(model), gpus, memory * 1e9, sequence_length=sequence_length, global_batch=global_batch, count=count
     )

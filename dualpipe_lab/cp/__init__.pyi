@@ -1,5 +1,6 @@
 # Sums around a ring
 from .ring import ring_all_reduce as ring_all_reduce
+from .ring import Ring as Ring
 from .ring import ring_reduce_scatter as ring_reduce_scatter
 from .ring import ring_all_gather as ring_all_gather
 

@@ -80,7 +80,7 @@ def sent_bytes(form: Form, layout: SequenceLayout, rank: int, sizes: AttentionSi
 def latent_sent_bytes(
     sizes: LatentSizes, layout: SequenceLayout, rank: int, batch: int, element_bytes: int, state_bytes: int
 ) -> PassBytes:
-    """Return the bytes that a rank sends in the forward and backward of `latent_ring_attention`.
+    """Return the bytes that a rank sends in the forward and backward of a `LatentRing`.
 
     `state_bytes`: of a number of a gradient that travels, as in `AttentionSizes`.
 
@@ -99,7 +99,7 @@ def latent_sent_bytes(
 def unfolding_flops(
     sizes: LatentSizes, num_heads: int, layout: SequenceLayout, rank: int, batch: int = 1, causal: bool = True
 ) -> PassFlops:
-    """Return the FLOPs with which a rank unfolds latents in `latent_ring_attention`, for so many heads of its own.
+    """Return the FLOPs with which a rank unfolds latents in a `LatentRing`, for so many heads of its own.
 
     The backward unfolds again, then multiplies twice, for the gradients of latents and weight.  With layouts of 1 rank
     the forward is that of attention without a ring, whose backward takes twice the forward.

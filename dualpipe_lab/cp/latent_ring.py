@@ -70,7 +70,7 @@ class LatentRing:
         return self.sends == "latents" or (self.sends == "auto" and sends_latents(sizes, num_heads))
 
     def of_latents(self, q: Tensor, latents: Tensor, unfold: Tensor, sizes: LatentSizes) -> Tensor:
-        """Return `latent_ring_attention` of them; causal."""
+        """Return the attention of latents that travel round the ring; causal."""
         return latent_ring_attention(q, latents, unfold, sizes, self.layout, group=self.group, kernel=self.kernel)
 
 

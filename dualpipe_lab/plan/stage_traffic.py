@@ -25,9 +25,10 @@ The number of calls does not depend on the router, the bytes do.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
-from dualpipe_lab.cp.layouts import SequenceLayout, make_layout
+from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -237,18 +238,17 @@ class StageTraffic:
         size, layout = len(self.cp), self.layout
         if layout is None:
             return
-        for step in range(size - 1):
-            self._hop(layout, step, self.element)
+        row = self.num_rows * self.position_numbers
+        blocks = [layout.size((self.place - hop) % size) * row for hop in range(size + 1)]  # that are here, hop by hop
+        self._hops(blocks[:size], self.element)
         if direction == "backward":
-            for step in range(size):
-                self._hop(layout, step, self.wide)
+            self._hops(blocks, self.wide)
 
-    def _hop(self, layout: SequenceLayout, step: int, element_bytes: int) -> None:
-        """Send the block that is here at a step to the next rank of the ring, and receive the following one."""
-        size = len(self.cp)
-        position = self.num_rows * self.position_numbers * element_bytes
-        sent, received = (layout.size((self.place - hop) % size) * position for hop in (step, step + 1))
-        if received:
-            self.calls.receive(self.cp[self.place - 1], received)
-        if sent:
-            self.calls.send(self.cp[(self.place + 1) % size], sent)
+    def _hops(self, blocks: Sequence[int], element_bytes: int) -> None:
+        """Send each block that is here to the next rank of the ring, and receive the following one."""
+        before, after = self.cp[self.place - 1], self.cp[(self.place + 1) % len(self.cp)]
+        for sent, received in pairwise(blocks):
+            if received:
+                self.calls.receive(before, received * element_bytes)
+            if sent:
+                self.calls.send(after, sent * element_bytes)

@@ -10,6 +10,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), section 3.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import groupby, product
 from math import prod
 from typing import TypeAlias
@@ -87,10 +88,14 @@ class Topology:
             self._found[axes] = self._derived(axes[0]) if len(axes) == 1 else self._combine(axes)
         return self._found[axes]
 
+    @cached_property
+    def _single(self) -> Groups:
+        return tuple((rank,) for rank in range(self.world_size))
+
     def along(self, *axes: str) -> Groups:
         """Return the groups of those axes or derived kinds that the grid has; single ranks if it has none of them."""
         present = tuple(axis for axis in axes if axis in self.names or self.size(axis) > 1)
-        return self.groups(*present) if present else tuple((rank,) for rank in range(self.world_size))
+        return self.groups(*present) if present else self._single
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return a rank's number along each axis.

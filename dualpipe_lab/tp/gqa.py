@@ -93,7 +93,7 @@ class GroupedQueryAttention(nn.Module):
         eps: of the norms of queries and keys.
 
     Raises:
-        ValueError: heads that do not divide as they must; see `check_heads` in `dualpipe_lab.tp.closed_forms`.
+        ValueError: heads that do not divide as they must; the message says which.
     """
 
     def __init__(

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualpipe_lab.cp.layouts import Zigzag
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
-from dualpipe_lab.plan import estimate, fits, memory, model_of
+from dualpipe_lab.plan import Plan, estimate, fits, memory, model_of
+from dualpipe_lab.plan.calls import TimedCalls
 from dualpipe_lab.plan.fits import _candidates
 from dualpipe_lab.plan.hardware import H100
+from dualpipe_lab.plan.stage_traffic import StageTraffic
 
 LLAMA = LlamaConfig(vocabulary_size=1024, hidden_size=256, ffn_size=512, num_layers=8, num_heads=8, num_kv_heads=4)
 V3 = V3MoEConfig(num_layers=4, num_heads=8, num_kv_heads=4)
@@ -65,3 +68,15 @@ def test_nothing_fits_into_nothing_and_sequences_must_divide():
 
 def test_without_a_pipeline_a_plan_has_no_schedule_to_choose():
     assert {plan.schedule for plan in _candidates(LLAMA, 4, (128, 32), H100, ("gpipe",)) if plan.pp == 1} == {"1f1b"}
+
+
+def test_a_ring_of_many_ranks_asks_for_the_size_of_each_block_once(monkeypatch):
+    """The blocks of a ring are as many as its ranks; asked for at every hop they were most of the seconds of `fits`."""
+    asked, size = [], Zigzag.size
+    monkeypatch.setattr(Zigzag, "size", lambda layout, rank: asked.append(rank) or size(layout, rank))
+    plan = Plan(cp=64, precision="bfloat16")
+    traffic = StageTraffic(plan, model_of("llama3-8b"), TimedCalls(plan, 0, H100), 1, 8192)
+    asked.clear()
+    traffic.ring("backward")
+    assert len(asked) <= 64 + 1
+    assert traffic.calls.seconds["cp"] > 0

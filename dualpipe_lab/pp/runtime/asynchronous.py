@@ -144,7 +144,7 @@ class AsynchronousRuntime:
         options: `boundary`, `group` and `cost`, as for `PipelineRuntime`.
 
     Raises:
-        ValueError: as `choose_versions` and `PipelineRuntime`.
+        ValueError: as `PipelineRuntime`, or a rule that does not fit the program or its updates.
     """
 
     def __init__(
