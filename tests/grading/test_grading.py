@@ -349,7 +349,7 @@ def test_nbval_runs_whole_notebooks_in_the_sandbox_and_the_report_has_its_column
     assert {row["learner"]: row["nbval"] for row in rows} == {name: name for name in results}
     report.write_html(ordered, tmp_path / "grades.html")
     assert "<summary>differs</summary>" in (tmp_path / "grades.html").read_text()
-    assert report.screen(ordered).columns[-1].header == "nbval"
+    assert report.screen(ordered).renderables[0].columns[-1].header == "nbval"
 
 
 WORDS = {  # how nbval words a cell, its seconds, and what is said of it
