@@ -188,7 +188,8 @@ def merged_groups(groups_by_rank: list[list[dict[str, Any]]]) -> list[dict[str, 
     """
     if len({len(groups) for groups in groups_by_rank}) > 1:
         raise CheckpointError("param groups are the same on every rank, got other numbers of them; some may be empty")
-    merged = [{**max(same, key=lambda group: "state" in group)} for same in zip(*groups_by_rank, strict=True)]
+    best = [max(same, key=lambda group: "state" in group) for same in zip(*groups_by_rank, strict=True)]
+    merged = [{**group} for group in best]
     for rank, groups in enumerate(groups_by_rank):
         for one, values in zip(merged, groups, strict=True):
             one["param_names"] = sorted({*one["param_names"], *values["param_names"]})  # stages have some of them
