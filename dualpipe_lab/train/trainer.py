@@ -120,7 +120,8 @@ class Trainer:
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
 
         # every microbatch's loss is its summand of the step's, so all weights are 1
-        extra = self.model.extra_inputs(batch.next_inputs, batch.next_targets, batch.padding)
+        shifted = (batch.next_inputs, batch.next_targets) if self.model.mtp else ()
+        extra = self.model.extra_inputs(*shifted, padding=batch.padding)
         result = self.runtime.step(batch.inputs, batch.targets, [1.0] * len(batch.inputs), extra)
         return self._finish(result, batch.num_tokens)
 
