@@ -121,8 +121,8 @@ class Trainer:
         self._begin()
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
 
-        shifted = (batch.next_inputs, batch.next_targets) if self.model.mtp else ()
-        extra = self.model.extra_inputs(*shifted, padding=batch.padding)
+        next_ids, next_targets = (batch.next_inputs, batch.next_targets) if self.model.mtp else ([], [])
+        extra = self.model.extra_inputs(next_ids, next_targets, batch.padding)
         result = self.runtime.step(batch.inputs, batch.targets, extra=extra, reduce="sum")
         return self._finish(result, batch.num_tokens)
 
