@@ -206,6 +206,7 @@ class _Taken(NamedTuple):
 class Reducer(Protocol):
     """A reducer that sums the gradients of a stage over its group."""
 
+    divisor: int
     is_final: bool
     pipeline: Collection[int]
     lone_copies: Collection[int]
@@ -333,7 +334,6 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.spec = ModelSpec(module, over, hybrid, program)
         self.spec.broadcast()
         self.group = self.spec.dense.group
-        self._divisor = self.spec.num_data_ranks() if reduce == "mean" else 1
         self.updater = ShardUpdater(self.spec, self.param_groups, make, self.is_sharded, master, rounding_seed)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
         self._taken = [
@@ -342,6 +342,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             for key, parameter in part.named_parameters(recurse=False)
         ]
         self.reducer = self._take(module)
+        self.reducer.divisor = self.spec.num_data_ranks() if reduce == "mean" else 1
         self.reducer.sums_tied = bool(self.spec.tied.stage_of)
         self.reducer.sums_partial = bool(self.spec.partial)
 
@@ -406,7 +407,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             self.check_module()
             self._check_copies()
             self.spec.pipeline = self.reducer.pipeline
-            if self._divisor > 1 and len(copies := {*self.reducer.pipeline} & {*members(self.group)}) > 1:
+            if self.reducer.divisor > 1 and len(copies := {*self.reducer.pipeline} & {*members(self.group)}) > 1:
                 raise ValueError(
                     f"ranks {sorted(copies)} are of one pipeline and hold copies of a stage, whose gradients are added "
                     'as each copy has seen other microbatches of the batch; give the optimizer reduce="sum"'
@@ -414,9 +415,9 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             self._finished = self.reducer.finish()
             firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
             self.spec.complete_sums(list(zip(firsts, self._finished, strict=True)))
-            if self._divisor > 1:
+            if self.reducer.divisor > 1:
                 for grad in self._finished:
-                    grad /= self._divisor
+                    grad /= self.reducer.divisor
         return self._finished
 
     def grad_norm(self, p: float = 2.0) -> float:

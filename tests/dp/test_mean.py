@@ -114,6 +114,24 @@ def test_a_pipeline_with_data_ranks_equals_torchs_ddp(schedule):
             assert our_norms == pytest.approx(norms, rel=1e-13), case
 
 
+def test_shares_that_are_divided_by_the_data_ranks_as_well_are_refused():
+    def fn(rank, world_size):
+        mesh, shares = lab.Mesh(lab.Topology([("dp", 2), ("pp", 1)])), [1 / (2 * M)] * M
+        for make, reduce in product(STAGES, ("sum", "mean")):
+            stage = parts()[0]
+            optimizer = make(stage, mesh.group("dp"), reduce=reduce)
+            program = schedules.build("gpipe", 1, M)
+            runtime = PipelineRuntime(program, [stage], lambda y, t: y.mean(), group=mesh.group("pp"))
+            if reduce == "sum":
+                runtime.step(*batch(0, rank), weights=shares)
+                optimizer.step()
+                continue
+            with pytest.raises(ValueError, match="add up to 1 / 2, and the optimizer averages over 2 data ranks once"):
+                runtime.step(*batch(0, rank), weights=shares)
+
+    launch(fn, 2)
+
+
 def test_experts_are_averaged_over_all_ranks_whose_tokens_reach_them():
     def make(ep=None):
         torch.manual_seed(0)

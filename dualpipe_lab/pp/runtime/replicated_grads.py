@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations, product
+from math import isclose
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -285,6 +286,16 @@ class GradientSync:
             owner.begin_step(lists, self._replicated.num_microbatches)
             owner.lone_copies = [i for i, found in self._found.items() if owner in found and self._is_lone(i, owner)]
         self._replicated.begin_step(self._sum_copies)
+
+    def check_shares(self, shares: Sequence[float]) -> None:
+        """Raise ValueError for shares that are divided by the data ranks, over which gradients are averaged."""
+        for owner in {owner for found in self._found.values() for owner in found if owner.divisor > 1}:
+            if isclose(sum(shares) * owner.divisor, 1.0):
+                raise ValueError(
+                    f"the weights of the microbatches add up to 1 / {owner.divisor}, and the optimizer averages over "
+                    f"{owner.divisor} data ranks once more; leave the weights out, or give the optimizer "
+                    'reduce="sum"'
+                )
 
     def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
         """Announce the backward of a microbatch through a stage: B, W, or an I that does the work of both."""

@@ -185,6 +185,7 @@ class PipelineRuntime:
             )
         check_inputs(batch.inputs)
         self._sync.begin_step()
+        self._sync.check_shares(batch.weights)
         self._execute(self._plan, batch)
         self._is_first = False
         if self._sum_copies:
