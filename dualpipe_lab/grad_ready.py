@@ -45,6 +45,7 @@ class Synchronizer:
         is_sharded: whether a rank keeps only its shard of each sum.
         sums_tied: whether the optimizer adds a weight that several stages hold, once its sums are complete.
         sums_partial: whether it then adds gradients that layers left partial.
+        num_backwards: of a step; 0 where nobody says.
         divisor: of the sums, by the optimizer; the data ranks of a mean.
         is_final: whether the sums of this step are complete, so that no backward may add to them.
         pipeline: the ranks of the pipeline that ran its stages last.
@@ -55,6 +56,7 @@ class Synchronizer:
     group: Group | None
     name = ""
     is_sharded = False
+    num_backwards = 0
     divisor = 1
     sums_tied = sums_partial = is_final = False
     pipeline: Collection[int] = ()

@@ -81,7 +81,7 @@ class TopKRouter(nn.Module):
         """Route the tokens `x_TD`; T may be 0.  `padding_T`: True where a position is padding, which is left out.
 
         Raises:
-            ValueError: a token's logits are NaN or infinite; and as `kept_positions`.
+            ValueError: a token's logits are NaN or infinite, or the mask has another type or size.
         """
         x = leave_out(x, kept_positions(padding, len(x)))
         logits = linear(x.to(self.weight.dtype), self.weight)

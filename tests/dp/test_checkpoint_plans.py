@@ -132,7 +132,7 @@ def test_what_one_name_cannot_hold_is_refused(tmp_path):
         for folder, saved, where in (
             (tmp_path, Zero1(nn.Sequential(nn.Linear(2, 2 + rank)), alone), None),
             (tmp_path, Zero1(nn.Linear(2, 2), alone), None),  # drawn by rank: two layers, or copies that drifted
-            (tmp_path / str(rank), Zero1(model, mesh.group("dp")), mesh.group("dp")),  # this rank alone
+            (tmp_path / str(rank), Zero1(model, mesh.group("dp"), reduce="sum"), mesh.group("dp")),  # this rank alone
         ):
             with pytest.raises(CheckpointError) as caught:
                 save(folder, 1, saved, group=where)

@@ -307,7 +307,7 @@ def test_a_norm_of_a_part_of_the_model_is_refused_and_training_without_it_runs()
                 layer = tp.ColumnParallelLinear(6, 8, tp=config, dtype=torch.float64)
                 units = {"units": [layer]} if stage is Zero3 else {}
                 model = nn.Sequential(layer) if stage is Zero3 else layer
-                optimizer = stage(model, where, **units)
+                optimizer = stage(model, where, **units, reduce="sum")
                 model(torch.ones(2, 6).double()).sum().backward()
                 if where is mesh:
                     found.append(optimizer.step(max_norm=1e-3).norm)

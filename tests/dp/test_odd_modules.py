@@ -96,7 +96,7 @@ def test_odd_modules_train_as_in_one_process_and_are_saved(kind, tmp_path):
         for stage in STAGES:
             model, x = make(kind)
             units = {"units": [model.linear]} if stage is Zero3 else {}
-            optimizer = stage(model, **units, **HYPER)
+            optimizer = stage(model, **units, **HYPER, reduce="sum")
             for _ in range(3):
                 optimizer.zero_grad()
                 (model(x[rank::world_size]) - 1).square().sum().backward()

@@ -70,7 +70,7 @@ def test_gradients_and_their_norms_are_those_of_one_process():
     def fn(rank, world_size):
         found, rows = [], shard_slice(len(tokens), world_size, rank)
         for stage in (DDP, Zero1, Zero2):
-            optimizer = stage(Rare(seed=rank), **HYPER, bucket_bytes=100)
+            optimizer = stage(Rare(seed=rank), **HYPER, bucket_bytes=100, reduce="sum")
             if len(tokens[rows]):
                 num_tokens = int((targets != -100).sum())
                 token_loss(optimizer.module(tokens[rows]), targets[rows], num_tokens).backward()

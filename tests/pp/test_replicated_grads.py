@@ -91,7 +91,7 @@ def test_an_optimizer_of_a_mesh_makes_mirrors_and_tied_stages_equal(name, stage)
         mesh = lab.Mesh(lab.Topology([("dp", 2), ("pp", 2)]))
         holder = Holder(numbers_of(program, mesh.rank("pp")), last)
         units = {"units": list(holder.stages.values())} if stage == "Zero3" else {}
-        optimizer = getattr(dp, stage)(holder, mesh, program=program, **units)
+        optimizer = getattr(dp, stage)(holder, mesh, program=program, reduce="sum", **units)
         weights = dp.full_weights(optimizer)
         runtime = PipelineRuntime(
             program, holder.stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_copies=True

@@ -115,7 +115,7 @@ def runs(config, axes, names, num_microbatches=4, edp=None, over=("dp",), zero=N
     for name in names:
         model = build(config, mesh, schedules.build(name, mesh.size("pp"), num_microbatches), **options)
         units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
-        optimizer = zero and zero(model, mesh, **units, program=model.program)
+        optimizer = zero and zero(model, mesh, **units, program=model.program, reduce="sum")
         found[name] = distances(step(model, True, optimizer, hook, plainly) | loads_of(model), expected)
     return found
 

@@ -96,7 +96,7 @@ def found_on(config, axes, names, zero, options, hook=None):
         torch.manual_seed(lab.comm.get_rank())  # adapters that are not drawn by name would differ
         model = adapt(build(config, mesh, schedules.build(name, mesh.size("pp"), 4), **options))
         units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
-        optimizer = zero and zero(model, mesh, **units, program=model.program)
+        optimizer = zero and zero(model, mesh, **units, program=model.program, reduce="sum")
         numbers = step(model, True, optimizer, hook)
         assert all(p.grad is None for name, p in model.named_parameters() if "adapter" not in name)
         found[name] = distances(numbers, plain(config, 4, num_data))
@@ -215,7 +215,8 @@ def test_merged_weights_compute_what_adapters_did_on_every_cut():
                 mesh = lab.Mesh(lab.Topology(axes))
                 model = adapt(build(LLAMA, mesh, schedules.build("dualpipev", mesh.size("pp"), 4)))
                 if zero:
-                    optimizer = zero(model, mesh, units=list(model.stages.values()), program=model.program)
+                    units = list(model.stages.values())
+                    optimizer = zero(model, mesh, units=units, program=model.program, reduce="sum")
                     with optimizer.gathered():
                         merge_lora(model)
                         found[str(axes), True] = distances(model.full_state_dict(), expected)
@@ -243,7 +244,7 @@ def test_a_checkpoint_of_adapters_holds_nothing_else_and_loads_on_another_cut(tm
             mesh = lab.Mesh(lab.Topology(axes))
             model = adapt(build(LLAMA, mesh, schedules.build("1f1b", mesh.size("pp"), 4)))
             units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
-            optimizer = zero(model, mesh, lr=0.1, **units, program=model.program)
+            optimizer = zero(model, mesh, lr=0.1, **units, program=model.program, reduce="sum")
             if trained is not None:
                 dp.checkpoint.load(dp.checkpoint.latest(tmp_path), optimizer, frozen=False)
                 found["loaded"] = distances(model.full_state_dict(), trained)

@@ -169,7 +169,7 @@ def optimized_on_ranks(rank, world_size, axes, zero, folder, target):
     model = build(models.config_from_pretrained(folder), mesh, program, sequence_parallel=True, recompute=True)
     models.load_pretrained(model, folder)
     units = {"units": list(model.stages.values())} if zero is dp.Zero3 else {}
-    optimizer = zero(model, mesh, **units, lr=1e-2)
+    optimizer = zero(model, mesh, **units, lr=1e-2, reduce="sum")
     with pytest.raises(ValueError, match="before the optimizer is made"):
         models.load_pretrained(model, folder)
     if zero is dp.Zero3:

@@ -200,7 +200,7 @@ def _check_halves(loss_fn: Callable[..., Any], loss: Any, outputs: Sequence[Any]
     except ValueError:
         return  # something without rows
     total = loss[0] if isinstance(loss, tuple) else loss
-    if not isinstance(total, Tensor) or len(rows) != 1 or (number := rows.pop()) < 2:
+    if not isinstance(total, Tensor) or total.numel() != 1 or len(rows) != 1 or (number := rows.pop()) < 2:
         return
     halves, counts = [], []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

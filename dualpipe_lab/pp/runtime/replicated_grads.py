@@ -290,7 +290,8 @@ class GradientSync:
     def check_shares(self, shares: Sequence[float]) -> None:
         """Raise ValueError for shares that are divided by the data ranks, over which gradients are averaged."""
         for owner in {owner for found in self._found.values() for owner in found if owner.divisor > 1}:
-            if isclose(sum(shares) * owner.divisor, 1.0):
+            is_whole = 0 < owner.num_backwards <= self._replicated.num_microbatches  # else several calls make a step
+            if is_whole and isclose(sum(shares) * owner.divisor, 1.0):
                 raise ValueError(
                     f"the weights of the microbatches add up to 1 / {owner.divisor}, and the optimizer averages over "
                     f"{owner.divisor} data ranks once more; leave the weights out, or give the optimizer "
