@@ -85,9 +85,11 @@ def test_calls_that_nobody_announced_and_other_numbers_are_refused():
             for num_backwards, match in ((1, "set num_backwards to the microbatches of all"), (6, "use a multiple")):
                 _, optimizer, runtime = make(stage, program, mesh, num_backwards)
                 if num_backwards == 1:
-                    call(runtime, mesh, 0, 2)
+                    with pytest.raises(ValueError, match=match):
+                        call(runtime, mesh, 0, 2)  # a half of the shares: of two calls, or divided by the data ranks
+                    call(runtime, mesh, 0, 1)
                 with pytest.raises(ValueError, match=match):
-                    call(runtime, mesh, 1, 2)
+                    call(runtime, mesh, 1, 1)
             _, optimizer, runtime = make(stage, program, mesh, 2 * M)
             for number in range(2):
                 call(runtime, mesh, number, 2)

@@ -294,8 +294,8 @@ class GradientSync:
             if is_whole and isclose(sum(shares) * owner.divisor, 1.0):
                 raise ValueError(
                     f"the weights of the microbatches add up to 1 / {owner.divisor}, and the optimizer averages over "
-                    f"{owner.divisor} data ranks once more; leave the weights out, or give the optimizer "
-                    'reduce="sum"'
+                    f'{owner.divisor} data ranks once more; leave the weights out, give the optimizer reduce="sum", or '
+                    "where several calls make a step, set num_backwards to the microbatches of all"
                 )
 
     def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
