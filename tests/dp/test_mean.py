@@ -58,6 +58,10 @@ def torchs(num_data_ranks):
     return launch(fn, num_data_ranks)[0]
 
 
+IN_CPP = "torch's DistributedDataParallel makes its buckets in C++, where the stand-in marks nothing"
+
+
+@pytest.mark.on_gloo(IN_CPP)
 @pytest.mark.parametrize("nodes", [0, 2])
 def test_a_loop_without_any_scale_equals_torchs_ddp(nodes):
     """Also sharded within nodes; the sum is that many times the mean."""
@@ -86,6 +90,7 @@ def test_a_loop_without_any_scale_equals_torchs_ddp(nodes):
         assert our_norms == pytest.approx(norms, rel=1e-13), case
 
 
+@pytest.mark.on_gloo(IN_CPP)
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe", "dualpipev"])
 def test_a_pipeline_with_data_ranks_equals_torchs_ddp(schedule):
     """`runtime.step(x, y)` and nothing else, with unequal counts of targets and a microbatch without any."""
