@@ -163,7 +163,7 @@ class PipelineRuntime:
                 (sum, count), its counts.  For the mean over all tokens of data ranks with unequal numbers of them,
                 give each microbatch's share of all, and the optimizer `reduce="sum"`.
             extra: by stage, further keyword arguments of its module, one mapping per microbatch.
-            reduce: "mean" (default), or "sum" to add the losses of the microbatches, each with a weight of 1.
+            reduce: "mean" (default), or "sum" to add the losses of the microbatches, or of a pair sum / count.
 
         Raises:
             ValueError: if a batch does not split, an argument does not have one entry per microbatch or is missing, or
