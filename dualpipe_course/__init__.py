@@ -2,7 +2,8 @@
 
 Notebooks write `from dualpipe_course import check`.  The library imports nothing from here.
   check             the checks of every exercise, by chapter: `check.gpipe.makespan(answer)`
-  <part>/<topic>    one module per chapter: each check with its title, kind, minutes, points and hints
+  declared          what an exercise declares, by kind, and the harness that judges it
+  <part>/<topic>    one module per chapter: its exercises, and what they need to be judged
   grading           submitted notebooks in, a table of points out
   commands          `dualpipe-lab grade` and `dualpipe-lab progress`
 """

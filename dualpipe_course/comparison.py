@@ -13,8 +13,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dualpipe_course.differences import TOLERANCE, Difference, apart, difference
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.causes import Compared, cause, times
 
 if TYPE_CHECKING:

@@ -1,41 +1,25 @@
-"""An exercise and its check: from an answer to a verdict that teaches.
+"""A check: from an answer to a verdict that teaches.
 
-In: a function that judges an answer, its title, kind, minutes, points and hints.  Out: a `Check` to call in a cell.
+In: what an exercise declares (`declared.py`).  Out: a `Check` to call in a cell.
 A right answer gives one line that is the same every time.  A wrong one raises `CheckFailed`, which shows the smallest
 failing case, what was expected and why, and a picture where one helps.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dualpipe_course import record
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.timeline import Timeline
 
 if TYPE_CHECKING:
     from dualpipe_course.variants import Variants
 
 Kind = Literal["predict", "implement", "puzzle", "find the bug"]
-
-
-class Wrong(Exception):  # noqa: N818 - it is a verdict, not an accident
-    """Raised while judging: why the answer does not pass, its share of the points, and a picture."""
-
-    stopped = False
-
-    def __init__(self, message: str, score: float = 0.0, picture: Timeline | None = None) -> None:
-        super().__init__(message)
-        self.message, self.score, self.picture = message, score, picture
-
-
-class OutOfTime(Wrong):
-    """The answer was stopped at its limit of time."""
-
-    stopped = True
 
 
 @dataclass(frozen=True)
@@ -87,24 +71,45 @@ class About(NamedTuple):
 class Check:
     """The check of one exercise: call it with the answer, and the seed of a learner with numbers of their own."""
 
-    def __init__(self, judge: Callable[..., str], about: About, variants: "Variants | None" = None) -> None:
-        self._judge, self.about, self.name, self.variants = judge, about, about.name, variants
+    kind: Kind
+    variants: "Variants | None" = None
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        asks: str,
+        *,
+        minutes: int,
+        points: int,
+        hints: tuple[str, ...],
+        trail: bool = False,
+    ) -> None:
+        self.about = About(name, title, self.kind, minutes, points, hints, trail)
+        self.name, self.__doc__ = name, asks
         self.failed_at = 0.0  # when an answer failed, in this kernel, if none has passed since
-        self.__doc__ = judge.__doc__
+
+    def judge(self, *answers: Any, seed: int | None = None) -> str:
+        """Return the line for a right answer.
+
+        Raises:
+            Wrong: for any other.
+        """
+        raise NotImplementedError
 
     @property
     def slips(self) -> Sequence[Mapping[Any, str]]:
         """By question, the wrong numbers of the book that a known mistake leads to, each with what went wrong."""
-        return self.variants.slips() if self.variants else ()
+        return ()
+
+    def hint(self, number: int) -> str:
+        """One of the hints, as a learner reads it."""
+        return self.about.hints[number]
 
     def verdict(self, *answers: Any, seed: int | None = None) -> Verdict:
         """Judge an answer without printing or recording anything."""
-        judge = self._judge
-        if seed is not None and self.variants is not None:
-            topic, _, number = self.name.rpartition("-")
-            judge = partial(self.variants.judge, seed=seed, hint=f"check.{topic}.hint({number})")
         try:
-            return Verdict(self.name, True, 1.0, judge(*answers))
+            return Verdict(self.name, True, 1.0, self.judge(*answers, seed=seed))
         except Wrong as wrong:
             return Verdict(self.name, False, wrong.score, wrong.message, wrong.picture, wrong.stopped)
         except Exception as error:
@@ -134,20 +139,6 @@ class Check:
         raise CheckFailed(verdict)
 
 
-def exercise(
-    name: str,
-    title: str,
-    kind: Kind,
-    minutes: int,
-    points: int,
-    hints: tuple[str, ...],
-    trail: bool = False,
-    variants: "Variants | None" = None,
-) -> Callable[[Callable[..., str]], Check]:
-    """Make a check of a function that returns the line for a right answer and raises `Wrong` for a wrong one."""
-    return lambda judge: Check(judge, About(name, title, kind, minutes, points, hints, trail), variants)
-
-
 def hint_of(checks: list[Check], number: int | None) -> None:
     """Print the next hint for exercise `number`.
 
@@ -169,10 +160,7 @@ def hint_of(checks: list[Check], number: int | None) -> None:
     check = open_checks[0]
     shown = min(known.get(check.name, record.NOTHING).hints, len(check.about.hints) - 1)
     record.note_hint(check.name, shown + 1)
-    hint = check.about.hints[shown]
-    if check.variants is not None and record.seed() is not None:
-        hint = check.variants.hint(hint)
-    print(f"{check.name}, hint {shown + 1} of {len(check.about.hints)}: {hint}")
+    print(f"{check.name}, hint {shown + 1} of {len(check.about.hints)}: {check.hint(shown)}")
 
 
 def _unread() -> SyntaxError | None:

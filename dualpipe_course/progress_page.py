@@ -2,10 +2,9 @@
 
 from html import escape
 
-from dualpipe_course import check as checks
 from dualpipe_course import record
 from dualpipe_course.exercise import Check
-from dualpipe_course.registry import all_checks, topic
+from dualpipe_course.registry import TOPICS, all_checks, topic
 from dualpipe_course.retired import RETIRED
 
 COLUMNS = ("exercise", "what", "kind", "minutes", "points", "state")
@@ -28,7 +27,7 @@ class Progress:
         """The exercises of each part, under a line that counts them: one row of `COLUMNS` for each."""
         parts: dict[str, list[tuple[str, ...]]] = {}
         for folder, name in PARTS.items():
-            found = [one for key, at in checks.TOPICS.items() if at.startswith(f"{folder}.") for one in topic(key)]
+            found = [one for key, at in TOPICS.items() if at.startswith(f"{folder}.") for one in topic(key)]
             solved = sum(self._of(check).solved for check in found)
             parts[f"{name}: {solved} of {len(found)} solved"] = [self._row(check) for check in found]
         return parts

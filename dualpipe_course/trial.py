@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from dualpipe_course.exercise import OutOfTime, Wrong
 from dualpipe_course.plain import plain
+from dualpipe_course.wrong import OutOfTime, Wrong
 from dualpipe_lab.launch import operating_system
 
 if TYPE_CHECKING:

@@ -7,17 +7,15 @@ The seed is a learner's (`my-course` has one, a browser makes one) and travels w
 for the grader, its checks of such exercises for the kernel, as `check.gpipe.numbers((...), seed=4711)`.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from string import Formatter
 from typing import Any, TypeAlias
 
-from dualpipe_course import record
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import needs_ints
+from dualpipe_course.wrong import Wrong
 
 Number: TypeAlias = int | float
 Numbers: TypeAlias = dict[str, Number]
@@ -27,7 +25,6 @@ Known: TypeAlias = Sequence[Sequence[tuple[Number, str]]]  # by question: wrong 
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST = 40  # variants of an exercise: a page has them all
 STRIDE = 7919  # a prime: neighbours among the variants differ in more than one number
-_END = re.compile(r",?\s*\)\s*\Z")  # of a call
 
 
 class Variants:
@@ -46,7 +43,7 @@ class Variants:
         closed_form: Callable[..., Sequence[Any] | None],
         /,
         *sentences: str,
-        slips: Callable[..., Known] | None = None,
+        slips: Callable[..., Known] | Sequence[Mapping[Any, str]] = (),
         called: Mapping[str, str] | None = None,
         **of: Choice,
     ) -> None:
@@ -85,8 +82,9 @@ class Variants:
 
         A number that is right all the same, or that two mistakes lead to, tells nothing and is left out.
         """
-        if self._slips is None:
-            return [{} for _ in self._names]
+        if not callable(self._slips):
+            of_book = self._slips if seed is None else ()
+            return [dict(known) for known in of_book] or [{} for _ in self._names]
         of_question = zip(self._slips(**self.numbers(seed)), self.answers(seed), strict=True)
         return [_told_apart(known, right) for known, right in of_question]
 
@@ -104,21 +102,25 @@ class Variants:
         """Return a hint with the numbers that it is about."""
         return f"{self.of_book}: {hint}"
 
-    def judge(self, answer: object, seed: int, hint: str = "") -> str:
+    def judge(self, answer: object, seed: int | None, hint: str = "") -> str:
         """Return the line for a right answer; `hint` is the call that gives one.
 
         Raises:
-            Wrong: a number is another one.  What is known of this slip is told, otherwise the book's own number, on
-                which a learner can try the same way.
+            Wrong: a number is another one.  What is known of this slip is told, otherwise, with a seed, the book's own
+                number, on which a learner can try the same way.
         """
         slips, answers = self.slips(seed), self.answers(seed)
         found = needs_ints(answer, self._names, slips)
         for place, (name, value) in enumerate(zip(self._names, found, strict=True)):
             if value != answers[place]:
-                raise Wrong(f"{name}, {value}: " + slips[place].get(value, self._in_general(place, value, seed, hint)))
+                raise Wrong(
+                    f"{name}, {value}: " + (slips[place].get(value) or self._in_general(place, value, seed, hint))
+                )
         return ", ".join(f"{name} {value:,}" for name, value in zip(self._names, answers, strict=True))
 
-    def _in_general(self, place: int, value: int, seed: int, hint: str) -> str:
+    def _in_general(self, place: int, value: int, seed: int | None, hint: str) -> str:
+        if seed is None:
+            return f"this is another number; {hint} says how to begin"
         of_book = self.answers(None)[place]
         if self.answers(seed)[place] == of_book:  # the book's number would be the answer
             drawn = {self.answers(number)[place] for number in range(len(self.all))}
@@ -157,42 +159,3 @@ def _told_apart(known: Sequence[tuple[Number, str]], right: int) -> dict[float, 
     for value, sentence in known:
         found.setdefault(plain(value), set()).add(sentence)
     return {value: sentences.pop() for value, sentences in found.items() if value != right and len(sentences) == 1}
-
-
-def with_seed(call: str, seed: int) -> str:
-    """Return a check's call with a seed; exercise.js writes the same.
-
-    >>> with_seed("check.gpipe.numbers((makespan, bubble, peak))", 4711)
-    'check.gpipe.numbers((makespan, bubble, peak), seed=4711)'
-    """
-    return _END.sub(f", seed={seed})", call)
-
-
-def seed_of(notebook: Any) -> int | None:
-    """The seed in a notebook's metadata, if there is one that makes sense."""
-    try:
-        seed = notebook["metadata"]["dualpipe_lab"]["seed"]
-    except (KeyError, TypeError):
-        return None
-    return seed if type(seed) is int and 0 < seed <= record.MAX_SEED else None
-
-
-def variants_of(tags: Sequence[str]) -> "Variants | None":
-    """The variants of the exercise whose check has these tags."""
-    from dualpipe_course import check, registry
-
-    name = next((tag.removeprefix("check-") for tag in tags if tag.startswith("check-")), "")
-    topic = name.rpartition("-")[0]
-    found = registry.topic(topic) if topic in check.TOPICS else []
-    return next((one.variants for one in found if one.name == name), None)
-
-
-def personal(notebook: Any, seed: int) -> None:
-    """Give a notebook of exercises the numbers of a seed: its text, its checks and its metadata."""
-    texts = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
-    for cell in notebook["cells"]:
-        if variants := variants_of(cell["metadata"].get("tags", ())):
-            cell["source"] = with_seed("".join(cell["source"]), seed)
-            for text in texts:
-                text["source"] = variants.text("".join(text["source"]), seed)
-            notebook["metadata"].setdefault("dualpipe_lab", {})["seed"] = seed

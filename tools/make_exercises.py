@@ -30,7 +30,7 @@ import jupytext
 import nbformat
 
 sys.path.insert(0, str(Path.cwd()))  # the checks of this checkout
-from dualpipe_course.check import TOPICS
+from dualpipe_course.registry import TOPICS
 from dualpipe_course.registry import topic as checks_of
 
 BEGIN, STUB, END = "### BEGIN SOLUTION", "### STUB", "### END SOLUTION"

@@ -6,12 +6,9 @@ Chapter: book/cp/flash-attention.  Numbers are judged against the formula, memor
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.cp.tiles import Blocks, Row, check_blocks, check_rows
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
 
 LIBRARY = tuple(
     f"dualpipe_lab.cp.{name}"
@@ -19,7 +16,6 @@ LIBRARY = tuple(
 )
 
 NAMES = ("bytes kept in tiles", "bytes kept naively", "tiles computed", "tiles of the later half")
-EXPECTED = (802_816, 17_301_504, 36, 26)
 _SLIPS = (
     {
         786_432: "these are Q, K, V and O; every query of every head keeps one LSE too",
@@ -59,11 +55,6 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("flash_attention"), exercise)
-
-
 def _bytes_and_tiles(q: int, kv: int, d: int, tile: int) -> Sequence[int]:
     rows, half = 1024 // tile, 512 // tile
     inputs = (q + 2 * kv) * d
@@ -71,10 +62,26 @@ def _bytes_and_tiles(q: int, kv: int, d: int, tile: int) -> Sequence[int]:
     return tiled, naive, rows * (rows + 1) // 2, rows * (rows + 1) // 2 - half * (half + 1) // 2
 
 
-@exercise(
+def _judge_row(fn: Callable[..., Any]) -> str:
+    check_rows(Without(fn, *LIBRARY), ROWS)
+    return f"output and LSE of {len(ROWS)} rows of tiles, queries that see nothing included; memory of one tile"
+
+
+def _judge_backward(fn: Callable[..., Any]) -> str:
+    check_blocks(Without(fn, *LIBRARY), BLOCKS)
+    return (
+        f"gradients equal the formula in {len(BLOCKS)} cases, whatever the size of a block and the gradient of the "
+        "LSE; no matrix of all scores"
+    )
+
+
+numbers = Predict(
     "flash_attention-1",
     "A thousand positions",
-    "predict",
+    NAMES,
+    _bytes_and_tiles,
+    "{q} query heads and {kv} key and value heads of {d} numbers each",
+    "a tile has {tile} by {tile} scores",
     minutes=12,
     points=2,
     hints=(
@@ -83,34 +90,19 @@ def _bytes_and_tiles(q: int, kv: int, d: int, tile: int) -> Sequence[int]:
         "8 tiles in a row: the first row of tiles computes 1, the last 8. The later half of the queries begins with "
         "its fifth row.",
     ),
-    variants=Variants(
-        NAMES,
-        _bytes_and_tiles,
-        "{q} query heads and {kv} key and value heads of {d} numbers each",
-        "a tile has {tile} by {tile} scores",
-        q=(4, 6, 8, 10, 12),
-        kv=(2,),
-        d=(16, 8, 24, 32),
-        tile=(128, 64, 256),
-        called={"q": "query heads", "kv": "key and value heads", "d": "numbers of a head"},
-    ),
+    slips=_SLIPS,
+    q=(4, 6, 8, 10, 12),
+    kv=(2,),
+    d=(16, 8, 24, 32),
+    tile=(128, 64, 256),
+    called={"q": "query heads", "kv": "key and value heads", "d": "numbers of a head"},
 )
-def numbers(answer: object) -> str:
-    """Predict what attention over 1,024 positions keeps, and how many tiles it computes."""
-    general = (
-        "rows of Q, O (4 heads), K, V (2 heads) with 16 numbers, and an LSE per query and head; 4 bytes each",
-        "Q, K, V and a weight per pair and query head; 4 bytes each",
-        "1 + 2 + ... + 8",
-        "queries 512 to 1,023 see the keys up to themselves: 5 + 6 + 7 + 8",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "784 bytes per position in tiles, 21.6 times as many naively; 36 of 64 tiles, 26 of 32"
 
-
-@exercise(
+row = Implement(
     "flash_attention-2",
     "Tiles that go",
-    "implement",
+    "Write `attend(q, tiles)`: output and LSE of some queries, from tiles of keys that come once.",
+    judge=_judge_row,
     minutes=20,
     points=4,
     hints=(
@@ -120,17 +112,12 @@ def numbers(answer: object) -> str:
         "lse is m + log(l).",
     ),
 )
-def row(fn: Callable[..., Any]) -> str:
-    """Write `attend(q, tiles)`: output and LSE of some queries, from tiles of keys that come once."""
-    needs_function(fn)
-    check_rows(Without(fn, *LIBRARY), ROWS)
-    return f"output and LSE of {len(ROWS)} rows of tiles, queries that see nothing included; memory of one tile"
 
-
-@exercise(
+backward = Repair(
     "flash_attention-3",
     "A tile that trusts itself",
-    "find the bug",
+    "Repair a backward that is right with one block of keys and a loss that does not use the LSE.",
+    judge=_judge_backward,
     minutes=15,
     points=3,
     hints=(
@@ -141,11 +128,3 @@ def row(fn: Callable[..., Any]) -> str:
         "of a sum of exponentials by one of the exponents?",
     ),
 )
-def backward(fn: Callable[..., Any]) -> str:
-    """Repair a backward that is right with one block of keys and a loss that does not use the LSE."""
-    needs_function(fn)
-    check_blocks(Without(fn, *LIBRARY), BLOCKS)
-    return (
-        f"gradients equal the formula in {len(BLOCKS)} cases, whatever the size of a block and the gradient of the "
-        "LSE; no matrix of all scores"
-    )

@@ -10,7 +10,7 @@ from math import exp, inf, log
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_course.differences import apart, shape
-from dualpipe_course.exercise import Wrong
+from dualpipe_course.wrong import Wrong
 
 Matrix: TypeAlias = list[list[float]]
 Sees: TypeAlias = Callable[[int, int], bool]  # query, key

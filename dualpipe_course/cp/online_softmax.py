@@ -8,20 +8,19 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.cp.passing import SPOILT, check_once, once
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import needs_function, on_ranks
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LIBRARY = ("dualpipe_lab.cp.softmax", "dualpipe_lab.cp.online_softmax")
 NAMES = ("the sum l", "A", "the average", "reads for weights", "reads for an average")
-EXPECTED = (7, 21, 3, 2000, 1000)
 ROWS, SIZE = 3, 2
 # what a case is, and the keys of its blocks
 CASES = (
@@ -38,11 +37,6 @@ ROWS_OF_BLOCKS = (
 TOLERANCE = 1e-10
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("online_softmax"), exercise)
-
-
 def _slips_by_hand(s: int, a: int, n: int) -> Known:
     return (
         (
@@ -57,101 +51,6 @@ def _slips_by_hand(s: int, a: int, n: int) -> Known:
         ),
         ((2 * n, "A is carried along: nothing is read again"), (0, "each score must be seen once")),
     )
-
-
-@exercise(
-    "online_softmax-1",
-    "Two blocks, by hand",
-    "predict",
-    minutes=5,
-    trail=True,
-    points=1,
-    hints=(
-        "The larger maximum is ln 8. By which factor do numbers shrink that were measured from ln 2?",
-        "The factor is 2/8, for l and for A alike. The other block keeps its numbers.",
-        "Weights need the finished pair before they can be written: the scores are read again. An average does not.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda s, a, n: (2 + s, 1 + a, Fraction(1 + a, 2 + s), 2 * n, n),
-        ", {s} and {a}.",
-        "a row of {n:,} scores",
-        s=(5, 3, 4, 6, 7, 8),
-        a=(20, 9, 11, 14, 17, 23, 26, 29, 35),
-        n=(1000, 2000, 3000, 500),
-        slips=_slips_by_hand,
-        called={"s": "l of the second block", "a": "its A", "n": "scores of a row"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what two blocks make together, and how often a score is read."""
-    general = ("8 times a quarter, and 5", "4 times a quarter, and 20", "A / l", "two passes", "one pass")
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "l = 7, A = 21, an average of 3; 2,000 reads for weights, 1,000 for an average"
-
-
-@exercise(
-    "online_softmax-2",
-    "A state that merges",
-    "implement",
-    minutes=25,
-    points=4,
-    hints=(
-        "A state is (m, l, A): largest score, sum of exp(x - m), and the same sum with values. One of each per row.",
-        "merge takes the larger m and multiplies l and A of each side by exp(m - larger), m being that side's own.",
-        "Subtract 0 where the larger m is -inf, and divide by 1 where l is 0. A column of -inf, appended before the "
-        "maximum, makes a block without keys an ordinary one.",
-    ),
-)
-def states(state_of: Callable[..., Any], merge: Callable[..., Any], output: Callable[..., Any]) -> str:
-    """Write `state_of`, `merge` and `output`, which give the same for any blocks in any order and grouping."""
-    for fn in (state_of, merge, output):
-        needs_function(fn)
-    fn = Without(_all_trees, *LIBRARY)
-    results = on_ranks(_run_states, 1, fn, (state_of, merge, output), case="your functions")
-    for case, tree, found, expected, growth in results[0]:
-        if (problem := _why(found, expected)) is not None:
-            raise Wrong(f"{case}, {tree}: {problem}")
-        if growth > 1:
-            raise Wrong(
-                f"{case}, {tree}: the merged state has {growth:.3g} times the numbers of its largest block's: it grows "
-                "with the number of keys; what is known fits into two numbers and one value per row"
-            )
-    return f"the output is the same for {len(CASES)} kinds of blocks in every order and grouping that was tried"
-
-
-@exercise(
-    "online_softmax-3",
-    "Right if the best comes first",
-    "find the bug",
-    minutes=15,
-    trail=True,
-    points=2,
-    hints=(
-        "Print l and E after each block, for scores in ascending order. Which maximum does each of them belong to?",
-        "E has the maximum in two places: in the powers, and in what the powers are multiplied by.",
-        "What becomes of a sum of w (x - m) if m rises by d? Which other sum, known already, takes part? Mind the "
-        "first block, whose old maximum is -inf; or find a sum that has no maximum in the second place.",
-    ),
-)
-def entropy(fn: Callable[..., Any]) -> str:
-    """Repair a one-pass entropy that is right only while the maximum does not rise."""
-    needs_function(fn)
-    results = on_ranks(_run_entropy, 1, Without(fn, *LIBRARY), case="your function")
-    for case, found, expected, allowed, slips, number, alive in results[0]:
-        if any(value != value for value in found):
-            raise Wrong(
-                f"{case}: the entropy is not a number. A block's {SPOILT}; exp(710) is inf, and inf / inf and "
-                "0 * inf are NaN"
-            )
-        check_once(case, "blocks", number, alive, "three numbers are known of all blocks so far, however many")
-        problem = _why(found, [expected], allowed)
-        like = [
-            words for words, value in slips.items() if problem is not None and _why(found, [value], allowed) is None
-        ]
-        if problem is not None:
-            raise Wrong(f"{case}: {problem}{like[0] if like else ''}")
-    return "right for scores in any order, huge ones included, in one pass"
 
 
 def _why(found: list[float], expected: list[float], tolerance: float = TOLERANCE) -> str | None:
@@ -278,3 +177,91 @@ def _slips(x: "Tensor", keys: tuple[int, ...]) -> dict[str, float]:
         ". The powers in E are rescaled; the x - m that they multiply are still measured from the maxima of their "
         "time": float(total.log() - unshifted / total),
     }
+
+
+def _judge_states(state_of: Callable[..., Any], merge: Callable[..., Any], output: Callable[..., Any]) -> str:
+    for fn in (state_of, merge, output):
+        needs_function(fn)
+    fn = Without(_all_trees, *LIBRARY)
+    results = on_ranks(_run_states, 1, fn, (state_of, merge, output), case="your functions")
+    for case, tree, found, expected, growth in results[0]:
+        if (problem := _why(found, expected)) is not None:
+            raise Wrong(f"{case}, {tree}: {problem}")
+        if growth > 1:
+            raise Wrong(
+                f"{case}, {tree}: the merged state has {growth:.3g} times the numbers of its largest block's: it grows "
+                "with the number of keys; what is known fits into two numbers and one value per row"
+            )
+    return f"the output is the same for {len(CASES)} kinds of blocks in every order and grouping that was tried"
+
+
+def _judge_entropy(fn: Callable[..., Any]) -> str:
+    results = on_ranks(_run_entropy, 1, Without(fn, *LIBRARY), case="your function")
+    for case, found, expected, allowed, slips, number, alive in results[0]:
+        if any(value != value for value in found):
+            raise Wrong(
+                f"{case}: the entropy is not a number. A block's {SPOILT}; exp(710) is inf, and inf / inf and "
+                "0 * inf are NaN"
+            )
+        check_once(case, "blocks", number, alive, "three numbers are known of all blocks so far, however many")
+        problem = _why(found, [expected], allowed)
+        like = [
+            words for words, value in slips.items() if problem is not None and _why(found, [value], allowed) is None
+        ]
+        if problem is not None:
+            raise Wrong(f"{case}: {problem}{like[0] if like else ''}")
+    return "right for scores in any order, huge ones included, in one pass"
+
+
+numbers = Predict(
+    "online_softmax-1",
+    "Two blocks, by hand",
+    NAMES,
+    lambda s, a, n: (2 + s, 1 + a, Fraction(1 + a, 2 + s), 2 * n, n),
+    ", {s} and {a}.",
+    "a row of {n:,} scores",
+    minutes=5,
+    points=1,
+    trail=True,
+    hints=(
+        "The larger maximum is ln 8. By which factor do numbers shrink that were measured from ln 2?",
+        "The factor is 2/8, for l and for A alike. The other block keeps its numbers.",
+        "Weights need the finished pair before they can be written: the scores are read again. An average does not.",
+    ),
+    slips=_slips_by_hand,
+    s=(5, 3, 4, 6, 7, 8),
+    a=(20, 9, 11, 14, 17, 23, 26, 29, 35),
+    n=(1000, 2000, 3000, 500),
+    called={"s": "l of the second block", "a": "its A", "n": "scores of a row"},
+)
+
+states = Implement(
+    "online_softmax-2",
+    "A state that merges",
+    "Write `state_of`, `merge` and `output`, which give the same for any blocks in any order and grouping.",
+    judge=_judge_states,
+    minutes=25,
+    points=4,
+    hints=(
+        "A state is (m, l, A): largest score, sum of exp(x - m), and the same sum with values. One of each per row.",
+        "merge takes the larger m and multiplies l and A of each side by exp(m - larger), m being that side's own.",
+        "Subtract 0 where the larger m is -inf, and divide by 1 where l is 0. A column of -inf, appended before the "
+        "maximum, makes a block without keys an ordinary one.",
+    ),
+)
+
+entropy = Repair(
+    "online_softmax-3",
+    "Right if the best comes first",
+    "Repair a one-pass entropy that is right only while the maximum does not rise.",
+    judge=_judge_entropy,
+    minutes=15,
+    points=2,
+    trail=True,
+    hints=(
+        "Print l and E after each block, for scores in ascending order. Which maximum does each of them belong to?",
+        "E has the maximum in two places: in the powers, and in what the powers are multiplied by.",
+        "What becomes of a sum of w (x - m) if m rises by d? Which other sum, known already, takes part? Mind the "
+        "first block, whose old maximum is -inf; or find a sum that has no maximum in the second place.",
+    ),
+)

@@ -7,7 +7,7 @@ one; a list that grows by the bytes of all tensors alive after each block.
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dualpipe_course.exercise import Wrong
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,108 +10,21 @@ from collections.abc import Callable
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from dualpipe_lab.launch.launcher import Results
 
 LIBRARY = ("dualpipe_lab.cp.ring",)  # switched off while an answer runs
 NAMES = ("bytes of rank 0", "bytes of rank 1", "bytes of rank 2", "bytes of rank 3", "messages of all ranks")
-EXPECTED = (56, 72, 64, 48, 18)
-_GENERAL = "rank r sends every chunk twice, except that r + 1 stays at home in the first half and r + 2 in the second"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("ring_all_reduce"), exercise)
-
-
-@exercise(
-    "ring_all_reduce-1",
-    "Five numbers, four ranks",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "In the first half rank r sends the chunks r, r - 1, r - 2; in the second r + 1, r, r - 1; all modulo 4.",
-        "Rank 0 sends the chunks 0, 3, 2 and then 1, 0, 3. They have 2, 0, 1 and 2, 2, 0 numbers.",
-        "Three chunks are not empty. Each passes 3 links as a growing sum and 3 links as a finished one.",
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict the bytes of each of 4 ranks that sum 5 numbers of 8 bytes in a ring, and the messages of all."""
-    slips: list[dict[int, str]] = [{EXPECTED[rank] // 8: "these are numbers; one has 8 bytes"} for rank in range(4)]
-    for row in slips:
-        row[60] = "2 (N - 1) / N S is exact only for equal chunks; these have 2, 2, 1 and 0 numbers"
-        row[80] = "that is every chunk twice; " + _GENERAL
-    messages = {24: "one chunk is empty, and what is empty does not travel", 9: "that is one of the two halves"}
-    check_ints(answer, NAMES, EXPECTED, [*slips, messages], [_GENERAL] * 4 + ["each chunk passes 2 (N - 1) links"])
-    return "56, 72, 64 and 48 bytes in 18 messages"
-
-
-@exercise(
-    "ring_all_reduce-2",
-    "As few bytes, fewer steps",
-    "implement",
-    minutes=25,
-    points=4,
-    hints=(
-        "The partner at distance d is rank ^ d. Of the two, the one with rank & d == 0 keeps the lower half.",
-        "Count halves in chunks of ceil(K / N) elements: from chunk a to chunk b is x[a * length : b * length].",
-        "Keep a list of (partner, kept, given). The way back goes through it in reverse, sends what was kept last and "
-        "fills what was given.",
-    ),
-)
-def halving_doubling(fn: Callable[..., Any]) -> str:
-    """Write `halving_doubling(x)`: the bytes of the ring, in 2 log2(N) steps, for powers of two."""
-    needs_function(fn)
-    for num_ranks, size in ((1, 3), (2, 1), (2, 5), (4, 8), (4, 3), (8, 16), (8, 5)):
-        case = f"{num_ranks} rank(s), {size} element(s)"
-        results = on_ranks(_sum, num_ranks, Without(fn, *LIBRARY), size, case=case, clock="virtual", link=ONE_MS)
-        _check_sums(results, size, case)
-        check_messages_only(results, case)
-        _check_cost(results, size, case)
-    _check_reals(fn, 4, 8)
-    return "1, 2, 4 and 8 ranks, the bytes of the ring in 2 log2(N) steps"
-
-
-@exercise(
-    "ring_all_reduce-3",
-    "The ring that was turned round",
-    "find the bug",
-    minutes=15,
-    points=2,
-    hints=(
-        "Write down for 3 ranks which chunk each rank adds to in its last step of the first half.",
-        "The last step is i = N - 2. What is rank + i + 1 then, modulo N?",
-        "On 2 ranks, rank + 1 and rank - 1 are the same chunk. On 3 they are not.",
-    ),
-)
-def to_the_left(fn: Callable[..., Any]) -> str:
-    """Repair a ring all-reduce to the left, whose second half begins with the wrong chunk."""
-    needs_function(fn)
-    for num_ranks, size in ((1, 2), (2, 4), (3, 6), (3, 7), (4, 2), (5, 10)):
-        case = f"{num_ranks} rank(s), {size} element(s)"
-        results = on_ranks(_sum, num_ranks, Without(fn, *LIBRARY), size, case=case)
-        _check_sums(results, size, case)
-        check_messages_only(results, case)
-        if (sent := results.ledger.sent()) != 2 * (num_ranks - 1) * 8 * size:
-            raise Wrong(f"{case}: the ranks sent {sent} bytes in all; a ring sends 2 (N - 1) S")
-        if strange := [rank for rank in range(num_ranks) if results.ledger.count("isend", rank) > 2 * (num_ranks - 1)]:
-            raise Wrong(f"{case}: rank {strange[0]} sends more than 2 (N - 1) messages")
-        for rank in range(num_ranks):
-            if others := results.ledger.peers(rank, "isend") - {(rank - 1) % num_ranks}:
-                raise Wrong(
-                    f"{case}: the sums are right, and rank {rank} sends to rank {min(others)}; this ring goes to the "
-                    f"left, so to rank {(rank - 1) % num_ranks} alone"
-                )
-    _check_reals(fn, 3, 7)
-    return "sums of 1 to 5 ranks are right, uneven and empty chunks included"
+_NUMBERS = "these are numbers; one has 8 bytes"
+_UNEQUAL = "2 (N - 1) / N S is exact only for equal chunks; these have 2, 2, 1 and 0 numbers"
+_STAYS = "rank r sends every chunk twice, except that r + 1 stays at home in the first half and r + 2 in the second"
 
 
 def _sum(rank: int, world_size: int, fn: Callable[..., Any], size: int) -> tuple[list[int], int]:
@@ -186,3 +99,85 @@ def _check_cost(results: "Results", size: int, case: str) -> None:
             "rank that is N/2, N/4, ... away",
             picture=results.timeline,
         )
+
+
+def _judge_halving_doubling(fn: Callable[..., Any]) -> str:
+    for num_ranks, size in ((1, 3), (2, 1), (2, 5), (4, 8), (4, 3), (8, 16), (8, 5)):
+        case = f"{num_ranks} rank(s), {size} element(s)"
+        results = on_ranks(_sum, num_ranks, Without(fn, *LIBRARY), size, case=case, clock="virtual", link=ONE_MS)
+        _check_sums(results, size, case)
+        check_messages_only(results, case)
+        _check_cost(results, size, case)
+    _check_reals(fn, 4, 8)
+    return "1, 2, 4 and 8 ranks, the bytes of the ring in 2 log2(N) steps"
+
+
+def _judge_to_the_left(fn: Callable[..., Any]) -> str:
+    for num_ranks, size in ((1, 2), (2, 4), (3, 6), (3, 7), (4, 2), (5, 10)):
+        case = f"{num_ranks} rank(s), {size} element(s)"
+        results = on_ranks(_sum, num_ranks, Without(fn, *LIBRARY), size, case=case)
+        _check_sums(results, size, case)
+        check_messages_only(results, case)
+        if (sent := results.ledger.sent()) != 2 * (num_ranks - 1) * 8 * size:
+            raise Wrong(f"{case}: the ranks sent {sent} bytes in all; a ring sends 2 (N - 1) S")
+        if strange := [rank for rank in range(num_ranks) if results.ledger.count("isend", rank) > 2 * (num_ranks - 1)]:
+            raise Wrong(f"{case}: rank {strange[0]} sends more than 2 (N - 1) messages")
+        for rank in range(num_ranks):
+            if others := results.ledger.peers(rank, "isend") - {(rank - 1) % num_ranks}:
+                raise Wrong(
+                    f"{case}: the sums are right, and rank {rank} sends to rank {min(others)}; this ring goes to the "
+                    f"left, so to rank {(rank - 1) % num_ranks} alone"
+                )
+    _check_reals(fn, 3, 7)
+    return "sums of 1 to 5 ranks are right, uneven and empty chunks included"
+
+
+numbers = Predict(
+    "ring_all_reduce-1",
+    "Five numbers, four ranks",
+    NAMES,
+    lambda: (56, 72, 64, 48, 18),
+    minutes=5,
+    points=1,
+    hints=(
+        "In the first half rank r sends the chunks r, r - 1, r - 2; in the second r + 1, r, r - 1; all modulo 4.",
+        "Rank 0 sends the chunks 0, 3, 2 and then 1, 0, 3. They have 2, 0, 1 and 2, 2, 0 numbers.",
+        "Three chunks are not empty. Each passes 3 links as a growing sum and 3 links as a finished one.",
+    ),
+    slips=(
+        *(
+            {number: _NUMBERS, 60: _UNEQUAL, 80: f"that is every chunk twice; {_STAYS}", 64: _STAYS}
+            for number in (7, 9, 8, 6)
+        ),
+        {24: "one chunk is empty, and what is empty does not travel", 9: "that is one of the two halves"},
+    ),
+)
+
+halving_doubling = Implement(
+    "ring_all_reduce-2",
+    "As few bytes, fewer steps",
+    "Write `halving_doubling(x)`: the bytes of the ring, in 2 log2(N) steps, for powers of two.",
+    judge=_judge_halving_doubling,
+    minutes=25,
+    points=4,
+    hints=(
+        "The partner at distance d is rank ^ d. Of the two, the one with rank & d == 0 keeps the lower half.",
+        "Count halves in chunks of ceil(K / N) elements: from chunk a to chunk b is x[a * length : b * length].",
+        "Keep a list of (partner, kept, given). The way back goes through it in reverse, sends what was kept last and "
+        "fills what was given.",
+    ),
+)
+
+to_the_left = Repair(
+    "ring_all_reduce-3",
+    "The ring that was turned round",
+    "Repair a ring all-reduce to the left, whose second half begins with the wrong chunk.",
+    judge=_judge_to_the_left,
+    minutes=15,
+    points=2,
+    hints=(
+        "Write down for 3 ranks which chunk each rank adds to in its last step of the first half.",
+        "The last step is i = N - 2. What is rank + i + 1 then, modulo N?",
+        "On 2 ranks, rank + 1 and rank - 1 are the same chunk. On 3 they are not.",
+    ),
+)

@@ -10,19 +10,18 @@ The puzzle shards a packed sequence over the ranks of a ring:
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.cp.flash_attention import LIBRARY
 from dualpipe_course.cp.rings import Case, check_backward, check_forward, check_parts
 from dualpipe_course.cp.tiles import Row, check_kept
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import WORDS, Known, Variants
+from dualpipe_course.trial import partial_score
+from dualpipe_course.variants import WORDS, Known
+from dualpipe_course.wrong import Wrong
 
 RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
 NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "hops of a gradient")
-EXPECTED = (132, 228, 1536, 5632, 4)
 CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 CASES = (
     Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 4, 2), Case("contiguous", 5, 2),
@@ -46,11 +45,6 @@ LENGTH = sum(DOCUMENTS)
 ROOM = LENGTH // RANKS
 _DOCUMENT = [number for number, size in enumerate(DOCUMENTS) for _ in range(size)]
 BOUND = -(-sum(size * (size + 1) // 2 for size in DOCUMENTS) // RANKS)
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("ring_attention"), exercise)
 
 
 def _ring_of(n: int, d: int) -> Sequence[int]:
@@ -98,156 +92,6 @@ def _slips(n: int, d: int) -> Known:
     )
 
 
-@exercise(
-    "ring_attention-1",
-    "Thirty-two positions",
-    "predict",
-    minutes=10,
-    trail=True,
-    points=2,
-    hints=(
-        "Zigzag gives every rank a quarter of 32 * 33 / 2 pairs, in every step. Contiguous: the last rank is busiest "
-        "in all four steps.",
-        "A block is 8 positions, keys and values, 2 heads of 8 numbers, 2 bytes: 512 bytes. Forward: three hops.",
-        "Backward: the same three hops again, and four hops of gradients, with 4 bytes for each number.",
-    ),
-    variants=Variants(
-        NAMES,
-        _ring_of,
-        "A causal ring of {n} ranks",
-        "2 key and value heads of {d} numbers",
-        n=(4, 8, 2),
-        d=(8, 4, 12, 16, 20, 24, 32, 40, 48, 64),
-        slips=_slips,
-        called={"n": "ranks", "d": "numbers of a head"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict critical paths, bytes and hops of a causal ring of 4 ranks."""
-    general = (
-        "a quarter of 32 * 33 / 2",
-        "the last rank: a triangle of 8 positions, then three whole blocks of 8 * 8",
-        "three hops of 8 positions * 2 * 2 heads * 8 numbers * 2 bytes",
-        "the bytes of the forward, and four hops of twice as large gradients",
-        "as many as there are ranks: all the way round",
-    )
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "132 against 228 pairs on the path, 1,536 bytes forward, 5,632 backward, 4 hops until a gradient is home"
-
-
-@exercise(
-    "ring_attention-2",
-    "The ring forward",
-    "implement",
-    minutes=30,
-    points=5,
-    hints=(
-        "At step i, rank r has the block of rank (r - i) mod N. The last step sends nothing.",
-        "Start comm.isend and comm.irecv of the next block before attend, and wait after it. Blocks differ in length: "
-        "len(where[source]) says how long the coming one is.",
-        "total = logaddexp(lse, block_lse); the weight of the block is exp(block_lse - total). Begin with the own "
-        "block: then total is never -inf.",
-    ),
-)
-def forward(fn: Callable[..., Any]) -> str:
-    """Write `ring_forward(q, k, v, where, attend)`: causal attention to the keys of all ranks."""
-    needs_function(fn)
-    for case in CASES:
-        check_forward(Without(fn, *LIBRARY, *RING), case)
-    return f"output and LSE equal one process in {len(CASES)} cases; every message hides behind work"
-
-
-@exercise(
-    "ring_attention-3",
-    "Two documents",
-    "puzzle",
-    minutes=15,
-    points=3,
-    hints=(
-        "The zigzag of the whole sequence has a path of 75, stripes have 52. What does zigzag assume about pairs?",
-        "A document is a triangle of its own. What balances one triangle?",
-        "Eight chunks of two positions of the first document, eight of one of the second. Which does rank 0 get?",
-    ),
-)
-def layout(answer: object) -> str:
-    """Deal out a sequence of two documents so that the ring's critical path is within the budget."""
-    ranks = _parse(answer)
-    path, budget, bound = _critical_path(ranks), BUDGET, BOUND
-    if path > budget:
-        steps = list(zip(*_pairs(ranks), strict=True))
-        slowest = max(range(len(steps)), key=lambda i: max(steps[i]) - min(steps[i]))
-        raise Wrong(
-            f"the critical path is {path}, the budget {budget}; no layout is below {bound}. Least even is step "
-            f"{slowest}, with {', '.join(map(str, steps[slowest]))} pairs on the four ranks",
-            score=partial_score(path, CONTIGUOUS, bound),
-        )
-    return f"a path within {budget}; a ring cannot go below {bound}"
-
-
-@exercise(
-    "ring_attention-4",
-    "The LSE at hand",
-    "find the bug",
-    minutes=15,
-    trail=True,
-    points=3,
-    hints=(
-        "With a single block it is right. Give it two, and add up the dV of both: whose sum should that be?",
-        "exp(s - lse) are a query's weights among all keys if lse is that of all keys. What makes one LSE of several?",
-        "do . out is a sum over all keys too, so the blocks' outputs have to be merged: each counts by exp of its LSE "
-        "less the merged one. Which queries have a merged LSE of -inf?",
-    ),
-)
-def whole_rows(fn: Callable[..., Any]) -> str:
-    """Repair a backward that gives every block its own output and LSE."""
-    needs_function(fn)
-    check_kept(Without(fn, *LIBRARY, *RING, *AUTOGRAD), KEPT)
-    return f"gradients equal the formula in {len(KEPT)} cases, queries that see nothing of a block, or of any, included"
-
-
-@exercise(
-    "ring_attention-5",
-    "First cut, then shifted",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Take 0 1 2 3 on two ranks. Which label has the last token of the first rank?",
-        "Labels are a matter of the sequence, and so are its documents. RoPE asks where a token is in its document, "
-        "not in the part.",
-        "Make labels and positions for the whole sequence first, with the ends of documents in mind; cut them as the "
-        "tokens are cut. Sums of the lengths say where a document ends.",
-    ),
-)
-def part(fn: Callable[..., Any]) -> str:
-    """Repair a function that gives a rank its part of a batch of packed documents."""
-    needs_function(fn)
-    check_parts(fn, PARTS)
-    return f"ids, labels and positions of every rank in {len(PARTS)} layouts, one document or several"
-
-
-@exercise(
-    "ring_attention-6",
-    "The ring backward",
-    "implement",
-    minutes=20,
-    points=4,
-    hints=(
-        "What a block's rank needs of the others is a sum over all queries: dK and dV travel with K and V, and every "
-        "rank adds its part.",
-        "Weights are exp(s - lse) with the lse that is given: that of all keys. Of a block alone they add up to less "
-        "than 1.",
-        "dS = P (dP - D), and D is dO . out, the sum of P dP over all keys. After N hops the block is on its own rank.",
-    ),
-)
-def backward(fn: Callable[..., Any]) -> str:
-    """Write `ring_backward(do, q, k, v, out, lse, where)`: gradients of this rank's part of a causal ring."""
-    needs_function(fn)
-    for case in EQUAL_CASES:
-        check_backward(Without(fn, *LIBRARY, *RING, *AUTOGRAD), case)
-    return f"gradients equal one process in {len(EQUAL_CASES)} cases, at home after as many hops as there are ranks"
-
-
 def _parse(answer: object) -> list[list[int]]:
     """Return an answer as positions by rank; raise `Wrong` for anything that is no way to deal them out."""
     found = plain(answer)
@@ -288,3 +132,140 @@ def _critical_path(ranks: list[list[int]]) -> int:
 
 def _sees(i: int, j: int) -> bool:
     return j <= i and _DOCUMENT[i] == _DOCUMENT[j]
+
+
+def _judge_forward(fn: Callable[..., Any], case: Any) -> None:
+    check_forward(Without(fn, *LIBRARY, *RING), case)
+
+
+def _judge_layout(answer: object) -> str:
+    ranks = _parse(answer)
+    path, budget, bound = _critical_path(ranks), BUDGET, BOUND
+    if path > budget:
+        steps = list(zip(*_pairs(ranks), strict=True))
+        slowest = max(range(len(steps)), key=lambda i: max(steps[i]) - min(steps[i]))
+        raise Wrong(
+            f"the critical path is {path}, the budget {budget}; no layout is below {bound}. Least even is step "
+            f"{slowest}, with {', '.join(map(str, steps[slowest]))} pairs on the four ranks",
+            score=partial_score(path, CONTIGUOUS, bound),
+        )
+    return f"a path within {budget}; a ring cannot go below {bound}"
+
+
+def _judge_whole_rows(fn: Callable[..., Any]) -> str:
+    check_kept(Without(fn, *LIBRARY, *RING, *AUTOGRAD), KEPT)
+    return f"gradients equal the formula in {len(KEPT)} cases, queries that see nothing of a block, or of any, included"
+
+
+def _judge_part(fn: Callable[..., Any]) -> str:
+    check_parts(fn, PARTS)
+    return f"ids, labels and positions of every rank in {len(PARTS)} layouts, one document or several"
+
+
+def _judge_backward(fn: Callable[..., Any], case: Any) -> None:
+    check_backward(Without(fn, *LIBRARY, *RING, *AUTOGRAD), case)
+
+
+numbers = Predict(
+    "ring_attention-1",
+    "Thirty-two positions",
+    NAMES,
+    _ring_of,
+    "A causal ring of {n} ranks",
+    "2 key and value heads of {d} numbers",
+    minutes=10,
+    points=2,
+    trail=True,
+    hints=(
+        "Zigzag gives every rank a quarter of 32 * 33 / 2 pairs, in every step. Contiguous: the last rank is busiest "
+        "in all four steps.",
+        "A block is 8 positions, keys and values, 2 heads of 8 numbers, 2 bytes: 512 bytes. Forward: three hops.",
+        "Backward: the same three hops again, and four hops of gradients, with 4 bytes for each number.",
+    ),
+    slips=_slips,
+    n=(4, 8, 2),
+    d=(8, 4, 12, 16, 20, 24, 32, 40, 48, 64),
+    called={"n": "ranks", "d": "numbers of a head"},
+)
+
+forward = Implement(
+    "ring_attention-2",
+    "The ring forward",
+    "Write `ring_forward(q, k, v, where, attend)`: causal attention to the keys of all ranks.",
+    cases=[(case,) for case in CASES],
+    judge=_judge_forward,
+    right=f"output and LSE equal one process in {len(CASES)} cases; every message hides behind work",
+    minutes=30,
+    points=5,
+    hints=(
+        "At step i, rank r has the block of rank (r - i) mod N. The last step sends nothing.",
+        "Start comm.isend and comm.irecv of the next block before attend, and wait after it. Blocks differ in length: "
+        "len(where[source]) says how long the coming one is.",
+        "total = logaddexp(lse, block_lse); the weight of the block is exp(block_lse - total). Begin with the own "
+        "block: then total is never -inf.",
+    ),
+)
+
+layout = Puzzle(
+    "ring_attention-3",
+    "Two documents",
+    "Deal out a sequence of two documents so that the ring's critical path is within the budget.",
+    judge=_judge_layout,
+    minutes=15,
+    points=3,
+    hints=(
+        "The zigzag of the whole sequence has a path of 75, stripes have 52. What does zigzag assume about pairs?",
+        "A document is a triangle of its own. What balances one triangle?",
+        "Eight chunks of two positions of the first document, eight of one of the second. Which does rank 0 get?",
+    ),
+)
+
+whole_rows = Repair(
+    "ring_attention-4",
+    "The LSE at hand",
+    "Repair a backward that gives every block its own output and LSE.",
+    judge=_judge_whole_rows,
+    minutes=15,
+    points=3,
+    trail=True,
+    hints=(
+        "With a single block it is right. Give it two, and add up the dV of both: whose sum should that be?",
+        "exp(s - lse) are a query's weights among all keys if lse is that of all keys. What makes one LSE of several?",
+        "do . out is a sum over all keys too, so the blocks' outputs have to be merged: each counts by exp of its LSE "
+        "less the merged one. Which queries have a merged LSE of -inf?",
+    ),
+)
+
+part = Repair(
+    "ring_attention-5",
+    "First cut, then shifted",
+    "Repair a function that gives a rank its part of a batch of packed documents.",
+    judge=_judge_part,
+    minutes=10,
+    points=2,
+    hints=(
+        "Take 0 1 2 3 on two ranks. Which label has the last token of the first rank?",
+        "Labels are a matter of the sequence, and so are its documents. RoPE asks where a token is in its document, "
+        "not in the part.",
+        "Make labels and positions for the whole sequence first, with the ends of documents in mind; cut them as the "
+        "tokens are cut. Sums of the lengths say where a document ends.",
+    ),
+)
+
+backward = Implement(
+    "ring_attention-6",
+    "The ring backward",
+    "Write `ring_backward(do, q, k, v, out, lse, where)`: gradients of this rank's part of a causal ring.",
+    cases=[(case,) for case in EQUAL_CASES],
+    judge=_judge_backward,
+    right=f"gradients equal one process in {len(EQUAL_CASES)} cases, at home after as many hops as there are ranks",
+    minutes=20,
+    points=4,
+    hints=(
+        "What a block's rank needs of the others is a sum over all queries: dK and dV travel with K and V, and every "
+        "rank adds its part.",
+        "Weights are exp(s - lse) with the lse that is given: that of all keys. Of a block alone they add up to less "
+        "than 1.",
+        "dS = P (dP - D), and D is dO . out, the sum of P dP over all keys. After N hops the block is on its own rank.",
+    ),
+)

@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("visible pairs", "contiguous", "striped", "zigzag", "hops")
-EXPECTED = (58, 16, 16, 21, 1)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         136: "that is without the window",
@@ -48,22 +46,10 @@ _SLIPS: tuple[dict[int, str], ...] = (
         2: "the window reaches three positions back, and the block before has four",
     },
 )
-_RULES = (
-    "min(4, i + 1) over 16 queries",
-    "list the pairs of the own block, then those with the block before",
-    "of its last four keys, a query sees one of each rank",
-    "write down the pairs of all ranks, step by step, and add up the largest",
-    "count the steps after the first in which some rank has pairs",
-)
 
 LENGTH, RANKS, ROOM, WINDOW, LOCAL = 24, 4, 6, 6, 5
 BUDGET, START, LEAST = 248, 309, 240
 LARGE = 100_000
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("ring_layouts"), exercise)
 
 
 def _window_on(length: int, window: int) -> Sequence[int]:
@@ -76,82 +62,6 @@ def _window_on(length: int, window: int) -> Sequence[int]:
     paths = [critical_path(work_of(owner, 4, window)) for owner in owners]
     visible = sum(min(window, position + 1) for position in range(length))
     return visible, *paths, -(-(window - 1) // size)
-
-
-@exercise(
-    "ring_layouts-1",
-    "A window on three layouts",
-    "predict",
-    minutes=12,
-    points=2,
-    hints=(
-        "Query i sees min(4, i + 1) keys. Draw the band of 16 by 16, and colour the rows by rank.",
-        "Of four keys in a row, the stripes give one to each rank. Of a contiguous block, who sees keys outside of it?",
-        "Zigzag: rank 0 holds 0, 1, 14, 15 and rank 3 holds 6, 7, 8, 9. Which pairs lie between neighbours in chunks?",
-    ),
-    variants=Variants(
-        NAMES,
-        _window_on,
-        "attends to {length} positions with a window of {window}.",
-        length=(16, 24, 32, 40),
-        window=(4, 3, 5, 6, 7, 8),
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict pairs, three critical paths and the hops of a ring under a sliding window."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "58 pairs; paths of 16, 16 and 21, and a contiguous ring that stops after one hop"
-
-
-@exercise(
-    "ring_layouts-2",
-    "The work of every step",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "The keys that a query sees lie together, from some position up to its own. How many of them has each rank?",
-        "Keep a count for each rank of the keys seen so far. What enters when i grows by one, and what leaves?",
-        "For query i of rank r: work[r][(r - o) % c] += count[o], for every owner o of keys.",
-    ),
-)
-def work(fn: Callable[..., Any]) -> str:
-    """Write `work(owner, num_ranks, window)`: visible pairs by rank and step, without going through the pairs."""
-    needs_function(fn)
-    cases = list(_cases())
-    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        owner, num_ranks, window = case
-        said = f"owners {owner}" if len(owner) < 30 else f"{len(owner):,} positions"
-        where = f"{said}, {num_ranks} rank(s), " + (f"window {window}" if window else "no window")
-        if not fine:
-            raise Wrong(ended(where, value))
-        if (found := plain(value)) != (expected := work_of(owner, num_ranks, window)):
-            raise Wrong(f"{where}: {_difference(found, expected, owner, num_ranks, window)}")
-    return f"pairs of every rank and step in {len(cases)} cases, among them {LARGE:,} positions"
-
-
-@exercise(
-    "ring_layouts-3",
-    "One layout for two masks",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "Take stripes as a start: 34 pairs under the window, 84 without. Why is one rank the busiest in every full "
-        "step?",
-        "In stripes rank 3 is the last of every four. Who could be the last of the next four?",
-        "Move the order on by one from each four positions to the next: 0 1 2 3, then 3 0 1 2, and so on.",
-    ),
-)
-def two_masks(answer: object) -> str:
-    """Lay 24 positions out on 4 ranks for five layers with a window and one without, in at most 248 pairs."""
-    owner = _parse(answer)
-    local, full = (critical_path(work_of(owner, RANKS, window)) for window in (WINDOW, None))
-    total = LOCAL * local + full
-    words = f"{LOCAL} * {local} + {full} = {total} pairs"
-    if total > BUDGET:
-        raise Wrong(f"legal: {words}; the budget is {BUDGET}", score=partial_score(total, START, LEAST))
-    return f"at most {BUDGET} pairs on the critical paths of six layers"
 
 
 def work_of(owner: Sequence[int], num_ranks: int, window: int | None) -> list[list[int]]:
@@ -230,3 +140,74 @@ def _parse(answer: object) -> list[int]:
         if (count := owner.count(rank)) != ROOM:
             raise Wrong(f"rank {rank} holds {count} positions; each rank holds {ROOM}")
     return owner
+
+
+def _judge_work(fn: Callable[..., Any]) -> str:
+    cases = list(_cases())
+    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        owner, num_ranks, window = case
+        said = f"owners {owner}" if len(owner) < 30 else f"{len(owner):,} positions"
+        where = f"{said}, {num_ranks} rank(s), " + (f"window {window}" if window else "no window")
+        if not fine:
+            raise Wrong(ended(where, value))
+        if (found := plain(value)) != (expected := work_of(owner, num_ranks, window)):
+            raise Wrong(f"{where}: {_difference(found, expected, owner, num_ranks, window)}")
+    return f"pairs of every rank and step in {len(cases)} cases, among them {LARGE:,} positions"
+
+
+def _judge_two_masks(answer: object) -> str:
+    owner = _parse(answer)
+    local, full = (critical_path(work_of(owner, RANKS, window)) for window in (WINDOW, None))
+    total = LOCAL * local + full
+    words = f"{LOCAL} * {local} + {full} = {total} pairs"
+    if total > BUDGET:
+        raise Wrong(f"legal: {words}; the budget is {BUDGET}", score=partial_score(total, START, LEAST))
+    return f"at most {BUDGET} pairs on the critical paths of six layers"
+
+
+numbers = Predict(
+    "ring_layouts-1",
+    "A window on three layouts",
+    NAMES,
+    _window_on,
+    "attends to {length} positions with a window of {window}.",
+    minutes=12,
+    points=2,
+    hints=(
+        "Query i sees min(4, i + 1) keys. Draw the band of 16 by 16, and colour the rows by rank.",
+        "Of four keys in a row, the stripes give one to each rank. Of a contiguous block, who sees keys outside of it?",
+        "Zigzag: rank 0 holds 0, 1, 14, 15 and rank 3 holds 6, 7, 8, 9. Which pairs lie between neighbours in chunks?",
+    ),
+    slips=_SLIPS,
+    length=(16, 24, 32, 40),
+    window=(4, 3, 5, 6, 7, 8),
+)
+
+work = Implement(
+    "ring_layouts-2",
+    "The work of every step",
+    "Write `work(owner, num_ranks, window)`: visible pairs by rank and step, without going through the pairs.",
+    judge=_judge_work,
+    minutes=20,
+    points=3,
+    hints=(
+        "The keys that a query sees lie together, from some position up to its own. How many of them has each rank?",
+        "Keep a count for each rank of the keys seen so far. What enters when i grows by one, and what leaves?",
+        "For query i of rank r: work[r][(r - o) % c] += count[o], for every owner o of keys.",
+    ),
+)
+
+two_masks = Puzzle(
+    "ring_layouts-3",
+    "One layout for two masks",
+    "Lay 24 positions out on 4 ranks for five layers with a window and one without, in at most 248 pairs.",
+    judge=_judge_two_masks,
+    minutes=20,
+    points=3,
+    hints=(
+        "Take stripes as a start: 34 pairs under the window, 84 without. Why is one rank the busiest in every full "
+        "step?",
+        "In stripes rank 3 is the last of every four. Who could be the last of the next four?",
+        "Move the order on by one from each four positions to the next: 0 1 2 3, then 3 0 1 2, and so on.",
+    ),
+)

@@ -7,14 +7,13 @@ the ledger and by model time with a link of 1 ms latency.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 LIBRARY = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "softmax", "online_softmax", "ring_softmax"))
 NAMES = ("bytes of the ring", "bytes of two all-reduces", "messages of the ring", "messages of two all-reduces",
          "bytes backward")  # fmt: skip
-EXPECTED = (56_000, 14_000, 7, 28, 7_000)
 ROWS, IGNORE_INDEX = 400, -100
 TYPES = ("float32", "float64")
 # by case: labels that count on each of the ranks, of 4 positions
@@ -39,125 +37,6 @@ class Pair(NamedTuple):
 
 
 _NO_LOGITS = "the ranks sent {found} bytes; the loss needs a sum and a count, and no logits"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("ring_softmax"), exercise)
-
-
-@exercise(
-    "ring_softmax-1",
-    "Rows on a ring of ranks",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "A pair of 1,000 rows is 2,000 numbers of 4 bytes, and it passes 7 links.",
-        "An all-reduce of 1,000 numbers sends 2 * 7/8 * 4,000 bytes from each rank, in 14 messages.",
-        "The backward sums one number per row; its result is needed everywhere.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda t, n: ((n - 1) * 8 * t, 16 * (n - 1) * t / n, n - 1, 4 * (n - 1), 8 * (n - 1) * t / n),
-        "{t:,} rows of scores are cut over {n} ranks",
-        t=(1000, 2000, 3000, 4000, 5000, 6000, 8000),
-        n=(8, 4, 5, 10),
-        called={"t": "rows", "n": "ranks"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict bytes and messages of a ring of pairs and of two all-reduces: 1,000 rows on 8 ranks."""
-    slips = (
-        {
-            28_000: "a pair is two numbers per row",
-            64_000: "no rank sends to itself: N - 1 messages",
-            7_000: "count fp32",
-        },
-        {7_000: "the maximum and the sum are two all-reduces", 16_000: "7/8 of it leaves the rank"},
-        {14: "the ring goes round once; an all-reduce goes round twice", 8: "after N - 1 turns all is known"},
-        {14: "that is one all-reduce; the sum waits for the maximum", 7: "an all-reduce is two rings of 7 messages"},
-        {
-            14_000: "one number per row is summed",
-            0: "the sum of y dy goes over all columns",
-            3_500: "both halves count",
-        },
-    )
-    general = ("N - 1 messages of 2 T numbers of 4 bytes", "2 * 2 (N - 1) / N * T * 4", "N - 1", "4 (N - 1)",
-               "2 (N - 1) / N * T * 4")  # fmt: skip
-    check_ints(answer, NAMES, EXPECTED, slips, general)
-    return "56,000 bytes in 7 messages, or 14,000 in 28; the backward sends 7,000"
-
-
-@exercise(
-    "ring_softmax-2",
-    "One sum, the same on all ranks",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Merging each pair as it comes adds them in another order on every rank. What if you keep them first?",
-        "After i turns two pairs have come: one that rank (rank - i) modulo N made, and one from the other side.",
-        "With an even N the pair of the rank opposite would come from both sides in the last turn: let it come from "
-        "one. Then add all pairs up in the order of their owners; subtract 0 where the maximum is -inf.",
-    ),
-)
-def same_bits(fn: Callable[..., Any]) -> str:
-    """Write `max_and_sum(m, l)`: the pair of all ranks, both ways round the ring, with the same bits everywhere."""
-    needs_function(fn)
-    for num_ranks in (1, 2, 3, 4, 5, 6):
-        case = f"{ROWS} rows on {num_ranks} rank(s)"
-        results = on_ranks(_pairs, num_ranks, Without(fn, *LIBRARY), case=case, clock="virtual", link=ONE_MS)
-        for name, found in zip(TYPES, zip(*results, strict=True), strict=True):
-            _check_pairs(found, f"{case}, {name}", name)
-        check_messages_only(results, case)
-        needed, steps = (num_ranks - 1) * 2 * ROWS * (4 + 8), max(found[0].time for found in results) // MS
-        for rank in range(num_ranks):
-            if (sent := results.ledger.sent(rank=rank)) > needed:
-                raise Wrong(
-                    f"{case}: rank {rank} sends {sent:,} bytes; {needed:,} are enough: each pair comes to a rank once "
-                    "in float32 and once in float64"
-                )
-        if steps > num_ranks // 2:
-            raise Wrong(
-                f"{case}: {steps} messages waited for one another; where pairs go both ways at once, no pair is more "
-                f"than {num_ranks // 2} away",
-                picture=results.timeline,
-            )
-    return (
-        "the pairs of 1 to 6 ranks are right in half a turn of the ring, and the same to the last bit on all ranks, in "
-        "float32 and float64"
-    )
-
-
-@exercise(
-    "ring_softmax-3",
-    "The loss of a cut sequence",
-    "find the bug",
-    minutes=20,
-    points=3,
-    hints=(
-        "One rank has 1 label that counts, another has 4. By how much does each label weigh in the mean of means?",
-        "The mean of a sequence is one sum over one count. Both go over all ranks.",
-        "Every rank needs the whole count for its gradient too; where it is 0, divide by 1.",
-    ),
-)
-def loss_of_a_sequence(fn: Callable[..., Any]) -> str:
-    """Repair a loss that averages the ranks' means, although their labels are not equally many."""
-    needs_function(fn)
-    for case, counts in SEQUENCES:
-        named = f"{case}, {' + '.join(map(str, counts))} labels that count"
-        compare_on_ranks(
-            _loss,
-            len(counts),
-            Without(fn, *LIBRARY),
-            counts,
-            case=named,
-            why=_loss_in_words,
-            limits=[Limit("bytes", 2 * (len(counts) - 1) * 4 * 8, _NO_LOGITS)],
-            at=", rank {rank}: ",
-        )
-    return f"loss and gradient equal one process for {len(SEQUENCES)} ways to spread the labels"
 
 
 def _own_pair(rank: int, name: str) -> "tuple[Tensor, Tensor]":
@@ -257,3 +136,106 @@ def _loss_in_words(off: Off) -> str:
     if not any(off.expected.flat):
         return "the loss is right, and there is a gradient where no label counts"
     return f"the loss is right, the {in_words(off)}"
+
+
+def _judge_same_bits(fn: Callable[..., Any], num_ranks: int) -> None:
+    case = f"{ROWS} rows on {num_ranks} rank(s)"
+    results = on_ranks(_pairs, num_ranks, Without(fn, *LIBRARY), case=case, clock="virtual", link=ONE_MS)
+    for name, found in zip(TYPES, zip(*results, strict=True), strict=True):
+        _check_pairs(found, f"{case}, {name}", name)
+    check_messages_only(results, case)
+    needed, steps = (num_ranks - 1) * 2 * ROWS * (4 + 8), max(found[0].time for found in results) // MS
+    for rank in range(num_ranks):
+        if (sent := results.ledger.sent(rank=rank)) > needed:
+            raise Wrong(
+                f"{case}: rank {rank} sends {sent:,} bytes; {needed:,} are enough: each pair comes to a rank once "
+                "in float32 and once in float64"
+            )
+    if steps > num_ranks // 2:
+        raise Wrong(
+            f"{case}: {steps} messages waited for one another; where pairs go both ways at once, no pair is more "
+            f"than {num_ranks // 2} away",
+            picture=results.timeline,
+        )
+
+
+def _judge_loss_of_a_sequence(fn: Callable[..., Any], case: Any, counts: Any) -> None:
+    named = f"{case}, {' + '.join(map(str, counts))} labels that count"
+    compare_on_ranks(
+        _loss,
+        len(counts),
+        Without(fn, *LIBRARY),
+        counts,
+        case=named,
+        why=_loss_in_words,
+        limits=[Limit("bytes", 2 * (len(counts) - 1) * 4 * 8, _NO_LOGITS)],
+        at=", rank {rank}: ",
+    )
+
+
+numbers = Predict(
+    "ring_softmax-1",
+    "Rows on a ring of ranks",
+    NAMES,
+    lambda t, n: ((n - 1) * 8 * t, 16 * (n - 1) * t / n, n - 1, 4 * (n - 1), 8 * (n - 1) * t / n),
+    "{t:,} rows of scores are cut over {n} ranks",
+    minutes=5,
+    points=1,
+    hints=(
+        "A pair of 1,000 rows is 2,000 numbers of 4 bytes, and it passes 7 links.",
+        "An all-reduce of 1,000 numbers sends 2 * 7/8 * 4,000 bytes from each rank, in 14 messages.",
+        "The backward sums one number per row; its result is needed everywhere.",
+    ),
+    slips=(
+        {
+            28_000: "a pair is two numbers per row",
+            64_000: "no rank sends to itself: N - 1 messages",
+            7_000: "count fp32",
+        },
+        {7_000: "the maximum and the sum are two all-reduces", 16_000: "7/8 of it leaves the rank"},
+        {14: "the ring goes round once; an all-reduce goes round twice", 8: "after N - 1 turns all is known"},
+        {14: "that is one all-reduce; the sum waits for the maximum", 7: "an all-reduce is two rings of 7 messages"},
+        {
+            14_000: "one number per row is summed",
+            0: "the sum of y dy goes over all columns",
+            3_500: "both halves count",
+        },
+    ),
+    t=(1000, 2000, 3000, 4000, 5000, 6000, 8000),
+    n=(8, 4, 5, 10),
+    called={"t": "rows", "n": "ranks"},
+)
+
+same_bits = Implement(
+    "ring_softmax-2",
+    "One sum, the same on all ranks",
+    "Write `max_and_sum(m, l)`: the pair of all ranks, both ways round the ring, with the same bits everywhere.",
+    cases=((1,), (2,), (3,), (4,), (5,), (6,)),
+    judge=_judge_same_bits,
+    right="the pairs of 1 to 6 ranks are right in half a turn of the ring, and the same to the last bit on all ranks, "
+    "in float32 and float64",
+    minutes=20,
+    points=3,
+    hints=(
+        "Merging each pair as it comes adds them in another order on every rank. What if you keep them first?",
+        "After i turns two pairs have come: one that rank (rank - i) modulo N made, and one from the other side.",
+        "With an even N the pair of the rank opposite would come from both sides in the last turn: let it come from "
+        "one. Then add all pairs up in the order of their owners; subtract 0 where the maximum is -inf.",
+    ),
+)
+
+loss_of_a_sequence = Repair(
+    "ring_softmax-3",
+    "The loss of a cut sequence",
+    "Repair a loss that averages the ranks' means, although their labels are not equally many.",
+    cases=SEQUENCES,
+    judge=_judge_loss_of_a_sequence,
+    right=f"loss and gradient equal one process for {len(SEQUENCES)} ways to spread the labels",
+    minutes=20,
+    points=3,
+    hints=(
+        "One rank has 1 label that counts, another has 4. By how much does each label weigh in the mean of means?",
+        "The mean of a sequence is one sum over one count. Both go over all ranks.",
+        "Every rank needs the whole count for its gradient too; where it is 0, divide by 1.",
+    ),
+)

@@ -20,10 +20,10 @@ from dualpipe_course.comparison import (
 from dualpipe_course.cp import formula
 from dualpipe_course.cp.formula import Matrix
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.meter import Meter
 from dualpipe_course.start.ranks import check_messages_only
 from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.launch.emulator import Link
 

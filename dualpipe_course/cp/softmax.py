@@ -7,12 +7,11 @@ zero where it has none; every tensor that an answer makes is counted, so that no
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab._private import dispatch_mode
 from dualpipe_lab.launch.causes import multiple
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 LIBRARY = ("dualpipe_lab.cp.softmax", "dualpipe_lab.cp.online_softmax", "dualpipe_lab.cp.ring_softmax")
 NAMES = ("gradient 0", "gradient 1", "gradient 2", "bytes forward", "bytes backward")
-EXPECTED = (6, -1, -5, 12_000, 6_000)
 CASES = (
     "ordinary scores", "one column", "scores of +-8,000", "hidden scores", "a row that is hidden",
     "scores below -20,000",
@@ -30,114 +28,6 @@ TOLERANCE = 1e-10
 SINK = 0.5
 READY_MADE = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax")
 Found = tuple[str, list[float], list[float], float]  # what it is, as returned, expected, largest error that passes
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("softmax"), exercise)
-
-
-@exercise(
-    "softmax-1",
-    "Three scores and four ranks",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "The average of 32, 16 and 0, weighted with 1/2, 1/4 and 1/4, is 20. What lies above it, what below?",
-        "dx is y times (dy - 20). The three gradients must add up to 0.",
-        "Two all-reduces forward and one backward, each of 1,000 numbers of 4 bytes: 2 (N - 1) / N of its bytes.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda a, b, rows: (*((y / 4 * (g - a / 2 - b / 4)) for y, g in ((2, a), (1, b), (1, 0))), 12 * rows, 6 * rows),
-        "their gradients are {a}, {b} and 0.",
-        "{rows:,} longer rows",
-        a=(32, 16, 48, 64),
-        b=(16, 32, 48, 80),
-        rows=(1000, 2000, 3000, 4000),
-        called={"a": "gradients", "b": ""},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict the gradients of three scores, and the bytes of 1,000 rows that are cut over 4 ranks."""
-    average = "that is the gradient less the weighted average; the weight itself is still missing"
-    diagonal = "that is the diagonal of the matrix alone; each weight depends on the other scores too"
-    slips: list[dict[int, str]] = [
-        {12: average, 8: diagonal, 16: "that is y dy; the weighted average of dy is subtracted first"},
-        {-4: average, 3: diagonal, 4: "that is y dy; the weighted average of dy is subtracted first"},
-        {-20: average, 0: "the other two scores have a gradient, and it says that this one should fall"},
-        {
-            6_000: "the maximum and the sum are two all-reduces",
-            8_000: "those are the bytes of the numbers; an all-reduce sends 2 (N - 1) / N of them",
-            3_000: "count the maximum and the sum, and for each both halves of an all-reduce",
-        },
-        {
-            0: "the sum of y dy goes over all columns, so over all ranks",
-            12_000: "the backward has one sum, not two",
-            3_000: "that is the reduce-scatter; every rank needs the finished sum",
-        },
-    ]
-    general = ["y (dy - average), with the average of dy weighted by y"] * 3
-    general += ["two all-reduces of 1,000 numbers of 4 bytes", "one all-reduce of 1,000 numbers of 4 bytes"]
-    check_ints(answer, NAMES, EXPECTED, slips, general)
-    return "gradients 6, -1 and -5; 12,000 bytes forward and 6,000 backward"
-
-
-@exercise(
-    "softmax-2",
-    "A temperature that learns",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Let s be the scaled scores, x / temperature. First write ds as in the chapter; then dx and the temperature.",
-        "The temperature's gradient is the sum of ds * (-x / temperature**2) over all rows and columns.",
-        "A hidden score has ds = 0 and x = -inf, and their product is NaN. Its share is 0: fill x with 0 there.",
-    ),
-)
-def temperature(forward: Callable[..., Any], backward: Callable[..., Any]) -> str:
-    """Write forward and backward of a softmax with a temperature, both by hand."""
-    needs_function(forward)
-    needs_function(backward)
-    fn = Without(lambda pair, *args: _by_hand(*pair, *args), *LIBRARY, *AUTOGRAD)
-    results = on_ranks(_in_one, 1, fn, (forward, backward), case="your functions")
-    for case, found, largest, ready_made, rows, columns in results[0]:
-        _check(case, found)
-        if ready_made:
-            raise Wrong(f"{case}: the numbers are right, and torch's own {ready_made} made them; write it by hand")
-        if largest > 3 * rows * columns:
-            raise Wrong(
-                f"{case}: a tensor of {largest} numbers was made for {rows} rows of {columns}; no matrix of "
-                "derivatives is needed"
-            )
-    return f"weights, scores and temperature are right for {len(CASES)} kinds of rows, without a matrix"
-
-
-@exercise(
-    "softmax-3",
-    "A padded query with a sink",
-    "find the bug",
-    minutes=15,
-    points=2,
-    hints=(
-        "torch.where passes a gradient of 0 to what it did not choose. What does a backward do with 0 if y is NaN?",
-        "Print the powers and the sum for a row whose scores are all near -8,000. Which number of the row is infinite?",
-        "The sink is one of the row's scores as far as maximum and sum are concerned. What is the largest of them all?",
-    ),
-)
-def padded(fn: Callable[..., Any]) -> str:
-    """Repair a softmax with a sink whose gradients are NaN as soon as one row is hidden."""
-    needs_function(fn)
-    results = on_ranks(_in_one, 1, Without(fn, *LIBRARY), None, case="your function")
-    for case, found, *_ in results[0]:
-        try:
-            _check(case, found)
-        except Wrong as wrong:
-            is_nan = "not a number" in wrong.message and "gradient" in wrong.message
-            known = ". The weights are right: a number on the way was infinite, or NaN, and was thrown away before"
-            raise Wrong(wrong.message + known * is_nan) from None
-    return "weights and gradients are finite, and right, for rows with anything hidden and scores far from the sink"
 
 
 def _batch(case: str) -> "Tensor":
@@ -274,3 +164,99 @@ def _check(case: str, found: list[Found]) -> None:
         factor = multiple(ours, theirs)
         known = "" if factor is None else f"; all are {factor:.4g} times what they should be"
         raise Wrong(f"{case}: {name}: number {wrong[0]} {what}{known}")
+
+
+_AVERAGE = "that is the gradient less the weighted average; the weight itself is still missing"
+_DIAGONAL = "that is the diagonal of the matrix alone; each weight depends on the other scores too"
+_SLIPS: list[dict[int, str]] = [
+    {12: _AVERAGE, 8: _DIAGONAL, 16: "that is y dy; the weighted average of dy is subtracted first"},
+    {-4: _AVERAGE, 3: _DIAGONAL, 4: "that is y dy; the weighted average of dy is subtracted first"},
+    {-20: _AVERAGE, 0: "the other two scores have a gradient, and it says that this one should fall"},
+    {
+        6_000: "the maximum and the sum are two all-reduces",
+        8_000: "those are the bytes of the numbers; an all-reduce sends 2 (N - 1) / N of them",
+        3_000: "count the maximum and the sum, and for each both halves of an all-reduce",
+    },
+    {
+        0: "the sum of y dy goes over all columns, so over all ranks",
+        12_000: "the backward has one sum, not two",
+        3_000: "that is the reduce-scatter; every rank needs the finished sum",
+    },
+]
+
+
+def _judge_temperature(forward: Callable[..., Any], backward: Callable[..., Any]) -> str:
+    fn = Without(lambda pair, *args: _by_hand(*pair, *args), *LIBRARY, *AUTOGRAD)
+    results = on_ranks(_in_one, 1, fn, (forward, backward), case="your functions")
+    for case, found, largest, ready_made, rows, columns in results[0]:
+        _check(case, found)
+        if ready_made:
+            raise Wrong(f"{case}: the numbers are right, and torch's own {ready_made} made them; write it by hand")
+        if largest > 3 * rows * columns:
+            raise Wrong(
+                f"{case}: a tensor of {largest} numbers was made for {rows} rows of {columns}; no matrix of "
+                "derivatives is needed"
+            )
+    return f"weights, scores and temperature are right for {len(CASES)} kinds of rows, without a matrix"
+
+
+def _judge_padded(fn: Callable[..., Any]) -> str:
+    results = on_ranks(_in_one, 1, Without(fn, *LIBRARY), None, case="your function")
+    for case, found, *_ in results[0]:
+        try:
+            _check(case, found)
+        except Wrong as wrong:
+            is_nan = "not a number" in wrong.message and "gradient" in wrong.message
+            known = ". The weights are right: a number on the way was infinite, or NaN, and was thrown away before"
+            raise Wrong(wrong.message + known * is_nan) from None
+    return "weights and gradients are finite, and right, for rows with anything hidden and scores far from the sink"
+
+
+numbers = Predict(
+    "softmax-1",
+    "Three scores and four ranks",
+    NAMES,
+    lambda a, b, rows: (*((y / 4 * (g - a / 2 - b / 4)) for y, g in ((2, a), (1, b), (1, 0))), 12 * rows, 6 * rows),
+    "their gradients are {a}, {b} and 0.",
+    "{rows:,} longer rows",
+    minutes=5,
+    points=1,
+    hints=(
+        "The average of 32, 16 and 0, weighted with 1/2, 1/4 and 1/4, is 20. What lies above it, what below?",
+        "dx is y times (dy - 20). The three gradients must add up to 0.",
+        "Two all-reduces forward and one backward, each of 1,000 numbers of 4 bytes: 2 (N - 1) / N of its bytes.",
+    ),
+    slips=_SLIPS,
+    a=(32, 16, 48, 64),
+    b=(16, 32, 48, 80),
+    rows=(1000, 2000, 3000, 4000),
+    called={"a": "gradients", "b": ""},
+)
+
+temperature = Implement(
+    "softmax-2",
+    "A temperature that learns",
+    "Write forward and backward of a softmax with a temperature, both by hand.",
+    judge=_judge_temperature,
+    minutes=20,
+    points=3,
+    hints=(
+        "Let s be the scaled scores, x / temperature. First write ds as in the chapter; then dx and the temperature.",
+        "The temperature's gradient is the sum of ds * (-x / temperature**2) over all rows and columns.",
+        "A hidden score has ds = 0 and x = -inf, and their product is NaN. Its share is 0: fill x with 0 there.",
+    ),
+)
+
+padded = Repair(
+    "softmax-3",
+    "A padded query with a sink",
+    "Repair a softmax with a sink whose gradients are NaN as soon as one row is hidden.",
+    judge=_judge_padded,
+    minutes=15,
+    points=2,
+    hints=(
+        "torch.where passes a gradient of 0 to what it did not choose. What does a backward do with 0 if y is NaN?",
+        "Print the powers and the sum for a row whose scores are all near -8,000. Which number of the row is infinite?",
+        "The sink is one of the row's scores as far as maximum and sum are concerned. What is the largest of them all?",
+    ),
+)

@@ -11,8 +11,8 @@ from dualpipe_course.cp import formula
 from dualpipe_course.cp.formula import check_close
 from dualpipe_course.cp.passing import SPOILT, check_once, once
 from dualpipe_course.differences import shape
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab._private import dispatch_mode
 
 if TYPE_CHECKING:

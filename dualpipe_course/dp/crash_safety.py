@@ -9,11 +9,11 @@ from itertools import chain, combinations
 from typing import Any, TypeAlias
 from zlib import crc32
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Puzzle, Repair
 from dualpipe_course.dp import failures
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended, needs_function
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 
 _PARTS = ("write run/.new/a", "write run/.new/b", "sync run/.new/a", "sync run/.new/b")
 LOGS = {
@@ -23,90 +23,6 @@ LOGS = {
     "west": ("mkdir run/.new", *_PARTS, "sync run/.new", "rename run/.new run/step-2", "sync run"),
 }
 Folders: TypeAlias = dict[str, dict[str, bytes]]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("crash_safety"), exercise)
-
-
-@exercise(
-    "crash_safety-1",
-    "Let the power fail",
-    "puzzle",
-    minutes=15,
-    points=3,
-    hints=(
-        "Go through each log with the page's five steps beside it. Which step is missing, or comes too late?",
-        "After the rename a reader finds step-2. What of it may not be on the disk at that moment?",
-        "A flaw may also show at the very end: save has returned, and something is lost all the same.",
-    ),
-)
-def fail(answer: object) -> str:
-    """Choose moments and losses that show which of four orders of operations are flawed."""
-    if not isinstance(answer, Mapping) or set(answer) != set(LOGS):
-        raise Wrong(f"this check takes a dict with the keys {', '.join(LOGS)}")
-    chosen = {name: plain(answer[name]) for name in LOGS}
-    for name, log in LOGS.items():
-        if chosen[name] is ...:
-            raise Wrong(f"{name}: not answered yet: put a failure, or None for an order without a flaw")
-        if chosen[name] is None:
-            if _flaws(log):
-                raise Wrong(f"{name}: this order has a flaw: some failure leaves half a checkpoint, or loses one")
-            continue
-        done, lost = _parse(name, chosen[name], log)
-        if not _verdict(log, done, lost):
-            also = "" if _flaws(log) else "; try to prove that there is no flaw"
-            raise Wrong(
-                f"{name}: after {done} operations, with {lost or 'nothing'} lost, a reader is well served{also}"
-            )
-    return "three orders are flawed, each at a moment of its own, and one is sound"
-
-
-@exercise(
-    "crash_safety-2",
-    "A pointer to the latest",
-    "find the bug",
-    minutes=20,
-    points=3,
-    hints=(
-        "A file that is written in place may hold a half of the new bytes. How does a folder get its name in one step?",
-        "latest must not name a folder that may still vanish: which sync keeps the name of step-2, which its files'?",
-        "Only when the new latest is on the disk is step-1 not needed any more.",
-    ),
-)
-def pointed(fn: Callable[..., Any]) -> str:
-    """Repair `save(disk, step, parts)`, behind which a file `latest` names the checkpoint to load."""
-    needs_function(fn)
-    if problem := failures.check_pointed(fn):
-        raise Wrong(problem)
-    return "latest names a whole checkpoint, with the power failing before each operation and after the last"
-
-
-@exercise(
-    "crash_safety-3",
-    "The newest that is whole",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Go through the folders from the highest step down, and return the first that is whole. Is 9 before 10?",
-        "json.loads of half an index raises ValueError, and other bytes may give no dict: such folders are not whole.",
-        "Compare three things: the step in the index, the names that it lists, and crc32 of each file's bytes.",
-    ),
-)
-def newest(fn: Callable[..., Any]) -> str:
-    """Write `newest(folders)`: the highest step whose folder is whole, by its index and checksums."""
-    needs_function(fn)
-    cases = _cases()
-    outcomes = call_each(fn, [(folders,) for _, folders, _ in cases])
-    for (words, _, expected), (fine, value) in zip(cases, outcomes, strict=True):
-        if not fine:
-            raise Wrong(ended(words, value))
-        found = plain(value)
-        if found != expected or type(found) is not type(expected):
-            raise Wrong(f"{words}: got {found!r}, expected {expected}")
-    return f"the newest whole checkpoint in {len(cases)} folders, damaged ones among them"
 
 
 def _parse(name: str, answer: Any, log: Sequence[str]) -> tuple[int, list[str]]:
@@ -178,3 +94,84 @@ def _cases() -> list[tuple[str, Folders, int | None]]:
         ("both steps damaged", {"step-1": _folder(1, b=b""), "step-2": _folder(2, a=b"")}, None),
         ("another folder", {"step-1": one, "step-two": two, "notes": {}}, 1),
     ]
+
+
+def _judge_fail(answer: object) -> str:
+    if not isinstance(answer, Mapping) or set(answer) != set(LOGS):
+        raise Wrong(f"this check takes a dict with the keys {', '.join(LOGS)}")
+    chosen = {name: plain(answer[name]) for name in LOGS}
+    for name, log in LOGS.items():
+        if chosen[name] is ...:
+            raise Wrong(f"{name}: not answered yet: put a failure, or None for an order without a flaw")
+        if chosen[name] is None:
+            if _flaws(log):
+                raise Wrong(f"{name}: this order has a flaw: some failure leaves half a checkpoint, or loses one")
+            continue
+        done, lost = _parse(name, chosen[name], log)
+        if not _verdict(log, done, lost):
+            also = "" if _flaws(log) else "; try to prove that there is no flaw"
+            raise Wrong(
+                f"{name}: after {done} operations, with {lost or 'nothing'} lost, a reader is well served{also}"
+            )
+    return "three orders are flawed, each at a moment of its own, and one is sound"
+
+
+def _judge_pointed(fn: Callable[..., Any]) -> str:
+    if problem := failures.check_pointed(fn):
+        raise Wrong(problem)
+    return "latest names a whole checkpoint, with the power failing before each operation and after the last"
+
+
+def _judge_newest(fn: Callable[..., Any]) -> str:
+    cases = _cases()
+    outcomes = call_each(fn, [(folders,) for _, folders, _ in cases])
+    for (words, _, expected), (fine, value) in zip(cases, outcomes, strict=True):
+        if not fine:
+            raise Wrong(ended(words, value))
+        found = plain(value)
+        if found != expected or type(found) is not type(expected):
+            raise Wrong(f"{words}: got {found!r}, expected {expected}")
+    return f"the newest whole checkpoint in {len(cases)} folders, damaged ones among them"
+
+
+fail = Puzzle(
+    "crash_safety-1",
+    "Let the power fail",
+    "Choose moments and losses that show which of four orders of operations are flawed.",
+    judge=_judge_fail,
+    minutes=15,
+    points=3,
+    hints=(
+        "Go through each log with the page's five steps beside it. Which step is missing, or comes too late?",
+        "After the rename a reader finds step-2. What of it may not be on the disk at that moment?",
+        "A flaw may also show at the very end: save has returned, and something is lost all the same.",
+    ),
+)
+
+pointed = Repair(
+    "crash_safety-2",
+    "A pointer to the latest",
+    "Repair `save(disk, step, parts)`, behind which a file `latest` names the checkpoint to load.",
+    judge=_judge_pointed,
+    minutes=20,
+    points=3,
+    hints=(
+        "A file that is written in place may hold a half of the new bytes. How does a folder get its name in one step?",
+        "latest must not name a folder that may still vanish: which sync keeps the name of step-2, which its files'?",
+        "Only when the new latest is on the disk is step-1 not needed any more.",
+    ),
+)
+
+newest = Implement(
+    "crash_safety-3",
+    "The newest that is whole",
+    "Write `newest(folders)`: the highest step whose folder is whole, by its index and checksums.",
+    judge=_judge_newest,
+    minutes=20,
+    points=3,
+    hints=(
+        "Go through the folders from the highest step down, and return the first that is whole. Is 9 before 10?",
+        "json.loads of half an index raises ValueError, and other bytes may give no dict: such folders are not whole.",
+        "Compare three things: the step in the index, the names that it lists, and crc32 of each file's bytes.",
+    ),
+)

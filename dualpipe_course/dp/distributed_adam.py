@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart, close
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,122 +31,6 @@ TWO = "", ", the second of two tensors that have a state each and take turns"  #
 NUM_STEPS, NUM_TENSORS = len(RATES), len(TWO)
 STEPS = {"1 step": 1, f"{NUM_STEPS} steps": NUM_STEPS}  # after which the weights are compared
 SPARE = 64  # bytes: a step number, a norm
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("distributed_adam"), exercise)
-
-
-@exercise(
-    "distributed_adam-1",
-    "Bytes, a norm, and a clipped shard",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "1,000 weights do not divide by 3: each shard is padded to the same length. Two float32 per weight.",
-        "Square the three norms before you add them.",
-        "Every shard is multiplied by the same factor, the largest norm over the norm of the whole.",
-    ),
-    variants=Variants(
-        ("state bytes", "norm", "clipped norm of the third shard"),
-        lambda n, a, b, c, to: (8 * -(-n // 3), math.hypot(a, b, c), to / math.hypot(a, b, c) * c),
-        "the model has {n:,} weights",
-        "the norms {a}, {b} and {c}.",
-        "clipped to {to}.",
-        n=(1000, 1300, 1600, 1900, 2200, 2500, 2800, 3100),
-        a=(2, 1, 3),
-        b=(3, 4, 5),
-        c=(6, 8, 12, 14),
-        to=(3.5, 4.5, 6.5, 7.5),
-        called={"n": "weights", "a": "norms", "b": "", "c": "", "to": "clipped to"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict state bytes of 1,000 weights on 3 ranks, the norm of shards of 2, 3 and 6, and the third one clipped."""
-    slips = (
-        {8000: "that is all of the state", 1336: "there are two moments per weight", 2664: "round up: 3 x 333 is 999"},
-        {11: "norms do not add up, their squares do", 49: "that is the square of the norm"},
-        {
-            6: "the norm of the whole is above the largest, so every shard shrinks",
-            4: "4 is what may be left of the whole; this shard is a part of it",
-        },
-    )
-    general = ("8 bytes for each weight of a padded shard", "the root of 4 + 9 + 36", "7 is twice as large as allowed")
-    check_ints(answer, ("state bytes", "norm", "clipped norm of the third shard"), (2672, 7, 3), slips, general)
-    return "2672 bytes of state, a norm of 7, and a shard of norm 3 after clipping to 3.5"
-
-
-@exercise(
-    "distributed_adam-2",
-    "A sharded step",
-    "implement",
-    minutes=30,
-    points=4,
-    hints=(
-        "Pad copies of weights, gradient and decay to a multiple of N and look at row `rank` of view(N, -1).",
-        "state holds two tensors of the size of a shard, made with zeros_like at the first call, and the step number. "
-        "A slice of a larger tensor keeps the larger tensor alive.",
-        "Raise the step number first. Decay the own weights, update them with the corrected moments, epsilon outside "
-        "the root, then all_gather_single into the padded weights and copy the first len(weights) back.",
-    ),
-)
-def step(fn: Callable[..., Any]) -> str:
-    """Write `adamw_step(weights, grad, decay, state, lr)` whose moments live on the rank that updates the weight."""
-    needs_function(fn)
-    for num_ranks, numel in SIZES:
-        _check_step(fn, num_ranks, numel)
-    return "AdamW to 12 digits on 1, 2 and 4 ranks, an empty shard included, with the state of one shard per rank"
-
-
-@exercise(
-    "distributed_adam-3",
-    "Six where 4.4721 is right",
-    "find the bug",
-    minutes=12,
-    points=3,
-    hints=(
-        "Two ranks, four 1s and four 2s: the norm of all eight is sqrt(4 + 16). What does the function add up?",
-        "Add the squares of all elements of all shards, over the ranks too; take the root once, at the end.",
-        "What is replicated is the same on all ranks. Add its squares after the all-reduce.",
-    ),
-)
-def clip(fn: Callable[..., Any]) -> str:
-    """Repair `clip(shards, replicated, max_norm)`: gradients in shards count once each, replicated ones once in all."""
-    needs_function(fn)
-    cases: list[Clipping] = [
-        ([[[1.0] * 4]], [], 10.0),
-        ([[[1.0] * 4], [[2.0] * 4]], [], 10.0),
-        ([[[1.0] * 4], [[2.0] * 4]], [], 1.0),
-        ([[[3.0], [4.0]], [[12.0]]], [], 6.5),
-        ([[[1.0] * 4], [[2.0] * 4]], [[4.0], [0.0, 2.0]], 3.0),
-        ([[[1.0, -2.0]], [], [[]]], [[2.0]], 1.5),
-    ]
-    for case in cases:
-        _check_clip(fn, *case)
-    return "norms and clipped gradients are right for shards, empty shards and replicated gradients"
-
-
-@exercise(
-    "distributed_adam-4",
-    "A sharding that shards nothing",
-    "find the bug",
-    minutes=15,
-    points=3,
-    hints=(
-        "The weights are right and the traffic is that of a sharded optimizer. How large is self.mu on each rank?",
-        "A rank needs moments for its own slice only: ceil(P / N) numbers, and its own part of the gradient.",
-        "Do not cut the shard out of a full tensor: a slice is a view, and the whole stays in memory. Make it with "
-        "zeros of the right size.",
-    ),
-)
-def shards_nothing(cls: Callable[..., Any]) -> str:
-    """Repair the class `ShardedAdam(weights, lr)`: each rank holds the moments of its own shard and no others."""
-    needs_function(cls)
-    for num_ranks, numel in ((1, 3), (2, 40), (4, 80), (4, 50)):
-        _check_class(cls, num_ranks, numel)
-    return "the same weights, and on N ranks an N-th of the state on each, counted as live tensors"
 
 
 def _check_clip(fn: Callable[..., Any], shards: Sequence[Tensors], replicated: Tensors, max_norm: float) -> None:
@@ -335,3 +218,98 @@ def _by_class(rank: int, world_size: int, cls: Callable[..., Any], numel: int) -
     memory = MemoryMeter()
     optimizers = [cls(weights, LR / (1 + which)) for which, weights in enumerate(pair)]
     return _train(numel, pair, lambda which, grad, lr: optimizers[which].step(grad), memory)
+
+
+def _judge_clip(fn: Callable[..., Any]) -> str:
+    cases: list[Clipping] = [
+        ([[[1.0] * 4]], [], 10.0),
+        ([[[1.0] * 4], [[2.0] * 4]], [], 10.0),
+        ([[[1.0] * 4], [[2.0] * 4]], [], 1.0),
+        ([[[3.0], [4.0]], [[12.0]]], [], 6.5),
+        ([[[1.0] * 4], [[2.0] * 4]], [[4.0], [0.0, 2.0]], 3.0),
+        ([[[1.0, -2.0]], [], [[]]], [[2.0]], 1.5),
+    ]
+    for case in cases:
+        _check_clip(fn, *case)
+    return "norms and clipped gradients are right for shards, empty shards and replicated gradients"
+
+
+numbers = Predict(
+    "distributed_adam-1",
+    "Bytes, a norm, and a clipped shard",
+    ("state bytes", "norm", "clipped norm of the third shard"),
+    lambda n, a, b, c, to: (8 * -(-n // 3), math.hypot(a, b, c), to / math.hypot(a, b, c) * c),
+    "the model has {n:,} weights",
+    "the norms {a}, {b} and {c}.",
+    "clipped to {to}.",
+    minutes=5,
+    points=1,
+    hints=(
+        "1,000 weights do not divide by 3: each shard is padded to the same length. Two float32 per weight.",
+        "Square the three norms before you add them.",
+        "Every shard is multiplied by the same factor, the largest norm over the norm of the whole.",
+    ),
+    slips=(
+        {8000: "that is all of the state", 1336: "there are two moments per weight", 2664: "round up: 3 x 333 is 999"},
+        {11: "norms do not add up, their squares do", 49: "that is the square of the norm"},
+        {
+            6: "the norm of the whole is above the largest, so every shard shrinks",
+            4: "4 is what may be left of the whole; this shard is a part of it",
+        },
+    ),
+    n=(1000, 1300, 1600, 1900, 2200, 2500, 2800, 3100),
+    a=(2, 1, 3),
+    b=(3, 4, 5),
+    c=(6, 8, 12, 14),
+    to=(3.5, 4.5, 6.5, 7.5),
+    called={"n": "weights", "a": "norms", "b": "", "c": "", "to": "clipped to"},
+)
+
+step = Implement(
+    "distributed_adam-2",
+    "A sharded step",
+    "Write `adamw_step(weights, grad, decay, state, lr)` whose moments live on the rank that updates the weight.",
+    cases=SIZES,
+    judge=_check_step,
+    right="AdamW to 12 digits on 1, 2 and 4 ranks, an empty shard included, with the state of one shard per rank",
+    minutes=30,
+    points=4,
+    hints=(
+        "Pad copies of weights, gradient and decay to a multiple of N and look at row `rank` of view(N, -1).",
+        "state holds two tensors of the size of a shard, made with zeros_like at the first call, and the step number. "
+        "A slice of a larger tensor keeps the larger tensor alive.",
+        "Raise the step number first. Decay the own weights, update them with the corrected moments, epsilon outside "
+        "the root, then all_gather_single into the padded weights and copy the first len(weights) back.",
+    ),
+)
+
+clip = Repair(
+    "distributed_adam-3",
+    "Six where 4.4721 is right",
+    "Repair `clip(shards, replicated, max_norm)`: gradients in shards count once each, replicated ones once in all.",
+    judge=_judge_clip,
+    minutes=12,
+    points=3,
+    hints=(
+        "Two ranks, four 1s and four 2s: the norm of all eight is sqrt(4 + 16). What does the function add up?",
+        "Add the squares of all elements of all shards, over the ranks too; take the root once, at the end.",
+        "What is replicated is the same on all ranks. Add its squares after the all-reduce.",
+    ),
+)
+
+shards_nothing = Repair(
+    "distributed_adam-4",
+    "A sharding that shards nothing",
+    "Repair the class `ShardedAdam(weights, lr)`: each rank holds the moments of its own shard and no others.",
+    cases=((1, 3), (2, 40), (4, 80), (4, 50)),
+    judge=_check_class,
+    right="the same weights, and on N ranks an N-th of the state on each, counted as live tensors",
+    minutes=15,
+    points=3,
+    hints=(
+        "The weights are right and the traffic is that of a sharded optimizer. How large is self.mu on each rank?",
+        "A rank needs moments for its own slice only: ceil(P / N) numbers, and its own part of the gradient.",
+        "Do not cut the shard out of a full tensor: a slice is a view, and the whole stays in memory. Make it with "
+        "zeros of the right size.",
+    ),
+)

@@ -6,14 +6,14 @@ Chapter: book/dp/dp-gradients.  Sums are judged by their values, their bytes and
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, check_limit
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.dp.shares import LIBRARY
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import on_ranks, partial_score
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ BACKWARD, MS = 10, 1_000_000  # ms of each layer; nanoseconds
 SIZES = (4, 8, 4, 16, 8)  # elements of each layer's weight, in float64
 LINK = Link(gbps=0.001)  # 125 bytes take a millisecond
 NUM_STEPS = 2
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("dp_gradients"), exercise)
 
 
 def _slips(f: int, b: int, s: int) -> Known:
@@ -55,130 +50,6 @@ def _slips(f: int, b: int, s: int) -> Known:
         ),
         ((20, "the hooks wait for the last microbatch"), (5, "one for each bucket, in the last microbatch")),
     )
-
-
-@exercise(
-    "dp_gradients-1",
-    "When the link is the slower one",
-    "predict",
-    minutes=8,
-    trail=True,
-    points=1,
-    hints=(
-        "The four gradients are ready at 50, 60, 70 and 80 ms. When does the first sum end?",
-        "The second sum cannot start at 60: the link is busy until 65.",
-        "A single bucket is full at 80 ms. How long does a message of four layers take?",
-    ),
-    variants=Variants(
-        ("end with four buckets", "end with one bucket", "number of all-reduces"),
-        lambda f, b, s: (f + b + 4 * s, f + 4 * b + 4 * s, 4),
-        "The forward takes {f} ms in all, the backward {b} ms per layer",
-        "gradient {s} ms; a message",
-        f=(40, 30, 50, 60),
-        b=(10, 8, 12),
-        s=(15, 20, 18, 25),
-        slips=_slips,
-        called={"f": "forward", "b": "backward of a layer", "s": "sum of a layer"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict the step's end for four buckets and for one, and the number of all-reduces in 5 microbatches."""
-    general = (
-        "draw the link's row below the backward: a sum starts when its bucket is full and the link is free",
-        "nothing is hidden: the whole backward, then the whole message",
-        "count the buckets, not the microbatches",
-    )
-    names = ("end with four buckets", "end with one bucket", "number of all-reduces")
-    check_ints(answer, names, (110, 140, 4), numbers.slips, general)
-    return "110 ms with four buckets, 140 ms with one, and 4 all-reduces however many microbatches"
-
-
-@exercise(
-    "dp_gradients-2",
-    "Buckets and hooks",
-    "implement",
-    minutes=50,
-    points=5,
-    hints=(
-        "First the lists: go through the trained parameters backwards; open a new bucket when the next one would not "
-        "fit. A parameter larger than bucket_bytes has one of its own.",
-        "Make one flat tensor of zeros per bucket, and each .grad a view of its part: flat[a:b].view_as(p). The hook "
-        "counts its parameter as ready; while the next bucket in order is complete, start its all_reduce with "
-        "async_op=True and keep the Work.",
-        "finish() starts the buckets that are left, where a parameter was not used: their gradient is zero already. "
-        "Then it waits for all.",
-    ),
-)
-def buckets(fn: Callable[..., Any]) -> str:
-    """Write `reduce_in_backward(parameters, bucket_bytes)`: sums leave in buckets during the backward."""
-    needs_function(fn)
-    for num_ranks, bucket_bytes, rare in (
-        (1, 64, None),
-        (2, 64, None),
-        (2, 10_000, None),
-        (2, 128, None),  # three layers fill a bucket to the last byte
-        (2, 32, None),  # most layers are larger than a bucket, the first one to come too
-        (3, 200, None),
-        (2, 128, 2),
-        (2, 128, 3),  # the bucket behind it is complete and as large: overtaking mixes them up
-    ):
-        _check_buckets(fn, num_ranks, bucket_bytes, rare)
-    return "values, buckets, views and the moment of every sum are right, unused parameters included"
-
-
-@exercise(
-    "dp_gradients-3",
-    "A sum too often",
-    "find the bug",
-    minutes=20,
-    points=3,
-    hints=(
-        "Two ranks, two microbatches, each adds 1: after the first sum there is 2 on each rank. And after the second?",
-        "Count in the hook, for each parameter, and let the sum start only with the last microbatch.",
-        "The next step begins with the same hooks: set the counts and the list of works back in finish().",
-    ),
-)
-def once(fn: Callable[..., Any]) -> str:
-    """Repair `sum_in_backward(parameters, num_microbatches)`: each gradient is summed once per step, while it runs."""
-    needs_function(fn)
-    for num_ranks, num_microbatches in ((1, 1), (2, 1), (2, 2), (3, 4)):
-        _check_once(fn, num_ranks, num_microbatches)
-    return "one sum per parameter and step, started in the last backward, for 1, 2 and 4 microbatches"
-
-
-@exercise(
-    "dp_gradients-4",
-    "A plan of buckets",
-    "puzzle",
-    minutes=15,
-    trail=True,
-    points=2,
-    hints=(
-        "The end is that of the last bucket. It should be short, and the link free when it is full.",
-        "Each bucket costs 5 ticks of latency. Where does the link stand idle, so that latency costs nothing?",
-        "There are only 128 plans: write the loop of the chapter, end = max(end, ready) + message, and try all.",
-    ),
-)
-def plan(answer: object) -> str:
-    """Cut eight layers into buckets so that the last sum ends after 89 ticks."""
-    sizes = _plan(answer)
-    ready = end = first = 0
-    sums = []
-    for size in sizes:
-        last = first + size
-        ready += sum(BACKWARDS[first:last])
-        start = max(end, ready)
-        end = start + LATENCY + sum(MESSAGES[first:last])
-        sums.append(f"{start} to {end}")
-        first = last
-    if end > BEST:
-        score = partial_score(end, WHOLE, BEST)
-        raise Wrong(
-            f"the last sum ends after {end} ticks; {BEST} are possible, a single bucket takes {WHOLE}. The "
-            f"backward ends at {ready}; the link is busy from {', '.join(sums)}",
-            score=score,
-        )
-    return f"{len(sizes)} buckets, and the last sum ends after {BEST} ticks, the least there is"
 
 
 def _plan(given: object) -> list[int]:
@@ -367,3 +238,107 @@ def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
             _loss(weights, rank, microbatch, None).backward()
         finish()
     return _found(weights, 0, began)
+
+
+def _judge_plan(answer: object) -> str:
+    sizes = _plan(answer)
+    ready = end = first = 0
+    sums = []
+    for size in sizes:
+        last = first + size
+        ready += sum(BACKWARDS[first:last])
+        start = max(end, ready)
+        end = start + LATENCY + sum(MESSAGES[first:last])
+        sums.append(f"{start} to {end}")
+        first = last
+    if end > BEST:
+        score = partial_score(end, WHOLE, BEST)
+        raise Wrong(
+            f"the last sum ends after {end} ticks; {BEST} are possible, a single bucket takes {WHOLE}. The "
+            f"backward ends at {ready}; the link is busy from {', '.join(sums)}",
+            score=score,
+        )
+    return f"{len(sizes)} buckets, and the last sum ends after {BEST} ticks, the least there is"
+
+
+numbers = Predict(
+    "dp_gradients-1",
+    "When the link is the slower one",
+    ("end with four buckets", "end with one bucket", "number of all-reduces"),
+    lambda f, b, s: (f + b + 4 * s, f + 4 * b + 4 * s, 4),
+    "The forward takes {f} ms in all, the backward {b} ms per layer",
+    "gradient {s} ms; a message",
+    minutes=8,
+    points=1,
+    trail=True,
+    hints=(
+        "The four gradients are ready at 50, 60, 70 and 80 ms. When does the first sum end?",
+        "The second sum cannot start at 60: the link is busy until 65.",
+        "A single bucket is full at 80 ms. How long does a message of four layers take?",
+    ),
+    slips=_slips,
+    f=(40, 30, 50, 60),
+    b=(10, 8, 12),
+    s=(15, 20, 18, 25),
+    called={"f": "forward", "b": "backward of a layer", "s": "sum of a layer"},
+)
+
+buckets = Implement(
+    "dp_gradients-2",
+    "Buckets and hooks",
+    "Write `reduce_in_backward(parameters, bucket_bytes)`: sums leave in buckets during the backward.",
+    cases=(
+        (1, 64, None),
+        (2, 64, None),
+        (2, 10_000, None),
+        (2, 128, None),  # three layers fill a bucket to the last byte
+        (2, 32, None),  # most layers are larger than a bucket, the first one to come too
+        (3, 200, None),
+        (2, 128, 2),
+        (2, 128, 3),  # the bucket behind it is complete and as large: overtaking mixes them up
+    ),
+    judge=_check_buckets,
+    right="values, buckets, views and the moment of every sum are right, unused parameters included",
+    minutes=50,
+    points=5,
+    hints=(
+        "First the lists: go through the trained parameters backwards; open a new bucket when the next one would not "
+        "fit. A parameter larger than bucket_bytes has one of its own.",
+        "Make one flat tensor of zeros per bucket, and each .grad a view of its part: flat[a:b].view_as(p). The hook "
+        "counts its parameter as ready; while the next bucket in order is complete, start its all_reduce with "
+        "async_op=True and keep the Work.",
+        "finish() starts the buckets that are left, where a parameter was not used: their gradient is zero already. "
+        "Then it waits for all.",
+    ),
+)
+
+once = Repair(
+    "dp_gradients-3",
+    "A sum too often",
+    "Repair `sum_in_backward(parameters, num_microbatches)`: each gradient is summed once per step, while it runs.",
+    cases=((1, 1), (2, 1), (2, 2), (3, 4)),
+    judge=_check_once,
+    right="one sum per parameter and step, started in the last backward, for 1, 2 and 4 microbatches",
+    minutes=20,
+    points=3,
+    hints=(
+        "Two ranks, two microbatches, each adds 1: after the first sum there is 2 on each rank. And after the second?",
+        "Count in the hook, for each parameter, and let the sum start only with the last microbatch.",
+        "The next step begins with the same hooks: set the counts and the list of works back in finish().",
+    ),
+)
+
+plan = Puzzle(
+    "dp_gradients-4",
+    "A plan of buckets",
+    "Cut eight layers into buckets so that the last sum ends after 89 ticks.",
+    judge=_judge_plan,
+    minutes=15,
+    points=2,
+    trail=True,
+    hints=(
+        "The end is that of the last bucket. It should be short, and the link free when it is full.",
+        "Each bucket costs 5 ticks of latency. Where does the link stand idle, so that latency costs nothing?",
+        "There are only 128 plans: write the loop of the chapter, end = max(end, ready) + message, and try all.",
+    ),
+)

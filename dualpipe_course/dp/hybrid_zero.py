@@ -7,12 +7,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, other_dtype
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import partial_score
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter
 from dualpipe_lab.launch.causes import cause_of_ratio
 from dualpipe_lab.launch.record import traffic
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 
 NUMBERS = ("MB inside, per rank", "MB to other nodes, per rank", "MB out of a node of flat ZeRO-3", "bytes held")
-EXPECTED = (10_800, 360, 13_500, 4)
 _SLIPS: tuple[dict[int, str], ...] = (
     {13_500: "the gathers stay in a node of 4 ranks: (N_in - 1) / N_in", 2_160: "this is one microbatch"},
     {
@@ -39,138 +37,12 @@ _SLIPS: tuple[dict[int, str], ...] = (
     },
     {1: "16 / 16 is flat ZeRO-3; here a node holds a whole model", 16: "a node holds 16 bytes, its ranks share them"},
 )
-_RULES = (
-    "3 m (N_in - 1) / N_in S",
-    "2 (N_out - 1) / N_out of a shard of S / N_in",
-    "3 m (N - 1) / N S, all of it over the one link that leaves the node",
-    "weights, gradients and state are sharded over the ranks of a node",
-)
 
 RANKS, NODE, PARAMETERS, BATCH = 32, 8, 4, 16  # of the puzzle; parameters in billions, sequences per rank and step
 ROOM, PER_SEQUENCE = 24, Fraction(3, 2)  # GB
 INSIDE, BETWEEN = 200, 25  # GB/s
 BEST, START = 235, 1860  # ms
 WIDTH = 8  # bytes of a number
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("hybrid_zero"), exercise)
-
-
-@exercise(
-    "hybrid_zero-1",
-    "Four nodes of four",
-    "predict",
-    minutes=6,
-    points=1,
-    hints=(
-        "Per microbatch ZeRO-3 gathers twice and scatters once, now among the 4 ranks of a node.",
-        "The sum across nodes is an all-reduce over 4 ranks of one shard, once per step.",
-        "One ring over 16 ranks: each rank sends 15/16 of S three times per microbatch.",
-    ),
-    variants=Variants(
-        NUMBERS,
-        lambda s, m: (2.25 * s * m, 0.375 * s, 2.8125 * s * m, 4),
-        "{s:,} MB of bf16 weights, {m} microbatches per step.",
-        s=(960, 320, 480, 640, 800, 1280, 1600),
-        m=(5, 3, 4, 6, 8),
-        called={"s": "MB of weights", "m": "microbatches"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what hybrid ZeRO-3 sends and holds on 4 nodes of 4 ranks, with 960 MB of weights and 5 microbatches."""
-    check_ints(answer, NUMBERS, EXPECTED, _SLIPS, _RULES)
-    return "10,800 MB inside, 360 MB to other nodes per rank, against 13,500 MB out of a node; 4 bytes per parameter"
-
-
-@exercise(
-    "hybrid_zero-2",
-    "A sum in three steps",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Reduce-scatter in the node, all-reduce of the shard across nodes, all-gather in the node.",
-        "5 numbers do not divide among 2 ranks: put them into a buffer of 6 whose last number is 0.",
-        "At the end copy the first x.numel() numbers of the gathered buffer back into x.",
-    ),
-)
-def three_steps(fn: Callable[..., Any]) -> str:
-    """Replace x by its sum over all ranks, with as few bytes between nodes as possible."""
-    needs_function(fn)
-    for per_node, num_nodes, numel in (
-        (1, 1, 2), (2, 1, 4), (1, 2, 4), (2, 2, 4), (2, 2, 5), (3, 2, 7), (2, 3, 6), (4, 2, 2),
-    ):  # fmt: skip
-        _check_sum(fn, per_node, num_nodes, numel)
-    return "right on 8 sizes, padded ones included; each rank sends a shard's sum out of its node"
-
-
-@exercise(
-    "hybrid_zero-3",
-    "A mean that shrinks",
-    "find the bug",
-    minutes=8,
-    points=2,
-    hints=(
-        "Try it on one node, then on two. By what factor does the result change?",
-        "Count the divisions: by how much does each line divide, and how many ranks are there?",
-        "The ranks of all nodes together are N_in * N_out. Divide by that once, wherever you like.",
-    ),
-)
-def mean_shard(fn: Callable[..., Any]) -> str:
-    """Repair the shard of the mean gradient for more than one node."""
-    needs_function(fn)
-    for per_node, num_nodes in ((2, 1), (2, 2), (1, 2), (1, 3), (3, 2)):
-        _check_mean(fn, per_node, num_nodes)
-    return "the mean over all ranks on 1, 2 and 3 nodes, and a shard per rank leaves the node"
-
-
-@exercise(
-    "hybrid_zero-4",
-    "A plan for four nodes",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "First the memory: which stages leave room for 2 sequences if 8 ranks share? Bytes per parameter times 4 GB.",
-        "More ranks in a group than a node has put all of its traffic on the slow links.",
-        "ZeRO-2 sends (m + 1), ZeRO-3 sends 3 m. How few microbatches does each have room for?",
-    ),
-)
-def plan(stage: object, shard_ranks: object, num_microbatches: object) -> str:
-    """Choose stage, sharding group and microbatches so that a step spends at most 235 ms sending."""
-    from dualpipe_lab.dp.hybrid import hybrid_sent_bytes  # brings torch
-
-    shard_ranks, num_microbatches = plain(shard_ranks), plain(num_microbatches)
-    if stage is ... or shard_ranks is ... or num_microbatches is ...:
-        raise Wrong("not answered yet: put your plan where the dots are")
-    if type(stage) is not str or stage not in ZERO_STAGES:
-        raise Wrong(f"a stage is one of {', '.join(ZERO_STAGES)}")
-    if type(shard_ranks) is not int or shard_ranks < 1 or RANKS % shard_ranks:
-        raise Wrong(f"the ranks that shard together are a divisor of {RANKS}")
-    if type(num_microbatches) is not int or num_microbatches < 1 or BATCH % num_microbatches:
-        raise Wrong(f"the number of microbatches is a divisor of {BATCH}")
-    size = BATCH // num_microbatches
-    if size < 2:
-        raise Wrong("a microbatch of 1 sequence is too small for the matrices; 8 microbatches at most")
-    held = bytes_per_parameter(stage, shard_ranks) * PARAMETERS
-    if held + size * PER_SEQUENCE > ROOM:
-        raise Wrong(
-            f"{float(held):g} GB for weights, gradients and state and {float(size * PER_SEQUENCE):g} GB for the "
-            f"activations of {size} sequences do not fit into {ROOM} GB"
-        )
-    sent = hybrid_sent_bytes(stage, shard_ranks, RANKS // shard_ranks, PARAMETERS * 1_000_000_000, num_microbatches)
-    speed = INSIDE if shard_ranks <= NODE else BETWEEN
-    group, replicas = Fraction(sent.intra, speed * 1_000_000), Fraction(sent.inter, BETWEEN * 1_000_000)
-    total = group + replicas
-    if total > BEST:
-        raise Wrong(
-            f"legal, but a step sends for {float(total):,.0f} ms ({float(group):,.0f} ms in the group, "
-            f"{float(replicas):,.0f} ms among replicas); {BEST} ms are possible",
-            score=partial_score(total, START, BEST),
-        )
-    return f"{int(total)} ms of sending per step, in {float(held + size * PER_SEQUENCE):g} of {ROOM} GB"
 
 
 def _check_sum(fn: Callable[..., Any], per_node: int, num_nodes: int, numel: int) -> None:
@@ -281,3 +153,112 @@ def _mean(rank: int, world_size: int, fn: Callable[..., Any], per_node: int, num
 
 def _costs(sent: "NodeBytes") -> dict[str, float]:
     return {"to other nodes": sent.inter, "inside": sent.intra}
+
+
+def _judge_plan(stage: object, shard_ranks: object, num_microbatches: object) -> str:
+    from dualpipe_lab.dp.hybrid import hybrid_sent_bytes  # brings torch
+
+    shard_ranks, num_microbatches = plain(shard_ranks), plain(num_microbatches)
+    if stage is ... or shard_ranks is ... or num_microbatches is ...:
+        raise Wrong("not answered yet: put your plan where the dots are")
+    if type(stage) is not str or stage not in ZERO_STAGES:
+        raise Wrong(f"a stage is one of {', '.join(ZERO_STAGES)}")
+    if type(shard_ranks) is not int or shard_ranks < 1 or RANKS % shard_ranks:
+        raise Wrong(f"the ranks that shard together are a divisor of {RANKS}")
+    if type(num_microbatches) is not int or num_microbatches < 1 or BATCH % num_microbatches:
+        raise Wrong(f"the number of microbatches is a divisor of {BATCH}")
+    size = BATCH // num_microbatches
+    if size < 2:
+        raise Wrong("a microbatch of 1 sequence is too small for the matrices; 8 microbatches at most")
+    held = bytes_per_parameter(stage, shard_ranks) * PARAMETERS
+    if held + size * PER_SEQUENCE > ROOM:
+        raise Wrong(
+            f"{float(held):g} GB for weights, gradients and state and {float(size * PER_SEQUENCE):g} GB for the "
+            f"activations of {size} sequences do not fit into {ROOM} GB"
+        )
+    sent = hybrid_sent_bytes(stage, shard_ranks, RANKS // shard_ranks, PARAMETERS * 1_000_000_000, num_microbatches)
+    speed = INSIDE if shard_ranks <= NODE else BETWEEN
+    group, replicas = Fraction(sent.intra, speed * 1_000_000), Fraction(sent.inter, BETWEEN * 1_000_000)
+    total = group + replicas
+    if total > BEST:
+        raise Wrong(
+            f"legal, but a step sends for {float(total):,.0f} ms ({float(group):,.0f} ms in the group, "
+            f"{float(replicas):,.0f} ms among replicas); {BEST} ms are possible",
+            score=partial_score(total, START, BEST),
+        )
+    return f"{int(total)} ms of sending per step, in {float(held + size * PER_SEQUENCE):g} of {ROOM} GB"
+
+
+numbers = Predict(
+    "hybrid_zero-1",
+    "Four nodes of four",
+    NUMBERS,
+    lambda s, m: (2.25 * s * m, 0.375 * s, 2.8125 * s * m, 4),
+    "{s:,} MB of bf16 weights, {m} microbatches per step.",
+    minutes=6,
+    points=1,
+    hints=(
+        "Per microbatch ZeRO-3 gathers twice and scatters once, now among the 4 ranks of a node.",
+        "The sum across nodes is an all-reduce over 4 ranks of one shard, once per step.",
+        "One ring over 16 ranks: each rank sends 15/16 of S three times per microbatch.",
+    ),
+    slips=_SLIPS,
+    s=(960, 320, 480, 640, 800, 1280, 1600),
+    m=(5, 3, 4, 6, 8),
+    called={"s": "MB of weights", "m": "microbatches"},
+)
+
+three_steps = Implement(
+    "hybrid_zero-2",
+    "A sum in three steps",
+    "Replace x by its sum over all ranks, with as few bytes between nodes as possible.",
+    cases=(
+        (1, 1, 2),
+        (2, 1, 4),
+        (1, 2, 4),
+        (2, 2, 4),
+        (2, 2, 5),
+        (3, 2, 7),
+        (2, 3, 6),
+        (4, 2, 2),
+    ),
+    judge=_check_sum,
+    right="right on 8 sizes, padded ones included; each rank sends a shard's sum out of its node",
+    minutes=15,
+    points=3,
+    hints=(
+        "Reduce-scatter in the node, all-reduce of the shard across nodes, all-gather in the node.",
+        "5 numbers do not divide among 2 ranks: put them into a buffer of 6 whose last number is 0.",
+        "At the end copy the first x.numel() numbers of the gathered buffer back into x.",
+    ),
+)
+
+mean_shard = Repair(
+    "hybrid_zero-3",
+    "A mean that shrinks",
+    "Repair the shard of the mean gradient for more than one node.",
+    cases=((2, 1), (2, 2), (1, 2), (1, 3), (3, 2)),
+    judge=_check_mean,
+    right="the mean over all ranks on 1, 2 and 3 nodes, and a shard per rank leaves the node",
+    minutes=8,
+    points=2,
+    hints=(
+        "Try it on one node, then on two. By what factor does the result change?",
+        "Count the divisions: by how much does each line divide, and how many ranks are there?",
+        "The ranks of all nodes together are N_in * N_out. Divide by that once, wherever you like.",
+    ),
+)
+
+plan = Puzzle(
+    "hybrid_zero-4",
+    "A plan for four nodes",
+    "Choose stage, sharding group and microbatches so that a step spends at most 235 ms sending.",
+    judge=_judge_plan,
+    minutes=20,
+    points=3,
+    hints=(
+        "First the memory: which stages leave room for 2 sequences if 8 ranks share? Bytes per parameter times 4 GB.",
+        "More ranks in a group than a node has put all of its traffic on the slow links.",
+        "ZeRO-2 sends (m + 1), ZeRO-3 sends 3 m. How few microbatches does each have room for?",
+    ),
+)

@@ -7,25 +7,36 @@ cause, and a resumed run is compared with the uninterrupted one bit by bit.
 from collections.abc import Callable
 from typing import Any
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.dp import resuming, saving
-from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function
 
 NAMES = ("bytes in the last file", "files for rank 1", "bytes from file 1", "ranges in all")
 EXPECTED = (12, 2, 24, 6)
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("io"), exercise)
+def _judge_load_shard(fn: Callable[..., Any]) -> str:
+    saving.check_reads(
+        Without(fn, "dualpipe_lab.dp.layout:reshard", "dualpipe_lab.dp.checkpoint.region:copies_between")
+    )
+    return f"{len(saving.SIZES)} sizes with every rank, some without columns: nothing is read twice, nor in vain"
 
 
-@exercise(
+def _judge_save(fn: Callable[..., Any]) -> str:
+    saving.check_save(fn)
+    return "whole or not at all, with the power failing before each operation and after the last"
+
+
+def _judge_resume(fn: Callable[..., Any]) -> str:
+    resuming.check_resume(fn)
+    return "two ranks with dropout go on bit by bit as the uninterrupted run"
+
+
+who_reads = Predict(
     "io-1",
     "Who reads what",
-    "predict",
+    NAMES,
+    lambda: EXPECTED,
     minutes=8,
     points=1,
     hints=(
@@ -33,51 +44,37 @@ def hint(exercise: int | None = None) -> None:
         "On 3 ranks the shards have 4 elements. Draw both cuts above each other on one line.",
         "For each weight there are two moments: three numbers of 4 bytes.",
     ),
+    slips=(
+        {
+            36: "the first three files have 3 elements each, so the last one has what is left",
+            30: "elements are not cut; the first three files have 3 elements each",
+            4: "one element is a weight and its two moments",
+            24: "ceil(10 / 4) = 3, so the first three files hold 9 elements",
+        },
+        {
+            3: "rank 1 of 3 holds elements 4 to 7; in which files of 3 elements are they?",
+            1: "rank 1 of 3 holds elements 4 to 7; file 1 has 3 to 5 only",
+        },
+        {
+            36: "element 3 is in file 1 too, but it goes to rank 0",
+            8: "each element comes with two moments",
+            48: "that is all that rank 1 reads, from both files",
+            12: "elements 4 and 5 are in file 1",
+        },
+        {
+            4: "two of the files are read by two ranks",
+            7: "count the borders: 3 inside the old cut, 2 inside the new one, and none of them coincide",
+            3: "a rank may need more than one file",
+            18: "that counts the weights and both moments; count ranges of elements",
+        },
+    ),
 )
-def who_reads(answer: object) -> str:
-    """Predict sizes and reads for 10 weights with their moments, from 4 ranks to 3."""
-    check_ints(
-        answer,
-        NAMES,
-        EXPECTED,
-        (
-            {
-                36: "the first three files have 3 elements each, so the last one has what is left",
-                30: "elements are not cut; the first three files have 3 elements each",
-                4: "one element is a weight and its two moments",
-                24: "ceil(10 / 4) = 3, so the first three files hold 9 elements",
-            },
-            {
-                3: "rank 1 of 3 holds elements 4 to 7; in which files of 3 elements are they?",
-                1: "rank 1 of 3 holds elements 4 to 7; file 1 has 3 to 5 only",
-            },
-            {
-                36: "element 3 is in file 1 too, but it goes to rank 0",
-                8: "each element comes with two moments",
-                48: "that is all that rank 1 reads, from both files",
-                12: "elements 4 and 5 are in file 1",
-            },
-            {
-                4: "two of the files are read by two ranks",
-                7: "count the borders: 3 inside the old cut, 2 inside the new one, and none of them coincide",
-                3: "a rank may need more than one file",
-                18: "that counts the weights and both moments; count ranges of elements",
-            },
-        ),
-        (
-            "count the elements that are left for file 3",
-            "rank 1 of 3 holds elements 4 to 7",
-            "which elements of file 1 does rank 1 need?",
-            "5 borders cut 10 elements into 6 ranges; a coinciding border would count once",
-        ),
-    )
-    return "12 bytes in the last file, 24 from file 1, 6 ranges"
 
-
-@exercise(
+load_shard = Implement(
     "io-2",
     "Only what is needed",
-    "implement",
+    "Write `load_shard(read, rows, columns, num_files, num_ranks, rank)`: this rank's columns, each number once.",
+    judge=_judge_load_shard,
     minutes=20,
     points=3,
     hints=(
@@ -89,19 +86,12 @@ def who_reads(answer: object) -> str:
         "rank without columns reads nothing and returns rows x 0.",
     ),
 )
-def load_shard(fn: Callable[..., Any]) -> str:
-    """Write `load_shard(read, rows, columns, num_files, num_ranks, rank)`: this rank's columns, each number once."""
-    needs_function(fn)
-    saving.check_reads(
-        Without(fn, "dualpipe_lab.dp.layout:reshard", "dualpipe_lab.dp.checkpoint.region:copies_between")
-    )
-    return f"{len(saving.SIZES)} sizes with every rank, some without columns: nothing is read twice, nor in vain"
 
-
-@exercise(
+save = Implement(
     "io-3",
     "A disk that forgets",
-    "implement",
+    "Write `save(disk, name, parts)`: whole or not at all, whenever the power fails.",
+    judge=_judge_save,
     minutes=35,
     points=4,
     hints=(
@@ -110,17 +100,12 @@ def load_shard(fn: Callable[..., Any]) -> str:
         "After the rename: sync run, which holds the name of the folder.",
     ),
 )
-def save(fn: Callable[..., Any]) -> str:
-    """Write `save(disk, name, parts)`: whole or not at all, whenever the power fails."""
-    needs_function(fn)
-    saving.check_save(fn)
-    return "whole or not at all, with the power failing before each operation and after the last"
 
-
-@exercise(
+resume = Repair(
     "io-4",
     "Resumed, not continued",
-    "find the bug",
+    "Repair `resume(saved, adam, rank)` so that a run does not notice that it was interrupted.",
+    judge=_judge_resume,
     minutes=12,
     points=2,
     hints=(
@@ -129,8 +114,3 @@ def save(fn: Callable[..., Any]) -> str:
         "adam.num_steps is the step of the bias correction; saved['random'] has one state per rank.",
     ),
 )
-def resume(fn: Callable[..., Any]) -> str:
-    """Repair `resume(saved, adam, rank)` so that a run does not notice that it was interrupted."""
-    needs_function(fn)
-    resuming.check_resume(fn)
-    return "two ranks with dropout go on bit by bit as the uninterrupted run"

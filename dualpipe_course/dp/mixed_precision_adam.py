@@ -10,140 +10,15 @@ from math import inf, nan, sqrt
 from random import Random
 from typing import Any, NamedTuple
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("steps until the copy moves", "last scale", "steps made", "bytes per parameter")
-EXPECTED = (40, 512, 7, 7)
 _LIBRARY = "dualpipe_lab.dp.mixed_precision:LossScaler."
 NUM_STEPS, INTERVAL = 40, 3
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("mixed_precision_adam"), exercise)
-
-
-@exercise(
-    "mixed_precision_adam-1",
-    "Four numbers",
-    "predict",
-    minutes=12,
-    points=2,
-    hints=(
-        "Below 2, neighbouring bf16 numbers are 2^-7 apart. How far must the master be from 2 to be rounded to the "
-        "next one?",
-        "An overflow halves the scale and starts the count of good steps anew; so does a doubling.",
-        "Working weights and gradients are whole on every rank; the master and both moments are divided by N.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda step, scale: (math.ceil(2**-8 / step), scale // 2, 7, 7),
-        "goes down by {step} per step",
-        "A loss scale starts at {scale} and",
-        step=(0.0001, 0.0002, 0.0003, 0.0005, 0.0006, 0.0007),
-        scale=(1024, 256, 512, 2048, 4096),
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict when a bf16 copy moves, where a scale ends, how many steps are made, and what a rank holds."""
-    check_ints(
-        answer,
-        NAMES,
-        EXPECTED,
-        (
-            {
-                79: "at 0.0079 the master is a whole spacing away; it is rounded to the nearest, so half is enough",
-                78: "at 0.0078 the master is a whole spacing away; it is rounded to the nearest, so half is enough",
-                20: "2^-8 is the spacing below 1; between 1 and 2 it is twice that",
-                39: "after 39 steps the master is 0.0039 below 2, and the middle between the two is 0.00390625 below",
-            },
-            {
-                1024: "the last overflow comes after the scale has grown to 1024 again",
-                256: "after the first overflow, three good steps in a row double the scale",
-                2048: "the first two good steps do not count with those after the overflow",
-            },
-            {9: "an overflow is a step that no rank makes", 5: "only the two overflows are skipped"},
-            {
-                16: "that is a rank without shards; masters and moments are divided by 4",
-                4: "only masters and moments are sharded; weights and gradients stay whole",
-                10: "the 12 bytes of master and moments are divided by 4, not by 2",
-                6: "the master is a part of the optimizer state: 4 + 4 + 4 bytes, divided by 4",
-            },
-        ),
-        (
-            "half of the spacing below 2 is 2^-8 = 0.00390625, and each step is 0.0001",
-            "follow the nine steps one by one, with the scale and the count of good steps in a row",
-            "count the steps without an overflow",
-            "2 + 2 + (4 + 4 + 4) / 4",
-        ),
-    )
-    return "40 steps of standstill, scale 512 after 7 of 9 steps, 7 bytes per parameter"
-
-
-@exercise(
-    "mixed_precision_adam-2",
-    "One decision",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Make one number of your own gradients: 1 if any element is inf or nan, else 0. isfinite() tells.",
-        "comm.all_reduce(number, 'max') makes it everybody's. A rank without gradients takes part too.",
-        "On overflow: scale times 0.5, good = 0. Otherwise good + 1, and when good reaches the interval: scale times "
-        "2, good = 0.",
-    ),
-)
-def all_step(fn: Callable[..., Any]) -> str:
-    """Write `all_step(gradients, state)`: whether the ranks step, and the next scale; alike on all ranks."""
-    needs_function(fn)
-    _check_decisions(Without(fn, _LIBRARY + "update", _LIBRARY + "found_inf"))
-    return "1 to 3 ranks, 40 steps: scales equal torch's GradScaler, one message of one number per step"
-
-
-@exercise(
-    "mixed_precision_adam-3",
-    "The step that stays small",
-    "find the bug",
-    minutes=15,
-    points=2,
-    hints=(
-        "Take one gradient of 0.5, a scale of 1024 and max_norm = 1, and follow the function by hand.",
-        "max_norm is about the true gradient: divide by the scale before you take the norm.",
-        "2^-20 / 1024 = 2^-30 is no fp16 number. In which type must the division be done?",
-    ),
-)
-def prepare(fn: Callable[..., Any]) -> str:
-    """Repair `prepare(gradients, scale, max_norm)`: fp32 gradients, unscaled, then clipped."""
-    needs_function(fn)
-    _check_prepared(fn)
-    return "gradients on 1 to 3 ranks equal float64, clipped and not, and the smallest are still there"
-
-
-@exercise(
-    "mixed_precision_adam-4",
-    "Round at random",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "x.view(torch.int32) gives the bits of an fp32 number. Its upper 16 bits are a bf16 number: x rounded towards "
-        "zero.",
-        "Add the noise to the bits. How often does a carry reach the upper half, if the lower half is one quarter of "
-        "2^16?",
-        "Clear the lower half with & -(2**16), look at the bits as fp32 again, and convert; inf and nan must not get "
-        "noise.",
-    ),
-)
-def round_at_random(fn: Callable[..., Any]) -> str:
-    """Write `round_at_random(x, noise)`: fp32 to bf16, right on average over all noises."""
-    needs_function(fn)
-    _check_rounding(fn)
-    return "over all 65,536 noises the mean is the number itself, to the last bit"
 
 
 class Prepared(NamedTuple):
@@ -368,3 +243,96 @@ def _mean_problem(x: float, values: list[float], counts: list[int], number: floa
         f"{x:g}: {counts[1]} of 65,536 noises go up to {values[1]:.8g}, expected {share * 2**16:.0f}: "
         f"the mean is {mean:.10g}, not {number:.10g}"
     )
+
+
+def _judge_all_step(fn: Callable[..., Any]) -> str:
+    _check_decisions(Without(fn, _LIBRARY + "update", _LIBRARY + "found_inf"))
+    return "1 to 3 ranks, 40 steps: scales equal torch's GradScaler, one message of one number per step"
+
+
+numbers = Predict(
+    "mixed_precision_adam-1",
+    "Four numbers",
+    NAMES,
+    lambda step, scale: (math.ceil(2**-8 / step), scale // 2, 7, 7),
+    "goes down by {step} per step",
+    "A loss scale starts at {scale} and",
+    minutes=12,
+    points=2,
+    hints=(
+        "Below 2, neighbouring bf16 numbers are 2^-7 apart. How far must the master be from 2 to be rounded to the "
+        "next one?",
+        "An overflow halves the scale and starts the count of good steps anew; so does a doubling.",
+        "Working weights and gradients are whole on every rank; the master and both moments are divided by N.",
+    ),
+    slips=(
+        {
+            79: "at 0.0079 the master is a whole spacing away; it is rounded to the nearest, so half is enough",
+            78: "at 0.0078 the master is a whole spacing away; it is rounded to the nearest, so half is enough",
+            20: "2^-8 is the spacing below 1; between 1 and 2 it is twice that",
+            39: "after 39 steps the master is 0.0039 below 2, and the middle between the two is 0.00390625 below",
+        },
+        {
+            1024: "the last overflow comes after the scale has grown to 1024 again",
+            256: "after the first overflow, three good steps in a row double the scale",
+            2048: "the first two good steps do not count with those after the overflow",
+        },
+        {9: "an overflow is a step that no rank makes", 5: "only the two overflows are skipped"},
+        {
+            16: "that is a rank without shards; masters and moments are divided by 4",
+            4: "only masters and moments are sharded; weights and gradients stay whole",
+            10: "the 12 bytes of master and moments are divided by 4, not by 2",
+            6: "the master is a part of the optimizer state: 4 + 4 + 4 bytes, divided by 4",
+        },
+    ),
+    step=(0.0001, 0.0002, 0.0003, 0.0005, 0.0006, 0.0007),
+    scale=(1024, 256, 512, 2048, 4096),
+)
+
+all_step = Implement(
+    "mixed_precision_adam-2",
+    "One decision",
+    "Write `all_step(gradients, state)`: whether the ranks step, and the next scale; alike on all ranks.",
+    judge=_judge_all_step,
+    minutes=15,
+    points=3,
+    hints=(
+        "Make one number of your own gradients: 1 if any element is inf or nan, else 0. isfinite() tells.",
+        "comm.all_reduce(number, 'max') makes it everybody's. A rank without gradients takes part too.",
+        "On overflow: scale times 0.5, good = 0. Otherwise good + 1, and when good reaches the interval: scale times "
+        "2, good = 0.",
+    ),
+)
+
+prepare = Repair(
+    "mixed_precision_adam-3",
+    "The step that stays small",
+    "Repair `prepare(gradients, scale, max_norm)`: fp32 gradients, unscaled, then clipped.",
+    judge=_check_prepared,
+    right="gradients on 1 to 3 ranks equal float64, clipped and not, and the smallest are still there",
+    minutes=15,
+    points=2,
+    hints=(
+        "Take one gradient of 0.5, a scale of 1024 and max_norm = 1, and follow the function by hand.",
+        "max_norm is about the true gradient: divide by the scale before you take the norm.",
+        "2^-20 / 1024 = 2^-30 is no fp16 number. In which type must the division be done?",
+    ),
+)
+
+round_at_random = Implement(
+    "mixed_precision_adam-4",
+    "Round at random",
+    "Write `round_at_random(x, noise)`: fp32 to bf16, right on average over all noises.",
+    judge=_check_rounding,
+    right="over all 65,536 noises the mean is the number itself, to the last bit",
+    minutes=15,
+    points=3,
+    hints=(
+        "x.view(torch.int32) gives the bits of an fp32 number. Its upper 16 bits are a bf16 number: x rounded towards "
+        "zero.",
+        "Add the noise to the bits. How often does a carry reach the upper half, if the lower half is one quarter of "
+        "2^16?",
+        "Clear the lower half with & -(2**16), look at the bits as fp32 again, and convert; inf and nan must not get "
+        "noise.",
+    ),
+)

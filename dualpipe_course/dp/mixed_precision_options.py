@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("the sum one by one", "the sum in pairs", "attempts that move", "steps", "bytes per parameter")
-EXPECTED = (128, 512, 64, 64, 7)
 _SLIPS = (
     {
+        1000: "at some point a half is a tie between two neighbours, and ties go to the even one",
         256: "that is where a sum of ones stands still; halves are lost earlier",
         512: "that is the exact sum; from some number on, a half is less than half of the spacing",
         64: "between 64 and 128 neighbours are a half apart, so a half still counts",
@@ -50,93 +49,9 @@ _SLIPS = (
         4: "ZeRO-1 shards what belongs to the optimizer, not the gradient",
     },
 )
-_RULES = (
-    "from 128 to 256 neighbours are 1 apart: a half is a tie, and 128 is even",
-    "1,024 halves, in ten rounds of pairs of equal numbers",
-    "0.001 over the spacing of 2^-6, times 1,000",
-    "k steps of a sixteenth of a spacing: a variance of k / 16 squared spacings",
-    "2 + 4 + (2 + 2) / 4",
-)
 SEEDS, STEPS, PARAMETERS, TP_RANKS = 4, 2**16, 2**10, 16  # the limits of the statement
 DP_RANKS = (0, 1, 6)
 DRAWS, SEED = 2**20, 1
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("mixed_precision_options"), exercise)
-
-
-@exercise(
-    "mixed_precision_options-1",
-    "Five numbers",
-    "predict",
-    minutes=12,
-    points=2,
-    hints=(
-        "bf16 has 8 significant bits: between 2^k and 2^(k + 1) neighbours are 2^(k - 7) apart.",
-        "A half is lost when it is at most half of the spacing and the sum is even in its last bit.",
-        "The page's variance of a step is step times spacing. Write both in spacings.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda x, n, w: (256 * x, n * x, round((3 - w) * 64_000), 64, 7),
-        "2,000 numbers of {x} are",
-        "{n:,} numbers of {x} are added in pairs",
-        "A weight of 3 should become {w},",
-        x=(0.5, 0.25, 1, 2),
-        n=(1024, 2048, 512),
-        w=(2.999, 2.998, 2.997, 2.996),
-        called={"x": "each number", "n": "numbers", "w": "weight"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict two sums in bf16, how often a weight moves, when it is off by two spacings, and bytes."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "128 one by one and 512 in pairs; 64 of 1,000 attempts, 64 steps, 7 bytes per parameter"
-
-
-@exercise(
-    "mixed_precision_options-2",
-    "A master in two halves",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "x.view(torch.int32) are the bits. How far, counted in bits, is a master from its nearest bf16 number?",
-        "From -32,768 to 32,767 there are 2^16 remainders. Which side must a master in the middle go to, always?",
-        "upper = (bits + 2**15) & -(2**16); the rest is bits - upper, and join adds the two.",
-    ),
-)
-def halves(split: Callable[..., Any], join: Callable[..., Any]) -> str:
-    """Write `split(master)` and `join(weight, rest)`: a bf16 weight and 16 bits, which are the fp32 master together."""
-    needs_function(split)
-    needs_function(join)
-    problem = on_ranks(_halves, 1, split, join, case="masters on one process")[0]
-    if problem:
-        raise Wrong(problem)
-    return "the nearest bf16 numbers, and every master comes back to the last bit from 4 bytes"
-
-
-@exercise(
-    "mixed_precision_options-3",
-    "Noise for every weight",
-    "find the bug",
-    minutes=15,
-    points=2,
-    hints=(
-        "Which ranks hold the same weights, and which hold others? A norm is whole on every rank of tp.",
-        "Step 3 of parameter 4 and step 4 of parameter 3: what does the sum say?",
-        "torch.randint(high, ...) draws numbers below high. Is 65,535 among them?",
-    ),
-)
-def noise(fn: Callable[..., Any]) -> str:
-    """Repair `noise(size, seed, step, index, dp_rank, tp_rank, is_cut)`: the noise of a parameter's rounding."""
-    needs_function(fn)
-    problem = on_ranks(_noise, 1, fn, case="drawing on one process", seconds=60.0)[0]
-    if problem:
-        raise Wrong(problem)
-    return "copies get the same noise, all other weights and steps their own, and every number can be drawn"
 
 
 def _masters() -> "dict[str, Tensor]":
@@ -228,3 +143,68 @@ def _places() -> Iterator[tuple[int, int, int, int]]:
     yield from product(seeds, *((0, 1, end // 2, end - 2, end - 1) for end in (STEPS, PARAMETERS, TP_RANKS)))
     draw = random.Random(0).randrange  # noqa: S311 - a sample
     yield from ((draw(SEEDS), draw(4), draw(PARAMETERS), draw(TP_RANKS)) for _ in range(4_000))
+
+
+def _judge_halves(split: Callable[..., Any], join: Callable[..., Any]) -> str:
+    problem = on_ranks(_halves, 1, split, join, case="masters on one process")[0]
+    if problem:
+        raise Wrong(problem)
+    return "the nearest bf16 numbers, and every master comes back to the last bit from 4 bytes"
+
+
+def _judge_noise(fn: Callable[..., Any]) -> str:
+    problem = on_ranks(_noise, 1, fn, case="drawing on one process", seconds=60.0)[0]
+    if problem:
+        raise Wrong(problem)
+    return "copies get the same noise, all other weights and steps their own, and every number can be drawn"
+
+
+numbers = Predict(
+    "mixed_precision_options-1",
+    "Five numbers",
+    NAMES,
+    lambda x, n, w: (256 * x, n * x, round((3 - w) * 64_000), 64, 7),
+    "2,000 numbers of {x} are",
+    "{n:,} numbers of {x} are added in pairs",
+    "A weight of 3 should become {w},",
+    minutes=12,
+    points=2,
+    hints=(
+        "bf16 has 8 significant bits: between 2^k and 2^(k + 1) neighbours are 2^(k - 7) apart.",
+        "A half is lost when it is at most half of the spacing and the sum is even in its last bit.",
+        "The page's variance of a step is step times spacing. Write both in spacings.",
+    ),
+    slips=_SLIPS,
+    x=(0.5, 0.25, 1, 2),
+    n=(1024, 2048, 512),
+    w=(2.999, 2.998, 2.997, 2.996),
+    called={"x": "each number", "n": "numbers", "w": "weight"},
+)
+
+halves = Implement(
+    "mixed_precision_options-2",
+    "A master in two halves",
+    "Write `split(master)` and `join(weight, rest)`: a bf16 weight and 16 bits, which are the fp32 master together.",
+    judge=_judge_halves,
+    minutes=20,
+    points=3,
+    hints=(
+        "x.view(torch.int32) are the bits. How far, counted in bits, is a master from its nearest bf16 number?",
+        "From -32,768 to 32,767 there are 2^16 remainders. Which side must a master in the middle go to, always?",
+        "upper = (bits + 2**15) & -(2**16); the rest is bits - upper, and join adds the two.",
+    ),
+)
+
+noise = Repair(
+    "mixed_precision_options-3",
+    "Noise for every weight",
+    "Repair `noise(size, seed, step, index, dp_rank, tp_rank, is_cut)`: the noise of a parameter's rounding.",
+    judge=_judge_noise,
+    minutes=15,
+    points=2,
+    hints=(
+        "Which ranks hold the same weights, and which hold others? A norm is whole on every rank of tp.",
+        "Step 3 of parameter 4 and step 4 of parameter 3: what does the sum say?",
+        "torch.randint(high, ...) draws numbers below high. Is 65,535 among them?",
+    ),
+)

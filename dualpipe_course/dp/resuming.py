@@ -6,8 +6,8 @@ Chapter: book/dp/io.  In: a learner's function.  Out: nothing, or a `Wrong` that
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 BEFORE, AFTER, RANKS = 10, 3, 2
 SKIPPED = (4, 7)  # batches whose gradients overflowed: the data has gone on, the optimizer has not

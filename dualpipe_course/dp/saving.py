@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_course.dp.disk import Disk, PowerFailure
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 # rows, columns, files, ranks
 SIZES = (

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from dualpipe_course.differences import difference
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.causes import cause_of_ratio
 
 if TYPE_CHECKING:

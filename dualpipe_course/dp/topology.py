@@ -13,37 +13,27 @@ from fractions import Fraction
 from math import prod
 from typing import Any, TypeAlias
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import (
     call_each,
-    check_ints,
     ended,
-    needs_function,
     on_ranks,
     partial_score,
     smallest_failing,
 )
-from dualpipe_course.variants import Variants
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.topology.grid import Groups
 
 LIBRARY = ("dualpipe_lab.topology.grid",)
 NUMBERS = ("coordinate along dp", "next rank along dp", "next rank along pp", "number of model groups")
-EXPECTED = (1, 22, 6, 3)
 _SLIPS: tuple[dict[int, str], ...] = (
     {0: "this reads the list from the left; the LAST axis is contiguous in rank", 2: "this is its coordinate along tp"},
     {19: "this is its neighbour along tp, one rank on", 20: "the last axis is contiguous, not the first"},
     {19: "the last axis is contiguous, not the first", 30: "the world ends at 23; after the last comes the first"},
     {8: "this is how many ranks a model group has", 12: "pp is a part of the model too, as tp is"},
-)
-_RULES = (
-    "18 = (1 * 3 + 1) * 4 + 2",
-    "a step along dp jumps over one tp group",
-    "a step along pp jumps over 3 * 4 ranks, and after the last stage comes the first",
-    "a model group sees one slice of the data",
 )
 
 BUDGET, START = 1_664, 57_344  # of the puzzle: the least that its limits allow, and what its first answer sends
@@ -51,117 +41,6 @@ Axes: TypeAlias = list[tuple[str, int]]
 
 RANKS, NODE, LAYERS, MICROBATCHES, LAYER = 64, 8, 16, 64, 12  # LAYER: a layer's weights, in activations
 HELD, BUBBLE = 12, Fraction(1, 5)  # the limits: weights per rank, in activations; idle time over all time
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("topology"), exercise)
-
-
-@exercise(
-    "topology-1",
-    "Four numbers",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "Strides from the right: tp 1, dp 4, pp 12.",
-        "Divide 18 by 12, the rest by 4: the quotients are the coordinates along pp and dp, the last rest is tp's.",
-        "One more along dp adds 4 to the rank. One more along pp adds 12, and past the end it starts at 0 again.",
-    ),
-    variants=Variants(
-        NUMBERS,
-        lambda rank: (rank // 4 % 3, rank // 12 * 12 + (rank + 4) % 12, (rank + 12) % 24, 3),
-        "has rank {rank}?",
-        "after rank {rank} along dp?",
-        "after rank {rank} along pp?",
-        rank=(18, *range(24)),
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict where rank 18 of pp 2, dp 3, tp 4 stands, its neighbours along dp and pp, and the model groups."""
-    check_ints(answer, NUMBERS, EXPECTED, _SLIPS, _RULES)
-    return "rank 18 is dp 1; after it come rank 22 along dp and rank 6 along pp; 3 model groups"
-
-
-@exercise(
-    "topology-2",
-    "Groups of several axes",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "First write the stride of every axis: the product of the sizes to its right.",
-        "The ranks of the group of rank 0 are the sums of one multiple of each stride along the axes; "
-        "itertools.product runs through the multiples.",
-        "Every other group is that one moved. By what? By the same sums along the axes that are NOT in `along`.",
-    ),
-)
-def groups(fn: Callable[..., Any]) -> str:
-    """Return the groups that run along one or several axes of any grid."""
-    cases = list(_cases())
-    outcomes = call_each(Without(fn, *LIBRARY), cases)
-    wrong = [
-        case
-        for case, outcome in zip(cases, outcomes, strict=True)
-        if _fault(case, outcome, _expected(*case)) is not None
-    ]
-    if not wrong:
-        return f"right on {len(cases)} grids and choices of axes, sizes of 1 and whole worlds included"
-
-    def fails(case: tuple[Axes, tuple[str, ...]]) -> bool:
-        return _fault(case, call_each(Without(fn, *LIBRARY), [case])[0], _expected(*case)) is not None
-
-    case = smallest_failing(wrong[0], fails, _smaller)
-    raise Wrong(str(_fault(case, call_each(Without(fn, *LIBRARY), [case])[0], _expected(*case))))
-
-
-@exercise(
-    "topology-3",
-    "Sixty-four ranks and slow cables",
-    "puzzle",
-    minutes=30,
-    points=3,
-    hints=(
-        "First the sizes: tp * pp is 16 or more, and the bubble limits pp. "
-        "How many microbatches has a pipeline if dp is 4?",
-        "Then the order. Which axis has the most bytes per rank? It belongs inside a node.",
-        "With all sizes 4 a node holds one tp group and half of another axis. Try both axes there.",
-    ),
-)
-def slow_cables(answer: object) -> str:
-    """Arrange 64 ranks on nodes of 8 so that a step sends at most 1,664 activations between the nodes."""
-    axes = _parse(answer)
-    _check_limits(axes)
-    crossing = _crossing_bytes(axes)
-    total = sum(crossing.values())
-    if total > BUDGET:
-        parts = ", ".join(f"{axis} {float(sent):,g} S" for axis, sent in crossing.items())
-        raise Wrong(
-            f"legal, but {float(total):,g} S cross the nodes ({parts}); {BUDGET:,} S are possible",
-            score=partial_score(total, START, BUDGET),
-        )
-    return f"{int(total):,} S cross the nodes, the least that these limits allow"
-
-
-@exercise(
-    "topology-4",
-    "The sum of the wrong ranks",
-    "find the bug",
-    minutes=12,
-    points=2,
-    hints=(
-        "Try pp 2, tp 3 on paper: which ranks should rank 0 meet along tp, and which does the function name?",
-        "How far apart are neighbours along an axis? Count the ranks to the RIGHT of it.",
-        "Making a group is a collective of the world: every rank makes the groups of all, and keeps its own.",
-    ),
-)
-def sum_along(fn: Callable[..., Any]) -> str:
-    """Repair `sum_along(x, axes, axis)`: the sum over this rank's group along an axis, in place."""
-    needs_function(fn)
-    for axes in ([("dp", 2)], [("pp", 2), ("dp", 2)], [("pp", 2), ("tp", 3)], [("pp", 2), ("dp", 1), ("tp", 3)]):
-        _check_sums(fn, axes)
-    return "every axis of 4 grids sums over its own ranks, with one all-reduce of the group"
 
 
 def _cases() -> Iterator[tuple[Axes, tuple[str, ...]]]:
@@ -305,3 +184,101 @@ def _crossing_bytes(axes: Axes) -> dict[str, Fraction]:
 def _hops(group: Sequence[int], is_ring: bool) -> list[tuple[int, int]]:
     following = [*group[1:], group[0]] if is_ring else group[1:]
     return list(zip(group, following, strict=False))
+
+
+def _judge_groups(fn: Callable[..., Any]) -> str:
+    cases = list(_cases())
+    outcomes = call_each(Without(fn, *LIBRARY), cases)
+    wrong = [
+        case
+        for case, outcome in zip(cases, outcomes, strict=True)
+        if _fault(case, outcome, _expected(*case)) is not None
+    ]
+    if not wrong:
+        return f"right on {len(cases)} grids and choices of axes, sizes of 1 and whole worlds included"
+
+    def fails(case: tuple[Axes, tuple[str, ...]]) -> bool:
+        return _fault(case, call_each(Without(fn, *LIBRARY), [case])[0], _expected(*case)) is not None
+
+    case = smallest_failing(wrong[0], fails, _smaller)
+    raise Wrong(str(_fault(case, call_each(Without(fn, *LIBRARY), [case])[0], _expected(*case))))
+
+
+def _judge_slow_cables(answer: object) -> str:
+    axes = _parse(answer)
+    _check_limits(axes)
+    crossing = _crossing_bytes(axes)
+    total = sum(crossing.values())
+    if total > BUDGET:
+        parts = ", ".join(f"{axis} {float(sent):,g} S" for axis, sent in crossing.items())
+        raise Wrong(
+            f"legal, but {float(total):,g} S cross the nodes ({parts}); {BUDGET:,} S are possible",
+            score=partial_score(total, START, BUDGET),
+        )
+    return f"{int(total):,} S cross the nodes, the least that these limits allow"
+
+
+numbers = Predict(
+    "topology-1",
+    "Four numbers",
+    NUMBERS,
+    lambda rank: (rank // 4 % 3, rank // 12 * 12 + (rank + 4) % 12, (rank + 12) % 24, 3),
+    "has rank {rank}?",
+    "after rank {rank} along dp?",
+    "after rank {rank} along pp?",
+    minutes=5,
+    points=1,
+    hints=(
+        "Strides from the right: tp 1, dp 4, pp 12.",
+        "Divide 18 by 12, the rest by 4: the quotients are the coordinates along pp and dp, the last rest is tp's.",
+        "One more along dp adds 4 to the rank. One more along pp adds 12, and past the end it starts at 0 again.",
+    ),
+    slips=_SLIPS,
+    rank=(18, *range(24)),
+)
+
+groups = Implement(
+    "topology-2",
+    "Groups of several axes",
+    "Return the groups that run along one or several axes of any grid.",
+    judge=_judge_groups,
+    minutes=15,
+    points=3,
+    hints=(
+        "First write the stride of every axis: the product of the sizes to its right.",
+        "The ranks of the group of rank 0 are the sums of one multiple of each stride along the axes; "
+        "itertools.product runs through the multiples.",
+        "Every other group is that one moved. By what? By the same sums along the axes that are NOT in `along`.",
+    ),
+)
+
+slow_cables = Puzzle(
+    "topology-3",
+    "Sixty-four ranks and slow cables",
+    "Arrange 64 ranks on nodes of 8 so that a step sends at most 1,664 activations between the nodes.",
+    judge=_judge_slow_cables,
+    minutes=30,
+    points=3,
+    hints=(
+        "First the sizes: tp * pp is 16 or more, and the bubble limits pp. "
+        "How many microbatches has a pipeline if dp is 4?",
+        "Then the order. Which axis has the most bytes per rank? It belongs inside a node.",
+        "With all sizes 4 a node holds one tp group and half of another axis. Try both axes there.",
+    ),
+)
+
+sum_along = Repair(
+    "topology-4",
+    "The sum of the wrong ranks",
+    "Repair `sum_along(x, axes, axis)`: the sum over this rank's group along an axis, in place.",
+    cases=(([("dp", 2)],), ([("pp", 2), ("dp", 2)],), ([("pp", 2), ("tp", 3)],), ([("pp", 2), ("dp", 1), ("tp", 3)],)),
+    judge=_check_sums,
+    right="every axis of 4 grids sums over its own ranks, with one all-reduce of the group",
+    minutes=12,
+    points=2,
+    hints=(
+        "Try pp 2, tp 3 on paper: which ranks should rank 0 meet along tp, and which does the function name?",
+        "How far apart are neighbours along an axis? Count the ranks to the RIGHT of it.",
+        "Making a group is a collective of the world: every rank makes the groups of all, and keeps its own.",
+    ),
+)

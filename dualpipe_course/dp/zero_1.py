@@ -7,17 +7,16 @@ all tensors that live after the step, and the bytes in the ledger.
 from collections.abc import Callable
 from typing import Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.differences import apart, close
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import WORDS, Known, Variants
+from dualpipe_course.trial import partial_score
+from dualpipe_course.variants import WORDS, Known
+from dualpipe_course.wrong import Wrong
 
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
-EXPECTED = (334, 8016, 2672)
 SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
 RANKS, GREEDY, BEST = 4, 15, 12
 RATES, MOMENTUM = (0.5, 0.5, 0.25), 0.75  # powers of two and their sums: no rounding in the reference
@@ -25,11 +24,6 @@ TWO = "", ", second of two tensors that have a state each and take turns"  # of 
 STEPS, TENSORS = len(RATES), len(TWO)
 NUMBER = 8  # bytes of a float64
 _ONE_SUM = "rank {rank} sent {found} bytes; one sum of squares per rank is enough"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("zero_1"), exercise)
 
 
 def _slips(n: int, ranks: int) -> Known:
@@ -64,108 +58,6 @@ def _slips(n: int, ranks: int) -> Known:
             (4 * sent, "gradients and weights travel in bf16, 2 bytes each"),
         ),
     )
-
-
-@exercise(
-    "zero_1-1",
-    "Shards with padding",
-    "predict",
-    minutes=6,
-    trail=True,
-    points=1,
-    hints=(
-        "All shards are equally long. What is the smallest multiple of 3 that holds 1,000 numbers?",
-        "Weights and gradients are whole: 2 + 2 bytes for each number of the buffer. State: 12 for each of the shard.",
-        "A reduce-scatter and an all-gather each send two of the three shards, 2 bytes a number.",
-    ),
-    variants=Variants(
-        NUMBERS,
-        lambda n, ranks: (shard := -(-n // ranks), (4 * ranks + 12) * shard, 4 * (ranks - 1) * shard),
-        "A model of {n:,} parameters",
-        "ZeRO-1 on {ranks} ranks",
-        n=(1000, 1300, 1600, 1900, 2200, 2500, 2900, 3400),
-        ranks=(3, 6, 7),
-        slips=_slips,
-        called={"n": "parameters"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict shard, bytes held and bytes sent of ZeRO-1 with 1,000 parameters on 3 ranks."""
-    general = (
-        "1,000 numbers on 3 ranks, padded: a third of 1,002",
-        "(2 + 2) * 1,002 + 12 * 334",
-        "a reduce-scatter and an all-gather, each (N - 1) shards of 2 bytes a number",
-    )
-    check_ints(answer, NUMBERS, EXPECTED, numbers.slips, general)
-    return "shards of 334 numbers, 8,016 bytes held, 2,672 sent"
-
-
-@exercise(
-    "zero_1-2",
-    "Sharded momentum",
-    "implement",
-    minutes=25,
-    points=4,
-    hints=(
-        "Pad a copy of the weights and the gradient with zeros to a multiple of N; view(N, -1)[rank] is the shard.",
-        "reduce_scatter_single leaves this rank the sum of its shard of all gradients; "
-        "all_gather_single of the updated shard gives everybody the new weights, padding included.",
-        "Make the velocity with zeros_like of the *shard*. A slice of a larger tensor keeps the whole of it alive.",
-    ),
-)
-def momentum(fn: Callable[..., Any]) -> str:
-    """Write a sharded momentum step: right weights, a shard of state, the traffic of one all-reduce."""
-    needs_function(fn)
-    for num_ranks, numel in ((1, 3), (2, 4), (2, 5), (3, 2), (4, 5), (2, 35), (3, 35), (4, 35)):
-        _check_momentum(fn, num_ranks, numel)
-    return "8 sizes on 1 to 4 ranks: weights of one process, a shard of state each, two halves of an all-reduce"
-
-
-@exercise(
-    "zero_1-3",
-    "The norm of the shards",
-    "find the bug",
-    minutes=8,
-    trail=True,
-    points=2,
-    hints=(
-        "Try 4 numbers on 2 ranks, then 5. Which numbers does each rank square?",
-        "Where does the last rank begin, if every shard has ceil(5 / 2) = 3 numbers and the buffer has 5?",
-        "A slice may reach beyond the end, or begin there: it is then shorter, or empty. The sum of nothing is 0.",
-    ),
-)
-def overlapping_shards(fn: Callable[..., Any]) -> str:
-    """Repair the norm of a sharded gradient for sizes that do not divide by the ranks."""
-    needs_function(fn)
-    for num_ranks, numel in ((1, 3), (2, 4), (2, 5), (3, 5), (4, 5), (3, 1), (4, 35)):
-        _check_norm(fn, num_ranks, numel)
-    return "every number counts once, on 1 to 4 ranks, empty shards included"
-
-
-@exercise(
-    "zero_1-4",
-    "Whole parameters only",
-    "puzzle",
-    minutes=5,
-    points=2,
-    hints=(
-        f"All together are {sum(SIZES)}, so no rank can have less than {sum(SIZES) // RANKS} unless another has more.",
-        "A rank with exactly 12 holds 7 + 5, 6 + 6 or 4 + 4 + 4.",
-        "There are two parameters of 7 and two of 5.",
-    ),
-)
-def whole_parameters(answer: object) -> str:
-    """Deal out nine parameters to four ranks so that the heaviest rank is as light as possible."""
-    owners = plain(answer)
-    if not isinstance(owners, list) or len(owners) != len(SIZES):
-        raise Wrong(f"expected a list of {len(SIZES)} ranks, one for each parameter")
-    if not all(type(owner) is int and 0 <= owner < RANKS for owner in owners):
-        raise Wrong(f"an owner is a whole number from 0 to {RANKS - 1}; there are {RANKS} ranks")
-    loads = [sum(size for size, owner in zip(SIZES, owners, strict=True) if owner == rank) for rank in range(RANKS)]
-    if max(loads) > BEST:
-        score = partial_score(max(loads), GREEDY, BEST)
-        raise Wrong(f"the ranks have {loads} thousand, the heaviest {max(loads)}; {BEST} is possible", score=score)
-    return f"{BEST} thousand numbers on every rank, as a flat buffer has; the greedy way gives {GREEDY}"
 
 
 def _check_momentum(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
@@ -296,3 +188,86 @@ def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Fou
     if not flat[~unfinished].equal(shard):
         return Found({}, refused="has changed the shard whose norm it took: the optimizer reads it next")
     return Found({"norm": Numbers((), [float(found)])})
+
+
+def _judge_whole_parameters(answer: object) -> str:
+    owners = plain(answer)
+    if not isinstance(owners, list) or len(owners) != len(SIZES):
+        raise Wrong(f"expected a list of {len(SIZES)} ranks, one for each parameter")
+    if not all(type(owner) is int and 0 <= owner < RANKS for owner in owners):
+        raise Wrong(f"an owner is a whole number from 0 to {RANKS - 1}; there are {RANKS} ranks")
+    loads = [sum(size for size, owner in zip(SIZES, owners, strict=True) if owner == rank) for rank in range(RANKS)]
+    if max(loads) > BEST:
+        score = partial_score(max(loads), GREEDY, BEST)
+        raise Wrong(f"the ranks have {loads} thousand, the heaviest {max(loads)}; {BEST} is possible", score=score)
+    return f"{BEST} thousand numbers on every rank, as a flat buffer has; the greedy way gives {GREEDY}"
+
+
+numbers = Predict(
+    "zero_1-1",
+    "Shards with padding",
+    NUMBERS,
+    lambda n, ranks: (shard := -(-n // ranks), (4 * ranks + 12) * shard, 4 * (ranks - 1) * shard),
+    "A model of {n:,} parameters",
+    "ZeRO-1 on {ranks} ranks",
+    minutes=6,
+    points=1,
+    trail=True,
+    hints=(
+        "All shards are equally long. What is the smallest multiple of 3 that holds 1,000 numbers?",
+        "Weights and gradients are whole: 2 + 2 bytes for each number of the buffer. State: 12 for each of the shard.",
+        "A reduce-scatter and an all-gather each send two of the three shards, 2 bytes a number.",
+    ),
+    slips=_slips,
+    n=(1000, 1300, 1600, 1900, 2200, 2500, 2900, 3400),
+    ranks=(3, 6, 7),
+    called={"n": "parameters"},
+)
+
+momentum = Implement(
+    "zero_1-2",
+    "Sharded momentum",
+    "Write a sharded momentum step: right weights, a shard of state, the traffic of one all-reduce.",
+    cases=((1, 3), (2, 4), (2, 5), (3, 2), (4, 5), (2, 35), (3, 35), (4, 35)),
+    judge=_check_momentum,
+    right="8 sizes on 1 to 4 ranks: weights of one process, a shard of state each, two halves of an all-reduce",
+    minutes=25,
+    points=4,
+    hints=(
+        "Pad a copy of the weights and the gradient with zeros to a multiple of N; view(N, -1)[rank] is the shard.",
+        "reduce_scatter_single leaves this rank the sum of its shard of all gradients; "
+        "all_gather_single of the updated shard gives everybody the new weights, padding included.",
+        "Make the velocity with zeros_like of the *shard*. A slice of a larger tensor keeps the whole of it alive.",
+    ),
+)
+
+overlapping_shards = Repair(
+    "zero_1-3",
+    "The norm of the shards",
+    "Repair the norm of a sharded gradient for sizes that do not divide by the ranks.",
+    cases=((1, 3), (2, 4), (2, 5), (3, 5), (4, 5), (3, 1), (4, 35)),
+    judge=_check_norm,
+    right="every number counts once, on 1 to 4 ranks, empty shards included",
+    minutes=8,
+    points=2,
+    trail=True,
+    hints=(
+        "Try 4 numbers on 2 ranks, then 5. Which numbers does each rank square?",
+        "Where does the last rank begin, if every shard has ceil(5 / 2) = 3 numbers and the buffer has 5?",
+        "A slice may reach beyond the end, or begin there: it is then shorter, or empty. The sum of nothing is 0.",
+    ),
+)
+
+whole_parameters = Puzzle(
+    "zero_1-4",
+    "Whole parameters only",
+    "Deal out nine parameters to four ranks so that the heaviest rank is as light as possible.",
+    judge=_judge_whole_parameters,
+    minutes=5,
+    points=2,
+    hints=(
+        f"All together are {sum(SIZES)}, so no rank can have less than {sum(SIZES) // RANKS} unless another has more.",
+        "A rank with exactly 12 holds 7 + 5, 6 + 6 or 4 + 4 + 4.",
+        "There are two parameters of 7 and two of 5.",
+    ),
+)

@@ -7,13 +7,12 @@ what is left of the whole gradients.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.meter import MemoryMeter, Meter
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import partial_score
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter, sent_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 
 NUMBERS = ("bytes held", "bytes sent", "peak of gradient bytes")
-EXPECTED = (13200, 25200, 2800)
 _SLIPS = (
     {
         16800: "this is ZeRO-1, 4 + 12 / N; here the gradients are sharded too",
@@ -57,120 +55,6 @@ _EARLY = (
     "a bucket that waits for the end of the backward keeps its whole gradient alive, as plain data parallelism does"
 )
 _SCATTERS = "{found} reduce-scatters, expected {most}: one for each bucket of each microbatch"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("zero_2"), exercise)
-
-
-@exercise(
-    "zero_2-1",
-    "Six microbatches",
-    "predict",
-    minutes=10,
-    points=1,
-    hints=(
-        "2 + 14 / N bytes per parameter.",
-        "Six times the gradients, once the weights: each (N - 1) / N of 4,800 bytes.",
-        "The shards of all gradients are 2 bytes for each of 600 numbers; a bucket is 2 bytes for each of 400.",
-    ),
-    variants=Variants(
-        NUMBERS,
-        lambda n, ranks, bucket: ((2 + 14 / ranks) * n, 14 * (ranks - 1) * n / ranks, 2 * n / ranks + 4 * bucket),
-        "{n:,} parameters on {ranks} ranks",
-        "more than {bucket} parameters",
-        n=(2400, 1600, 3200, 4000, 4800),
-        ranks=(4, 2, 8),
-        bucket=(400, 200, 300),
-        called={"n": "parameters", "bucket": "parameters of a bucket"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what ZeRO-2 holds, sends and peaks at: 2,400 parameters, 4 ranks, 6 microbatches."""
-    general = ("(2 + 14 / 4) * 2,400", "(6 + 1) * 3 / 4 * 4,800", "shards of 1,200 bytes, and two buckets")
-    check_ints(answer, NUMBERS, EXPECTED, _SLIPS, general)
-    return "13,200 bytes held, 25,200 sent, at most 2,800 of gradients at once"
-
-
-@exercise(
-    "zero_2-2",
-    "Buckets in one order",
-    "implement",
-    minutes=35,
-    points=4,
-    hints=(
-        "Count for each bucket how many gradients are missing; p.register_post_accumulate_grad_hook(fn) calls fn(p).",
-        "Keep the number of the bucket that is sent next. Whenever a gradient arrives, send as long as that bucket is "
-        "full, and go on to the one after it.",
-        "After a bucket has left, set its parameters' .grad to None and its count back. After the last bucket, begin "
-        "at bucket 0 again: the next microbatch comes.",
-    ),
-)
-def buckets(fn: Callable[..., Any]) -> str:
-    """Write ZeRO-2's hooks for buckets, sent in one order on all ranks, whose gradients are gone afterwards."""
-    needs_function(fn)
-    for num_ranks, num_microbatches in ((1, 1), (2, 1), (2, 3), (3, 2), (4, 3)):
-        _check_buckets(fn, num_ranks, num_microbatches)
-    return "1 to 4 ranks, 1 to 3 microbatches, two orders of experts: shards of one process, nothing left over"
-
-
-@exercise(
-    "zero_2-3",
-    "Right with one microbatch",
-    "find the bug",
-    minutes=8,
-    points=2,
-    hints=(
-        "Let the gradients of three microbatches be g1, g2 and g3. What is in p.grad after the second backward?",
-        "A backward adds to p.grad. Whatever is still there is sent again.",
-        "A gradient that has been sent has to go: that is also what ZeRO-2 is for.",
-    ),
-)
-def every_microbatch(fn: Callable[..., Any]) -> str:
-    """Repair the hook that counts the gradients of early microbatches several times."""
-    needs_function(fn)
-    for num_ranks, num_microbatches in ((1, 1), (1, 2), (2, 1), (2, 3), (3, 2)):
-        _check_scatter(fn, num_ranks, num_microbatches)
-    return "each microbatch counts once, and no whole gradient is left after a backward"
-
-
-@exercise(
-    "zero_2-4",
-    "What fits, and what it sends",
-    "puzzle",
-    minutes=15,
-    points=2,
-    hints=(
-        "On 16 ranks, 8 billion parameters take 128 GB plainly, then 38, 23 and 8 GB with ZeRO-1, 2 and 3.",
-        "Activations take 64 GB / m, and m is 8 at most. What is the smallest m that fits, stage by stage?",
-        "ZeRO-1 sends 2 units, ZeRO-2 m + 1, ZeRO-3 3 m.",
-    ),
-)
-def what_fits(answer: object) -> str:
-    """Choose a stage and a number of microbatches that fit into memory and send least."""
-    if not isinstance(answer, (list, tuple)) or len(answer) != 2:
-        raise Wrong("expected a stage and a number of microbatches, such as ('zero3', 8)")
-    stage, count = answer[0], plain(answer[1])
-    if type(stage) is not str or stage not in ZERO_STAGES:
-        raise Wrong(f"the stages are {', '.join(ZERO_STAGES)}")
-    if type(count) is not int or count not in CHOICES:
-        raise Wrong(f"32 sequences are cut into {', '.join(map(str, CHOICES))} equal microbatches")
-    if SEQUENCES // count < SMALLEST:
-        raise Wrong(f"a microbatch of {SEQUENCES // count} sequence(s) is too small; {SMALLEST} at least")
-    if (needed := _needed(stage, count)) > ROOM:
-        raise Wrong(f"{stage} with {count} microbatch(es) needs {needed:g} GB, there are {ROOM}")
-    legal = [
-        _units(name, m)
-        for name in ZERO_STAGES
-        for m in CHOICES
-        if SEQUENCES // m >= SMALLEST and _needed(name, m) <= ROOM
-    ]
-    units = _units(stage, count)
-    if units > min(legal):
-        score = partial_score(units, max(legal), min(legal))
-        raise Wrong(f"it fits in {needed:g} GB and sends {units} units; {min(legal)} are possible", score=score)
-    return f"{needed:g} GB, {units} units: fewer than ZeRO-3 with half the microbatches, and ZeRO-1 does not fit"
 
 
 def _needed(stage: Any, count: int) -> float:
@@ -332,3 +216,98 @@ def _run(
         early += calls[0]
         after_each()
     return memory.grown(), early
+
+
+def _judge_what_fits(answer: object) -> str:
+    if not isinstance(answer, (list, tuple)) or len(answer) != 2:
+        raise Wrong("expected a stage and a number of microbatches, such as ('zero3', 8)")
+    stage, count = answer[0], plain(answer[1])
+    if type(stage) is not str or stage not in ZERO_STAGES:
+        raise Wrong(f"the stages are {', '.join(ZERO_STAGES)}")
+    if type(count) is not int or count not in CHOICES:
+        raise Wrong(f"32 sequences are cut into {', '.join(map(str, CHOICES))} equal microbatches")
+    if SEQUENCES // count < SMALLEST:
+        raise Wrong(f"a microbatch of {SEQUENCES // count} sequence(s) is too small; {SMALLEST} at least")
+    if (needed := _needed(stage, count)) > ROOM:
+        raise Wrong(f"{stage} with {count} microbatch(es) needs {needed:g} GB, there are {ROOM}")
+    legal = [
+        _units(name, m)
+        for name in ZERO_STAGES
+        for m in CHOICES
+        if SEQUENCES // m >= SMALLEST and _needed(name, m) <= ROOM
+    ]
+    units = _units(stage, count)
+    if units > min(legal):
+        score = partial_score(units, max(legal), min(legal))
+        raise Wrong(f"it fits in {needed:g} GB and sends {units} units; {min(legal)} are possible", score=score)
+    return f"{needed:g} GB, {units} units: fewer than ZeRO-3 with half the microbatches, and ZeRO-1 does not fit"
+
+
+numbers = Predict(
+    "zero_2-1",
+    "Six microbatches",
+    NUMBERS,
+    lambda n, ranks, bucket: ((2 + 14 / ranks) * n, 14 * (ranks - 1) * n / ranks, 2 * n / ranks + 4 * bucket),
+    "{n:,} parameters on {ranks} ranks",
+    "more than {bucket} parameters",
+    minutes=10,
+    points=1,
+    hints=(
+        "2 + 14 / N bytes per parameter.",
+        "Six times the gradients, once the weights: each (N - 1) / N of 4,800 bytes.",
+        "The shards of all gradients are 2 bytes for each of 600 numbers; a bucket is 2 bytes for each of 400.",
+    ),
+    slips=_SLIPS,
+    n=(2400, 1600, 3200, 4000, 4800),
+    ranks=(4, 2, 8),
+    bucket=(400, 200, 300),
+    called={"n": "parameters", "bucket": "parameters of a bucket"},
+)
+
+buckets = Implement(
+    "zero_2-2",
+    "Buckets in one order",
+    "Write ZeRO-2's hooks for buckets, sent in one order on all ranks, whose gradients are gone afterwards.",
+    cases=((1, 1), (2, 1), (2, 3), (3, 2), (4, 3)),
+    judge=_check_buckets,
+    right="1 to 4 ranks, 1 to 3 microbatches, two orders of experts: shards of one process, nothing left over",
+    minutes=35,
+    points=4,
+    hints=(
+        "Count for each bucket how many gradients are missing; p.register_post_accumulate_grad_hook(fn) calls fn(p).",
+        "Keep the number of the bucket that is sent next. Whenever a gradient arrives, send as long as that bucket is "
+        "full, and go on to the one after it.",
+        "After a bucket has left, set its parameters' .grad to None and its count back. After the last bucket, begin "
+        "at bucket 0 again: the next microbatch comes.",
+    ),
+)
+
+every_microbatch = Repair(
+    "zero_2-3",
+    "Right with one microbatch",
+    "Repair the hook that counts the gradients of early microbatches several times.",
+    cases=((1, 1), (1, 2), (2, 1), (2, 3), (3, 2)),
+    judge=_check_scatter,
+    right="each microbatch counts once, and no whole gradient is left after a backward",
+    minutes=8,
+    points=2,
+    hints=(
+        "Let the gradients of three microbatches be g1, g2 and g3. What is in p.grad after the second backward?",
+        "A backward adds to p.grad. Whatever is still there is sent again.",
+        "A gradient that has been sent has to go: that is also what ZeRO-2 is for.",
+    ),
+)
+
+what_fits = Puzzle(
+    "zero_2-4",
+    "What fits, and what it sends",
+    "Choose a stage and a number of microbatches that fit into memory and send least.",
+    judge=_judge_what_fits,
+    minutes=15,
+    points=2,
+    hints=(
+        "On 16 ranks, 8 billion parameters take 128 GB plainly, then 38, 23 and 8 GB with ZeRO-1, 2 and 3.",
+        "Activations take 64 GB / m, and m is 8 at most. What is the smallest m that fits, stage by stage?",
+        "ZeRO-1 sends 2 units, ZeRO-2 m + 1, ZeRO-3 3 m.",
+    ),
+)

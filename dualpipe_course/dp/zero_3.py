@@ -9,19 +9,18 @@ from itertools import pairwise
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import partial_score
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 NUMBERS = ("bytes held", "bytes sent", "all-gathers")
-EXPECTED = (16800, 55800, 27)
 SIZES, WORK, ROOM = (2, 2, 4, 1, 3, 3), (5, 3, 3, 1, 1, 4), 8  # of the puzzle: GB, ticks, GB
 LAZY, BEST = 32, 20
 INS, HIDDEN, OUTS, ROWS, UNITS = 23, 17, 23, 2, 4  # weights of 17 x 23 and 23 x 17, far larger than activations
@@ -32,11 +31,6 @@ _KEPT = (
 )
 _GATHERS = "{found} all-gathers, expected {most}: one in each forward and one in each backward"
 _TRAFFIC = "a rank sent {found} bytes; two gathers and a reduce-scatter of each weight send {most}"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("zero_3"), exercise)
 
 
 def _slips(unit: int, root: int, m: int) -> Known:
@@ -64,104 +58,6 @@ def _slips(unit: int, root: int, m: int) -> Known:
             (9, one),
         ),
     )
-
-
-@exercise(
-    "zero_3-1",
-    "Four units and a tied root",
-    "predict",
-    minutes=10,
-    trail=True,
-    points=1,
-    hints=(
-        "16 bytes for each of 4,200 parameters, sharded over 4 ranks.",
-        "Per microbatch a unit travels three times and the root twice, each time 3/4 of its bytes in bf16.",
-        "Four units are gathered twice in each of 3 microbatches, the root once.",
-    ),
-    variants=Variants(
-        NUMBERS,
-        lambda unit, root, m: (4 * (4 * unit + root), 3 / 4 * m * (24 * unit + 4 * root), 9 * m),
-        "Four units of {unit:,} parameters each, and a root of {root} that",
-        "{m} microbatches per step; units",
-        unit=(1000, 500, 1500, 2000),
-        root=(200, 100, 300, 400),
-        m=(3, 2, 4, 5),
-        slips=_slips,
-        called={"m": "microbatches"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict bytes held, bytes sent and all-gathers of 4 units and a root on 4 ranks, 3 microbatches."""
-    general = (
-        "16 * 4,200 / 4",
-        "3 / 4 of 3 * 3 * 8,000 bytes for the units and of 2 * 3 * 400 for the root",
-        "3 * (2 * 4 + 1)",
-    )
-    check_ints(answer, NUMBERS, EXPECTED, numbers.slips, general)
-    return "16,800 bytes held, 55,800 sent, 27 all-gathers"
-
-
-@exercise(
-    "zero_3-2",
-    "A linear layer without its weight",
-    "implement",
-    minutes=30,
-    points=4,
-    hints=(
-        "Write a torch.autograd.Function: its forward saves x and the shard, not W, and its backward gathers W again.",
-        "With y = x W^T: dx = dy W and dW = dy^T x. The backward returns one gradient per argument, None for a number.",
-        "Pad the flattened dW to N * len(shard) before the reduce-scatter, and cut it off the gathered W.",
-    ),
-)
-def linear(fn: Callable[..., Any]) -> str:
-    """Write a linear layer that gathers its weight in forward and backward and keeps none of it in between."""
-    needs_function(fn)
-    for num_ranks in (2, 1, 3, 4):
-        _check_linear(fn, num_ranks)
-    return "two layers on 1 to 4 ranks: gradients of one process, two gathers and a scatter each, no weight kept"
-
-
-@exercise(
-    "zero_3-3",
-    "Away when it is needed",
-    "find the bug",
-    minutes=10,
-    trail=True,
-    points=3,
-    hints=(
-        "Which units have NaN in their gradients: the last one too?",
-        "register_full_backward_hook calls its function when the gradients of the module's inputs have been computed.",
-        "There is a hook that comes before the module's backward; or hook the output's gradient.",
-    ),
-)
-def away(fn: Callable[..., Any]) -> str:
-    """Repair the hooks of a unit whose weights are away in its backward."""
-    needs_function(fn)
-    for num_ranks, num_microbatches in ((1, 1), (2, 1), (2, 2), (3, 2)):
-        _check_connect(fn, num_ranks, num_microbatches)
-    return "gradients of one process, two gathers per unit and microbatch, at most two units whole at once"
-
-
-@exercise(
-    "zero_3-4",
-    "How far ahead",
-    "puzzle",
-    minutes=25,
-    points=2,
-    hints=(
-        "Which units fit into 8 GB before the first forward?",
-        "A long forward early on is time for the link. Let it work on unit 2 while unit 0 computes.",
-        "Whenever a unit has been freed, ask for the next one that fits.",
-    ),
-)
-def how_far_ahead(answer: object) -> str:
-    """Choose when to ask for each of six units: within 8 GB, as few ticks as possible."""
-    asked = _asked(answer)
-    if (over := next((turn for turn in range(len(SIZES)) if _memory(asked, turn) > ROOM), None)) is not None:
-        raise Wrong(f"before the forward of unit {over}, {_memory(asked, over)} GB are taken; there is room for {ROOM}")
-    if (ticks := _ticks(asked)) > BEST:
-        raise Wrong(f"it fits and takes {ticks} ticks; {BEST} are possible", score=partial_score(ticks, LAZY, BEST))
-    return f"{BEST} ticks within {ROOM} GB, {sum(WORK)} of them work; one unit ahead takes 24"
 
 
 def _asked(given: object) -> list[int]:
@@ -400,3 +296,82 @@ def _connect(rank: int, world_size: int, fn: Callable[..., Any], num_microbatche
         {name: Numbers.of(expected[unit]) for name, unit in names.items()},
         costs=costs,
     )
+
+
+def _judge_how_far_ahead(answer: object) -> str:
+    asked = _asked(answer)
+    if (over := next((turn for turn in range(len(SIZES)) if _memory(asked, turn) > ROOM), None)) is not None:
+        raise Wrong(f"before the forward of unit {over}, {_memory(asked, over)} GB are taken; there is room for {ROOM}")
+    if (ticks := _ticks(asked)) > BEST:
+        raise Wrong(f"it fits and takes {ticks} ticks; {BEST} are possible", score=partial_score(ticks, LAZY, BEST))
+    return f"{BEST} ticks within {ROOM} GB, {sum(WORK)} of them work; one unit ahead takes 24"
+
+
+numbers = Predict(
+    "zero_3-1",
+    "Four units and a tied root",
+    NUMBERS,
+    lambda unit, root, m: (4 * (4 * unit + root), 3 / 4 * m * (24 * unit + 4 * root), 9 * m),
+    "Four units of {unit:,} parameters each, and a root of {root} that",
+    "{m} microbatches per step; units",
+    minutes=10,
+    points=1,
+    trail=True,
+    hints=(
+        "16 bytes for each of 4,200 parameters, sharded over 4 ranks.",
+        "Per microbatch a unit travels three times and the root twice, each time 3/4 of its bytes in bf16.",
+        "Four units are gathered twice in each of 3 microbatches, the root once.",
+    ),
+    slips=_slips,
+    unit=(1000, 500, 1500, 2000),
+    root=(200, 100, 300, 400),
+    m=(3, 2, 4, 5),
+    called={"m": "microbatches"},
+)
+
+linear = Implement(
+    "zero_3-2",
+    "A linear layer without its weight",
+    "Write a linear layer that gathers its weight in forward and backward and keeps none of it in between.",
+    cases=((2,), (1,), (3,), (4,)),
+    judge=_check_linear,
+    right="two layers on 1 to 4 ranks: gradients of one process, two gathers and a scatter each, no weight kept",
+    minutes=30,
+    points=4,
+    hints=(
+        "Write a torch.autograd.Function: its forward saves x and the shard, not W, and its backward gathers W again.",
+        "With y = x W^T: dx = dy W and dW = dy^T x. The backward returns one gradient per argument, None for a number.",
+        "Pad the flattened dW to N * len(shard) before the reduce-scatter, and cut it off the gathered W.",
+    ),
+)
+
+away = Repair(
+    "zero_3-3",
+    "Away when it is needed",
+    "Repair the hooks of a unit whose weights are away in its backward.",
+    cases=((1, 1), (2, 1), (2, 2), (3, 2)),
+    judge=_check_connect,
+    right="gradients of one process, two gathers per unit and microbatch, at most two units whole at once",
+    minutes=10,
+    points=3,
+    trail=True,
+    hints=(
+        "Which units have NaN in their gradients: the last one too?",
+        "register_full_backward_hook calls its function when the gradients of the module's inputs have been computed.",
+        "There is a hook that comes before the module's backward; or hook the output's gradient.",
+    ),
+)
+
+how_far_ahead = Puzzle(
+    "zero_3-4",
+    "How far ahead",
+    "Choose when to ask for each of six units: within 8 GB, as few ticks as possible.",
+    judge=_judge_how_far_ahead,
+    minutes=25,
+    points=2,
+    hints=(
+        "Which units fit into 8 GB before the first forward?",
+        "A long forward early on is time for the link. Let it work on unit 2 while unit 0 computes.",
+        "Whenever a unit has been freed, ask for the next one that fits.",
+    ),
+)

@@ -6,19 +6,18 @@ Chapter: book/ep/all-to-all.  Rows and gradients are told apart by number, messa
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 NAMES = ("rows received", "bytes forward", "bytes backward", "bytes of counts")
-EXPECTED = (7, 80, 64, 16)
 Table = list[list[int]]  # rows from rank r to rank j
 Row = tuple[int, ...]  # the shape of one
 COLUMNS = 3
@@ -36,11 +35,6 @@ TABLES: tuple[Table, ...] = (
 )
 # rows that each rank of a table takes: all, some of a source, none
 ROOMS = ([1], [1, 2], [9, 2], [2, 4, 1], [4, 2], [1, 5, 0], [2, 3, 0, 1])
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("all_to_all"), exercise)
 
 
 def _slips(h: int) -> Known:
@@ -65,87 +59,6 @@ def _slips(h: int) -> Known:
             (4, "a count is a number of 8 bytes, and there are 2 others"),
         ),
     )
-
-
-@exercise(
-    "all_to_all-1",
-    "Rank 1 of three",
-    "predict",
-    minutes=5,
-    trail=True,
-    points=1,
-    hints=(
-        "Rank 1 sends row 1 of the table and receives column 1; its own block is in both.",
-        "What stays at home is not sent: in the forward that leaves one block, in the backward as well.",
-        "A row is 4 float32, so 16 bytes. A count is an int64, and each other rank gets one.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda h: (7, 20 * h, 16 * h, 16),
-        "rows of {h} float32 numbers",
-        h=(4, *range(5, 26)),
-        slips=_slips,
-        called={"h": "numbers of a row"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what rank 1 receives and sends for a table of counts."""
-    general = (
-        "add up column 1 of the table",
-        "16 bytes for each row that rank 1 has for others",
-        "16 bytes for each row that came from others",
-        "8 bytes to each of the others",
-    )
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "7 rows arrive, 80 bytes leave forward, 64 backward, 16 before the rows"
-
-
-@exercise(
-    "all_to_all-2",
-    "As many as there is room for",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "A rank that has been told what is offered knows what it takes of each source. Who has to be told that?",
-        "Rows of earlier sources fill the room first: a cumulative sum of what is offered, without the source's own.",
-        "Two exchanges of N counts, then the rows. The first n rows for a rank: (to == rank).nonzero()[:n]. A row that "
-        "is not among those has the gradient 0 by itself.",
-    ),
-)
-def exchange(fn: Callable[..., Any]) -> str:
-    """Write `dispatch(x, to, room)`: as many rows as this rank has room for, by source, with gradients."""
-    needs_function(fn)
-    own = Without(fn, "dualpipe_lab.ep.all_to_all")
-    for table, rooms in zip(TABLES, ROOMS, strict=True):
-        _check_exchange(own, table, rooms)
-    _check_exchange(own, TABLES[-1], [99] * 4)
-    for row in ((), (2, 2)):
-        _check_exchange(own, TABLES[3], ROOMS[3], row=row)
-    _check_bytes(own, TABLES[3], ROOMS[3])
-    _check_bytes(own, TABLES[-1], ROOMS[-1])
-    return f"taken rows and all gradients are in their places for {len(TABLES)} tables, and refused rows stay at home"
-
-
-@exercise(
-    "all_to_all-3",
-    "It works with even blocks",
-    "find the bug",
-    minutes=10,
-    trail=True,
-    points=2,
-    hints=(
-        "Print the rows that come back on 3 ranks with the table [[1, 2, 0], [0, 1, 2], [2, 0, 1]].",
-        "The rows that a rank received are the ones it must send back. Which splits say how many those are?",
-        "One rank has nothing to send. Who waits for it, and what else does it have to do in this function?",
-    ),
-)
-def round_trip(fn: Callable[..., Any]) -> str:
-    """Repair a round trip of rows: there, some work, and back to their places, for any table."""
-    needs_function(fn)
-    for table in TABLES:
-        _check_exchange(fn, table)
-    return f"every row comes back to its place for {len(TABLES)} tables, a rank without rows included"
 
 
 class Found(NamedTuple):
@@ -334,3 +247,67 @@ def _names_of_gradients(table: Table, rooms: Sequence[int] | None) -> dict[float
 
 def _words(names: Sequence[str]) -> str:
     return " ".join(names) or "(none)"
+
+
+def _judge_exchange(fn: Callable[..., Any]) -> str:
+    own = Without(fn, "dualpipe_lab.ep.all_to_all")
+    for table, rooms in zip(TABLES, ROOMS, strict=True):
+        _check_exchange(own, table, rooms)
+    _check_exchange(own, TABLES[-1], [99] * 4)
+    for row in ((), (2, 2)):
+        _check_exchange(own, TABLES[3], ROOMS[3], row=row)
+    _check_bytes(own, TABLES[3], ROOMS[3])
+    _check_bytes(own, TABLES[-1], ROOMS[-1])
+    return f"taken rows and all gradients are in their places for {len(TABLES)} tables, and refused rows stay at home"
+
+
+numbers = Predict(
+    "all_to_all-1",
+    "Rank 1 of three",
+    NAMES,
+    lambda h: (7, 20 * h, 16 * h, 16),
+    "rows of {h} float32 numbers",
+    minutes=5,
+    points=1,
+    trail=True,
+    hints=(
+        "Rank 1 sends row 1 of the table and receives column 1; its own block is in both.",
+        "What stays at home is not sent: in the forward that leaves one block, in the backward as well.",
+        "A row is 4 float32, so 16 bytes. A count is an int64, and each other rank gets one.",
+    ),
+    slips=_slips,
+    h=(4, *range(5, 26)),
+    called={"h": "numbers of a row"},
+)
+
+exchange = Implement(
+    "all_to_all-2",
+    "As many as there is room for",
+    "Write `dispatch(x, to, room)`: as many rows as this rank has room for, by source, with gradients.",
+    judge=_judge_exchange,
+    minutes=20,
+    points=3,
+    hints=(
+        "A rank that has been told what is offered knows what it takes of each source. Who has to be told that?",
+        "Rows of earlier sources fill the room first: a cumulative sum of what is offered, without the source's own.",
+        "Two exchanges of N counts, then the rows. The first n rows for a rank: (to == rank).nonzero()[:n]. A row that "
+        "is not among those has the gradient 0 by itself.",
+    ),
+)
+
+round_trip = Repair(
+    "all_to_all-3",
+    "It works with even blocks",
+    "Repair a round trip of rows: there, some work, and back to their places, for any table.",
+    cases=[(case,) for case in TABLES],
+    judge=_check_exchange,
+    right=f"every row comes back to its place for {len(TABLES)} tables, a rank without rows included",
+    minutes=10,
+    points=2,
+    trail=True,
+    hints=(
+        "Print the rows that come back on 3 ranks with the table [[1, 2, 0], [0, 1, 2], [2, 0, 1]].",
+        "The rows that a rank received are the ones it must send back. Which splits say how many those are?",
+        "One rank has nothing to send. Who waits for it, and what else does it have to do in this function?",
+    ),
+)

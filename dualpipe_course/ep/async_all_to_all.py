@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
 
 NAMES = ("forward in turn", "forward overlapped", "backward overlapped", "saved per step")
-EXPECTED = (37, 29, 38, 20)
 _SLIPS = (
     {25: "there are two exchanges, one there and one back", 29: "in turn, the shared expert's time is added"},
     {37: "that is in turn; the shared expert runs beside one exchange", 25: "the exchange is longer than the job"},
@@ -46,111 +42,6 @@ _HALVES = tuple(
 )
 TABLE, ROWS, COLUMNS = ((1, 3), (2, 2)), 4, 125  # every exchange takes as long as three rows
 EXCHANGE_MS = 20
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("async_all_to_all"), exercise)
-
-
-@exercise(
-    "async_all_to_all-1",
-    "The shorter of two",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "In turn everything adds up: two exchanges, the experts, the shared expert.",
-        "Beside each other, an exchange and a job take as long as the longer of the two.",
-        "What a direction saves is the shorter of the two; the step saves both.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda x, e, e_back, s, s_back: (
-            2 * x + e + s,
-            2 * x + e,
-            x + e_back + max(x, s_back),
-            min(x, s) + min(x, s_back),
-        ),
-        "An exchange takes {x} ms. The experts take {e} ms forward and {e_back} backward",
-        "the shared expert {s} forward and {s_back} backward.",
-        x=(12, 10, 11, 14),
-        e=(5, 4, 6, 7),
-        e_back=(10, 9, 12),
-        s=(8, 6, 7, 9),
-        s_back=(16, 15, 18),
-        called={
-            "x": "exchange",
-            "e": "experts' forward",
-            "e_back": "backward",
-            "s": "shared expert's forward",
-            "s_back": "backward",
-        },
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict how long a layer takes with its shared expert beside the dispatch."""
-    general = (
-        "add up two exchanges, the experts and the shared expert",
-        "the longer of exchange and shared expert, then the experts, then an exchange",
-        "an exchange, the experts, then the longer of exchange and shared expert",
-        "add what the two directions save",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "37 ms in turn, 29 overlapped, 38 backward, 20 saved per step"
-
-
-@exercise(
-    "async_all_to_all-2",
-    "A weight for each row",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Put the weights beside the rows as one more column; all_to_all_rows_async issues that, also for gradients.",
-        "Wait.backward gets two gradients. It issues their exchange with splits.transposed, and must not wait for it.",
-        "Issue.backward waits for what Wait.backward has issued, and takes the columns apart again.",
-    ),
-)
-def halves(fn: Callable[..., Any]) -> str:
-    """Write `dispatch_async(x, weights, splits)`, whose `.wait()` gives both; both directions leave room for work."""
-    needs_function(fn)
-    _check_times(
-        _weighted,
-        Without(lambda *parts: _beside(fn, *parts), *_HALVES),
-        "rows and weights issued, the shared expert, both waited for",
-        4,
-        COLUMNS + 1,
-        [50, 80],
-        "the forward takes {found:.0f} ms, {most} are enough: nothing ran beside the exchange",
-        "the forward overlaps. The backward takes {found:.0f} ms, {most} are enough: who waits for the exchange of the "
-        "gradient, and when?",
-    )
-    return "rows, weights and gradients are right; 50 ms forward and 80 backward, with work beside the exchange"
-
-
-@exercise(
-    "async_all_to_all-3",
-    "Two microbatches, and nothing hides",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "All results are right. Write down when each line is done: an exchange takes 20 ms, the expert 10.",
-        "What lies between an issue and its wait runs beside it. What lies there now?",
-        "The second microbatch needs nothing of the first. Issue what can be issued before you wait for anything.",
-    ),
-)
-def layer(fn: Callable[..., Any]) -> str:
-    """Repair a layer of two microbatches whose asynchronous exchanges hide nothing."""
-    needs_function(fn)
-    forward, backward = (
-        f"results are right, and the {way} takes {{found:.0f}} ms; {{most}} are enough. What runs between each "
-        "issue and its wait?"
-        for way in ("forward", "backward")
-    )
-    _check_times(_in_two, fn, "2 ranks, 2 microbatches", 8, COLUMNS, [80, 80], forward, backward)
-    return "80 ms in both directions: the expert works on one microbatch while rows of the other travel"
 
 
 def _beside(fn: Callable[..., Any], x: Any, weights: Any, splits: Any, expert: Any, shared: Any) -> Any:
@@ -309,3 +200,91 @@ def _worker(factor: float, ms: float) -> Callable[["Tensor"], "Tensor"]:
             return grad * factor
 
     return lambda x: Worker.apply(x)
+
+
+def _judge_halves(fn: Callable[..., Any]) -> str:
+    _check_times(
+        _weighted,
+        Without(lambda *parts: _beside(fn, *parts), *_HALVES),
+        "rows and weights issued, the shared expert, both waited for",
+        4,
+        COLUMNS + 1,
+        [50, 80],
+        "the forward takes {found:.0f} ms, {most} are enough: nothing ran beside the exchange",
+        "the forward overlaps. The backward takes {found:.0f} ms, {most} are enough: who waits for the exchange of the "
+        "gradient, and when?",
+    )
+    return "rows, weights and gradients are right; 50 ms forward and 80 backward, with work beside the exchange"
+
+
+def _judge_layer(fn: Callable[..., Any]) -> str:
+    forward, backward = (
+        f"results are right, and the {way} takes {{found:.0f}} ms; {{most}} are enough. What runs between each "
+        "issue and its wait?"
+        for way in ("forward", "backward")
+    )
+    _check_times(_in_two, fn, "2 ranks, 2 microbatches", 8, COLUMNS, [80, 80], forward, backward)
+    return "80 ms in both directions: the expert works on one microbatch while rows of the other travel"
+
+
+numbers = Predict(
+    "async_all_to_all-1",
+    "The shorter of two",
+    NAMES,
+    lambda x, e, e_back, s, s_back: (
+        2 * x + e + s,
+        2 * x + e,
+        x + e_back + max(x, s_back),
+        min(x, s) + min(x, s_back),
+    ),
+    "An exchange takes {x} ms. The experts take {e} ms forward and {e_back} backward",
+    "the shared expert {s} forward and {s_back} backward.",
+    minutes=5,
+    points=1,
+    hints=(
+        "In turn everything adds up: two exchanges, the experts, the shared expert.",
+        "Beside each other, an exchange and a job take as long as the longer of the two.",
+        "What a direction saves is the shorter of the two; the step saves both.",
+    ),
+    slips=_SLIPS,
+    x=(12, 10, 11, 14),
+    e=(5, 4, 6, 7),
+    e_back=(10, 9, 12),
+    s=(8, 6, 7, 9),
+    s_back=(16, 15, 18),
+    called={
+        "x": "exchange",
+        "e": "experts' forward",
+        "e_back": "backward",
+        "s": "shared expert's forward",
+        "s_back": "backward",
+    },
+)
+
+halves = Implement(
+    "async_all_to_all-2",
+    "A weight for each row",
+    "Write `dispatch_async(x, weights, splits)`, whose `.wait()` gives both; both directions leave room for work.",
+    judge=_judge_halves,
+    minutes=15,
+    points=3,
+    hints=(
+        "Put the weights beside the rows as one more column; all_to_all_rows_async issues that, also for gradients.",
+        "Wait.backward gets two gradients. It issues their exchange with splits.transposed, and must not wait for it.",
+        "Issue.backward waits for what Wait.backward has issued, and takes the columns apart again.",
+    ),
+)
+
+layer = Repair(
+    "async_all_to_all-3",
+    "Two microbatches, and nothing hides",
+    "Repair a layer of two microbatches whose asynchronous exchanges hide nothing.",
+    judge=_judge_layer,
+    minutes=10,
+    points=2,
+    hints=(
+        "All results are right. Write down when each line is done: an exchange takes 20 ms, the expert 10.",
+        "What lies between an issue and its wait runs beside it. What lies there now?",
+        "The second microbatch needs nothing of the first. Issue what can be issued before you wait for anything.",
+    ),
+)

@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, needs_ints, on_ranks, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, needs_ints, on_ranks, partial_score
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("replicas of the first", "load of the heaviest rank", "MiB of weights moved", "MiB of gradients sent")
-EXPECTED = (2, 14, 9, 6)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         3: "after the first spare slot its replicas have 6 each; is that still the heaviest share?",
@@ -32,12 +30,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         3: "the gradients have 4 bytes per number",
         12: "an all-reduce over R ranks sends 2 (R - 1) / R of its bytes, and R is the number of replicas",
     },
-)
-_GENERAL = (
-    "give a spare slot to the largest load / count, twice",
-    "pack shares from heavy to light, into the lightest rank that has one of its three slots left",
-    "3 slots of 3 * 1024 * 512 numbers of 2 bytes",
-    "2 (R - 1) / R of the bytes of one expert in 32 bits",
 )
 LOADS, IN_FORCE = (45, 4, 96, 34, 8, 5, 6, 10, 345), (0, 6, 2, 4, 5, 3, 1, 8, 7, 1, 7, 5)
 RANKS, CHANGES, LEAST, SCRATCH = 4, 4, 143.5, 176.5  # the least by trying all plans with four changes
@@ -75,128 +67,7 @@ WEIGHTS = 20_000  # numbers of an expert
 _OWN = ("dualpipe_lab.ep.eplb.placement",)
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("eplb"), exercise)
-
-
-@exercise(
-    "eplb-1",
-    "Four experts in six slots",
-    "predict",
-    minutes=10,
-    points=1,
-    hints=(
-        "Two slots are spare. Write down load / count of every expert before each of them is given away.",
-        "Packing starts with 6, 6, 5, 5, 3, 2. Each rank takes three of them.",
-        "An expert has 3 * 1024 * 512 numbers, which is 3 MiB in 16 bits.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda a, b, c, k, n: (2, (a + b) / 2 + c, k * 3 * n / 1024, 6 * n / 1024),
-        "have the loads {a}, {b}, {c} and 2.",
-        "changes the expert of {k} slots",
-        "three matrices of {n} by 512 in",
-        a=(12, 14, 16),
-        b=(10, 12),
-        c=(3, 4),
-        k=(3, 2, 4),
-        n=(1024, 2048),
-        called={"a": "loads", "b": "", "c": "", "k": "changed slots", "n": "rows of a matrix"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict a greedy plan, the bytes that a new plan moves, and what replicas send to sum their gradients."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "2 replicas, heaviest rank 14 beside a mean of 13.5, 9 MiB moved, 6 MiB summed"
-
-
-@exercise(
-    "eplb-2",
-    "Ranks of two speeds",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Two loops: one gives away num_slots - len(loads) spare slots, the other deals all replicas out.",
-        "An expert that has `most` replicas drops out of the first loop; the heaviest share of the rest gets the slot.",
-        "A rank of speed 2 with 6 tokens is done before a rank of speed 1 with 4. Compare after the replica was added; "
-        "a rank that is full takes no more.",
-    ),
-)
-def greedy(fn: Callable[..., Any]) -> str:
-    """Write `make_plan(loads, num_slots, speeds, most)`: the greedy plan of a layer on ranks of different speeds."""
-    needs_function(fn)
-    given = [(list(loads), slots, list(speeds), most) for loads, slots, speeds, most in CASES]
-    for case, (is_fine, found) in zip(CASES, call_each(Without(fn, *_OWN), given), strict=True):
-        where = f"loads {case[0]}, {case[1]} slots, speeds {case[2]}, at most {case[3]} replica(s)"
-        if not is_fine:
-            raise Wrong(ended(where, found))
-        _judge_greedy(where, found, *case)
-    return f"{len(CASES)} layers, loads of zero and beyond 2^24 included: replicas and ranks as light as greedy's"
-
-
-@exercise(
-    "eplb-3",
-    "Four changes",
-    "puzzle",
-    minutes=25,
-    points=3,
-    hints=(
-        "How many replicas of expert 8 can there be, if each is on a rank of its own and no rank is to exceed 143.5?",
-        "Three replicas of 115 leave 28.5 tokens beside each. Expert 2 with 96 needs the fourth rank.",
-        "Expert 0 with 45 fits nowhere as a whole: it needs a second replica, which takes the slot of a light expert "
-        "that has two.",
-    ),
-)
-def four_changes(answer: object) -> str:
-    """Change at most four slots of a plan, so that its heaviest rank gets as light as four changes allow."""
-    plan = needs_ints(answer, tuple(f"slot {slot}" for slot in range(len(IN_FORCE))))
-    _check_legal(f"{len(plan)} slots", plan, len(LOADS), len(IN_FORCE))
-    changed = sum(new != old for new, old in zip(plan, IN_FORCE, strict=True))
-    heaviest = max(_totals(LOADS, plan, RANKS))
-    if changed > CHANGES:
-        raise Wrong(f"{changed} slots hold another expert than before, {CHANGES} may; {heaviest:.4g} on the heaviest")
-    if heaviest > LEAST + 1e-9:
-        first = max(_totals(LOADS, list(IN_FORCE), RANKS))
-        beaten = ", below the plan from scratch" if heaviest < SCRATCH else ""
-        totals = ", ".join(f"{total:.4g}" for total in _totals(LOADS, plan, RANKS))
-        says = f"legal, {changed} changed{beaten}; ranks {totals}. The heaviest can come down to {LEAST}"
-        raise Wrong(says, score=partial_score(heaviest, first, LEAST))
-    return f"heaviest rank {LEAST}, mean 138.25; from scratch it was {SCRATCH}. No plan with four changes is lighter"
-
-
-@exercise(
-    "eplb-4",
-    "A move in place",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Follow old = [0, 1], new = [1, 0] by hand. What is in slot 0 when slot 1 reads it?",
-        "A slot that no other slot still reads can be written at once. Which slots are these, and what comes next?",
-        "If every slot that is left is read by another one, they form circles: put one expert aside, and go round.",
-    ),
-)
-def moved(fn: Callable[..., Any]) -> str:
-    """Repair `move(weights, old, new)`, which overwrites what it still has to read."""
-    needs_function(fn)
-    found = on_ranks(_moves, 1, fn, case="your function")[0]
-    for (old, new), (experts, spare) in zip(MOVES, found, strict=True):
-        where = f"old {old}, new {new}"
-        if isinstance(experts, str):
-            raise Wrong(ended(where, experts))
-        if experts != new:
-            raise Wrong(f"{where}: afterwards the slots hold {experts}; who still needed what was overwritten?")
-        if spare > 2.5:
-            raise Wrong(
-                f"{where}: the experts are in their slots, and {spare:.2g} experts' weights were held beside "
-                "them; there is memory for two"
-            )
-    return f"{len(MOVES)} moves in place, with circles and with experts that get several slots; two held aside"
-
-
-def _judge_greedy(
+def _check_plan(
     where: str, found: object, loads: Sequence[float], num_slots: int, speeds: Sequence[float], most: int
 ) -> None:
     if not isinstance(found, list) or not all(type(expert) is int for expert in found):
@@ -290,3 +161,114 @@ def _moved(fn: Callable[..., Any], old: list[int], new: list[int]) -> tuple[Any,
     if experts == new and not torch.equal(weights, expected):
         return "left weights of two experts in one slot", 0.0
     return experts, peak / (4 * WEIGHTS)
+
+
+def _judge_greedy(fn: Callable[..., Any]) -> str:
+    given = [(list(loads), slots, list(speeds), most) for loads, slots, speeds, most in CASES]
+    for case, (is_fine, found) in zip(CASES, call_each(Without(fn, *_OWN), given), strict=True):
+        where = f"loads {case[0]}, {case[1]} slots, speeds {case[2]}, at most {case[3]} replica(s)"
+        if not is_fine:
+            raise Wrong(ended(where, found))
+        _check_plan(where, found, *case)
+    return f"{len(CASES)} layers, loads of zero and beyond 2^24 included: replicas and ranks as light as greedy's"
+
+
+def _judge_four_changes(answer: object) -> str:
+    plan = needs_ints(answer, tuple(f"slot {slot}" for slot in range(len(IN_FORCE))))
+    _check_legal(f"{len(plan)} slots", plan, len(LOADS), len(IN_FORCE))
+    changed = sum(new != old for new, old in zip(plan, IN_FORCE, strict=True))
+    heaviest = max(_totals(LOADS, plan, RANKS))
+    if changed > CHANGES:
+        raise Wrong(f"{changed} slots hold another expert than before, {CHANGES} may; {heaviest:.4g} on the heaviest")
+    if heaviest > LEAST + 1e-9:
+        first = max(_totals(LOADS, list(IN_FORCE), RANKS))
+        beaten = ", below the plan from scratch" if heaviest < SCRATCH else ""
+        totals = ", ".join(f"{total:.4g}" for total in _totals(LOADS, plan, RANKS))
+        says = f"legal, {changed} changed{beaten}; ranks {totals}. The heaviest can come down to {LEAST}"
+        raise Wrong(says, score=partial_score(heaviest, first, LEAST))
+    return f"heaviest rank {LEAST}, mean 138.25; from scratch it was {SCRATCH}. No plan with four changes is lighter"
+
+
+def _judge_moved(fn: Callable[..., Any]) -> str:
+    found = on_ranks(_moves, 1, fn, case="your function")[0]
+    for (old, new), (experts, spare) in zip(MOVES, found, strict=True):
+        where = f"old {old}, new {new}"
+        if isinstance(experts, str):
+            raise Wrong(ended(where, experts))
+        if experts != new:
+            raise Wrong(f"{where}: afterwards the slots hold {experts}; who still needed what was overwritten?")
+        if spare > 2.5:
+            raise Wrong(
+                f"{where}: the experts are in their slots, and {spare:.2g} experts' weights were held beside "
+                "them; there is memory for two"
+            )
+    return f"{len(MOVES)} moves in place, with circles and with experts that get several slots; two held aside"
+
+
+numbers = Predict(
+    "eplb-1",
+    "Four experts in six slots",
+    NAMES,
+    lambda a, b, c, k, n: (2, (a + b) / 2 + c, k * 3 * n / 1024, 6 * n / 1024),
+    "have the loads {a}, {b}, {c} and 2.",
+    "changes the expert of {k} slots",
+    "three matrices of {n} by 512 in",
+    minutes=10,
+    points=1,
+    hints=(
+        "Two slots are spare. Write down load / count of every expert before each of them is given away.",
+        "Packing starts with 6, 6, 5, 5, 3, 2. Each rank takes three of them.",
+        "An expert has 3 * 1024 * 512 numbers, which is 3 MiB in 16 bits.",
+    ),
+    slips=_SLIPS,
+    a=(12, 14, 16),
+    b=(10, 12),
+    c=(3, 4),
+    k=(3, 2, 4),
+    n=(1024, 2048),
+    called={"a": "loads", "b": "", "c": "", "k": "changed slots", "n": "rows of a matrix"},
+)
+
+greedy = Implement(
+    "eplb-2",
+    "Ranks of two speeds",
+    "Write `make_plan(loads, num_slots, speeds, most)`: the greedy plan of a layer on ranks of different speeds.",
+    judge=_judge_greedy,
+    minutes=20,
+    points=3,
+    hints=(
+        "Two loops: one gives away num_slots - len(loads) spare slots, the other deals all replicas out.",
+        "An expert that has `most` replicas drops out of the first loop; the heaviest share of the rest gets the slot.",
+        "A rank of speed 2 with 6 tokens is done before a rank of speed 1 with 4. Compare after the replica was added; "
+        "a rank that is full takes no more.",
+    ),
+)
+
+four_changes = Puzzle(
+    "eplb-3",
+    "Four changes",
+    "Change at most four slots of a plan, so that its heaviest rank gets as light as four changes allow.",
+    judge=_judge_four_changes,
+    minutes=25,
+    points=3,
+    hints=(
+        "How many replicas of expert 8 can there be, if each is on a rank of its own and no rank is to exceed 143.5?",
+        "Three replicas of 115 leave 28.5 tokens beside each. Expert 2 with 96 needs the fourth rank.",
+        "Expert 0 with 45 fits nowhere as a whole: it needs a second replica, which takes the slot of a light expert "
+        "that has two.",
+    ),
+)
+
+moved = Repair(
+    "eplb-4",
+    "A move in place",
+    "Repair `move(weights, old, new)`, which overwrites what it still has to read.",
+    judge=_judge_moved,
+    minutes=10,
+    points=2,
+    hints=(
+        "Follow old = [0, 1], new = [1, 0] by hand. What is in slot 0 when slot 1 reads it?",
+        "A slot that no other slot still reads can be written at once. Which slots are these, and what comes next?",
+        "If every slot that is left is read by another one, they form circles: put one expert aside, and go round.",
+    ),
+)

@@ -9,7 +9,7 @@ from math import exp, log1p
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_course.differences import apart, close, shape
-from dualpipe_course.exercise import Wrong
+from dualpipe_course.wrong import Wrong
 
 Matrix: TypeAlias = list[list[float]]
 

@@ -7,18 +7,16 @@ come from, messages by the ledger.
 from collections.abc import Callable
 from typing import Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import shape
 from dualpipe_course.ep import gates
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, on_ranks
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("slots", "bytes sent", "choices dropped", "first choices dropped")
-EXPECTED = (5, 7680, 6, 4)
 _SLIPS: tuple[dict[int, str], ...] = (
     {4: "that is the even load; the capacity factor comes on top", 3: "each token has two choices", 20: "per rank"},
     {
@@ -34,156 +32,12 @@ _SLIPS: tuple[dict[int, str], ...] = (
     },
     {6: "first choices come first: five of the nine find a slot", 0: "expert 0 is the first choice of nine tokens"},
 )
-_GENERAL = (
-    "1.25 times 2 times 16 tokens over 8 experts, rounded up",
-    "4 exchanges, each 3/4 of 8 times 5 slots of 16 numbers",
-    "add up what exceeds 5 for each expert",
-    "what exceeds 5 among the first choices of each expert",
-)
 # tokens, experts, choices, slots of each expert
 SLOT_CASES = ((1, 2, 2, 1), (3, 2, 2, 2), (4, 3, 2, 2), (6, 4, 1, 2), (9, 5, 3, 4), (5, 3, 3, 5), (0, 4, 2, 1))
 EXCHANGE_CASES = ((1, 3, 2), (2, 2, 1), (2, 4, 2), (4, 4, 3), (3, 6, 2))  # ranks, experts, slots of each
 WEIGHT_CASES = ((3, 3, 2, 1), (5, 4, 2, 2), (6, 5, 3, 2), (4, 4, 4, 4))
 HIDDEN = 3
 LIBRARY = ("dualpipe_lab.ep.gshard",)
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("gshard"), exercise)
-
-
-@exercise(
-    "gshard-1",
-    "Five slots",
-    "predict",
-    minutes=10,
-    points=1,
-    hints=(
-        "16 tokens with 2 choices are 4 for each of 8 experts.",
-        "A rank has E * C slots to send, those of its own experts stay. Count dispatch, combine, and both backwards.",
-        "An expert keeps five. First choices are all before second ones.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda h, a, b: (5, 480 * h, a - 3 + max(b - 4, 0), a - 5),
-        "Hidden size {h}, float32",
-        ": {a}, 1, 0, {b}, 1, 3, 0, 0 as first",
-        h=(16, 8, 24, 32, 48, 64),
-        a=(9, 7, 8, 10),
-        b=lambda a, **_: 11 - a,
-        called={"h": "hidden size"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict slots, bytes, and what is dropped."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "5 slots, 7,680 bytes, 6 choices dropped, 4 of them first ones"
-
-
-@exercise(
-    "gshard-2",
-    "Who gets a slot",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Put all choices in one line: first choices of all tokens, then second choices. What is indices.t()?",
-        "A choice's place is how many before it in the line want the same expert: a cumulative sum, or a stable sort.",
-        "Places from C on have no slot. View the line as [K, T] and transpose it back.",
-    ),
-)
-def slots(fn: Callable[..., Any]) -> str:
-    """Write the slot of every choice."""
-    needs_function(fn)
-    routed = [gates.chosen(gates.draw(tokens, experts), experts, k) for tokens, experts, k, _ in SLOT_CASES]
-    cases = [(each.indices, each.k, each.num_experts, case[3]) for each, case in zip(routed, SLOT_CASES, strict=True)]
-    results = call_each(_Lists(Without(fn, *LIBRARY)), cases)
-    for case, each, (is_fine, found) in zip(SLOT_CASES, routed, results, strict=True):
-        where = f"{case[0]} token(s), {case[1]} experts, {case[2]} choice(s), {case[3]} slot(s) each"
-        if not is_fine:
-            raise Wrong(ended(where, found))
-        if shape(found) != shape(each.indices):
-            raise Wrong(f"{where}: slots of shape {shape(found)}, expected one for each choice")
-        if found != (expected := gates.slots_of(each, case[3])):
-            raise Wrong(f"{where}: chosen {each.indices}: slots {found}, expected {expected}{_why(each, found)}")
-    return f"right in {len(SLOT_CASES)} cases, with every expert chosen and with no token"
-
-
-@exercise(
-    "gshard-3",
-    "The full slots first",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Expert i = l * e + r is number l of rank r. As [L, e, C, D], which axis must come first before the exchange?",
-        "What arrives is [e, L, C, D]: sender, expert, slot. Which order do the experts want?",
-        "view and permute; reshape copies. The way back does the two moves in the other order, each inverted.",
-    ),
-)
-def exchange(there: Callable[..., Any], back: Callable[..., Any]) -> str:
-    """Write the exchange of equal blocks for experts that are dealt out, with rows by slot, and its way back."""
-    needs_function(there)
-    needs_function(back)
-    for num_ranks, experts, each in EXCHANGE_CASES:
-        where = f"{num_ranks} rank(s), {experts} experts, {each} slot(s) each"
-        pair = Without(_Pair(there, back), *LIBRARY)
-        local = experts // num_ranks
-        needed = 2 * (num_ranks - 1) * local * each * HIDDEN * 8
-        compare_on_ranks(
-            _there_and_back,
-            num_ranks,
-            pair,
-            experts,
-            each,
-            case=where,
-            why=_rows_in_words,
-            limits=[
-                Limit("sent", needed, _BYTES, needed, scope="each"),
-                Limit("messages", 2 * local, _CALLS, scope="each"),
-            ],
-            tolerance=0,
-        )
-    return f"rows are where they belong, and come back, in {len(EXCHANGE_CASES)} cases; every row travels once each way"
-
-
-@exercise(
-    "gshard-4",
-    "What the other one left",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Take a token that keeps one choice of two. What is its weight, whatever the logits are?",
-        "A constant has no gradient. By which sum must one divide, so that dropping changes no other weight?",
-        "Divide first, by the sum of all chosen scores; then set what is dropped to zero.",
-    ),
-)
-def kept(fn: Callable[..., Any]) -> str:
-    """Repair weights that are normalised over what is left."""
-    needs_function(fn)
-    cases = []
-    for tokens, experts, k, each in WEIGHT_CASES:
-        routed = gates.chosen(gates.draw(tokens, experts), experts, k)
-        cases.append((routed, gates.slots_of(routed, each), gates.draw(tokens, k, seed=7)))
-    results = on_ranks(_weights, 1, fn, cases, case="your function")[0]
-    for sizes, (routed, places, grad), (found, gradient) in zip(WEIGHT_CASES, cases, results, strict=True):
-        where = f"{sizes[0]} tokens, {sizes[1]} experts, k = {sizes[2]}, {sizes[3]} slot(s) each"
-        stays = [[float(place >= 0) for place in row] for row in places]
-        left = [[g * s for g, s in zip(*rows, strict=True)] for rows in zip(grad, stays, strict=True)]
-        weights, theirs = gates.softmax_gradient(routed, left, normalised=True)
-        expected = [[w * s for w, s in zip(*rows, strict=True)] for rows in zip(weights, stays, strict=True)]
-        for token, row in enumerate(found if shape(found) == shape(expected) else ()):
-            single = sum(stays[token]) == 1 and abs(max(row) - 1) < 1e-9
-            if single and abs(sum(expected[token]) - 1) > 1e-9:
-                raise Wrong(
-                    f"{where}: token {token} has kept one choice, with weight 1 instead of {sum(expected[token]):.6g}: "
-                    "a constant, from which the router learns nothing"
-                )
-        gates.check_rows(where, "weight", found, expected, None)
-        gates.check_rows(where, "gradient", gradient, theirs, None)
-    return f"weights and gradients are right in {len(cases)} cases"
 
 
 class _Lists:
@@ -273,3 +127,131 @@ def _weights(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any
         gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
         results.append((weights.tolist(), gradient.tolist()))
     return results
+
+
+def _judge_slots(fn: Callable[..., Any]) -> str:
+    routed = [gates.chosen(gates.draw(tokens, experts), experts, k) for tokens, experts, k, _ in SLOT_CASES]
+    cases = [(each.indices, each.k, each.num_experts, case[3]) for each, case in zip(routed, SLOT_CASES, strict=True)]
+    results = call_each(_Lists(Without(fn, *LIBRARY)), cases)
+    for case, each, (is_fine, found) in zip(SLOT_CASES, routed, results, strict=True):
+        where = f"{case[0]} token(s), {case[1]} experts, {case[2]} choice(s), {case[3]} slot(s) each"
+        if not is_fine:
+            raise Wrong(ended(where, found))
+        if shape(found) != shape(each.indices):
+            raise Wrong(f"{where}: slots of shape {shape(found)}, expected one for each choice")
+        if found != (expected := gates.slots_of(each, case[3])):
+            raise Wrong(f"{where}: chosen {each.indices}: slots {found}, expected {expected}{_why(each, found)}")
+    return f"right in {len(SLOT_CASES)} cases, with every expert chosen and with no token"
+
+
+def _judge_exchange(
+    there: Callable[..., Any], back: Callable[..., Any], num_ranks: Any, experts: Any, each: Any
+) -> None:
+    where = f"{num_ranks} rank(s), {experts} experts, {each} slot(s) each"
+    pair = Without(_Pair(there, back), *LIBRARY)
+    local = experts // num_ranks
+    needed = 2 * (num_ranks - 1) * local * each * HIDDEN * 8
+    compare_on_ranks(
+        _there_and_back,
+        num_ranks,
+        pair,
+        experts,
+        each,
+        case=where,
+        why=_rows_in_words,
+        limits=[
+            Limit("sent", needed, _BYTES, needed, scope="each"),
+            Limit("messages", 2 * local, _CALLS, scope="each"),
+        ],
+        tolerance=0,
+    )
+
+
+def _judge_kept(fn: Callable[..., Any]) -> str:
+    cases = []
+    for tokens, experts, k, each in WEIGHT_CASES:
+        routed = gates.chosen(gates.draw(tokens, experts), experts, k)
+        cases.append((routed, gates.slots_of(routed, each), gates.draw(tokens, k, seed=7)))
+    results = on_ranks(_weights, 1, fn, cases, case="your function")[0]
+    for sizes, (routed, places, grad), (found, gradient) in zip(WEIGHT_CASES, cases, results, strict=True):
+        where = f"{sizes[0]} tokens, {sizes[1]} experts, k = {sizes[2]}, {sizes[3]} slot(s) each"
+        stays = [[float(place >= 0) for place in row] for row in places]
+        left = [[g * s for g, s in zip(*rows, strict=True)] for rows in zip(grad, stays, strict=True)]
+        weights, theirs = gates.softmax_gradient(routed, left, normalised=True)
+        expected = [[w * s for w, s in zip(*rows, strict=True)] for rows in zip(weights, stays, strict=True)]
+        for token, row in enumerate(found if shape(found) == shape(expected) else ()):
+            single = sum(stays[token]) == 1 and abs(max(row) - 1) < 1e-9
+            if single and abs(sum(expected[token]) - 1) > 1e-9:
+                raise Wrong(
+                    f"{where}: token {token} has kept one choice, with weight 1 instead of {sum(expected[token]):.6g}: "
+                    "a constant, from which the router learns nothing"
+                )
+        gates.check_rows(where, "weight", found, expected, None)
+        gates.check_rows(where, "gradient", gradient, theirs, None)
+    return f"weights and gradients are right in {len(cases)} cases"
+
+
+numbers = Predict(
+    "gshard-1",
+    "Five slots",
+    NAMES,
+    lambda h, a, b: (5, 480 * h, a - 3 + max(b - 4, 0), a - 5),
+    "Hidden size {h}, float32",
+    ": {a}, 1, 0, {b}, 1, 3, 0, 0 as first",
+    minutes=10,
+    points=1,
+    hints=(
+        "16 tokens with 2 choices are 4 for each of 8 experts.",
+        "A rank has E * C slots to send, those of its own experts stay. Count dispatch, combine, and both backwards.",
+        "An expert keeps five. First choices are all before second ones.",
+    ),
+    slips=_SLIPS,
+    h=(16, 8, 24, 32, 48, 64),
+    a=(9, 7, 8, 10),
+    b=lambda a, **_: 11 - a,
+    called={"h": "hidden size"},
+)
+
+slots = Implement(
+    "gshard-2",
+    "Who gets a slot",
+    "Write the slot of every choice.",
+    judge=_judge_slots,
+    minutes=20,
+    points=3,
+    hints=(
+        "Put all choices in one line: first choices of all tokens, then second choices. What is indices.t()?",
+        "A choice's place is how many before it in the line want the same expert: a cumulative sum, or a stable sort.",
+        "Places from C on have no slot. View the line as [K, T] and transpose it back.",
+    ),
+)
+
+exchange = Implement(
+    "gshard-3",
+    "The full slots first",
+    "Write the exchange of equal blocks for experts that are dealt out, with rows by slot, and its way back.",
+    cases=EXCHANGE_CASES,
+    judge=_judge_exchange,
+    right=f"rows are where they belong, and come back, in {len(EXCHANGE_CASES)} cases; every row travels once each way",
+    minutes=20,
+    points=3,
+    hints=(
+        "Expert i = l * e + r is number l of rank r. As [L, e, C, D], which axis must come first before the exchange?",
+        "What arrives is [e, L, C, D]: sender, expert, slot. Which order do the experts want?",
+        "view and permute; reshape copies. The way back does the two moves in the other order, each inverted.",
+    ),
+)
+
+kept = Repair(
+    "gshard-4",
+    "What the other one left",
+    "Repair weights that are normalised over what is left.",
+    judge=_judge_kept,
+    minutes=10,
+    points=2,
+    hints=(
+        "Take a token that keeps one choice of two. What is its weight, whatever the logits are?",
+        "A constant has no gradient. By which sum must one divide, so that dropping changes no other weight?",
+        "Divide first, by the sum of all chosen scores; then set what is dropped to zero.",
+    ),
+)

@@ -8,19 +8,17 @@ y_M = tanh(x_M W_M^T), y = x_M + w_M y_M.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import difference
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 NAMES = ("pair", "waiting", "split backward", "bytes")
-EXPECTED = (168, 48, 83, 12288)
 _SLIPS = (
     {120: "that is the work; the ranks wait for the rows too", 148: "C and D travel in the backward too"},
     {24: "two all-to-alls forward and two back", 36: "there are four layers"},
@@ -46,83 +44,6 @@ _WHERE = {
     "dW_A": "x_M is used three times: by the residual, by the expert, by the router",
     "dx": "x is used twice: in x_M directly, and through tanh",
 }
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("one_f_one_b_basic"), exercise)
-
-
-@exercise(
-    "one_f_one_b_basic-1",
-    "Four layers",
-    "predict",
-    minutes=10,
-    points=1,
-    hints=(
-        "Forward: 2 pieces of work and 2 all-to-alls per layer. Backward: 4 and 2.",
-        "If M_W runs while D_B travels and A_W while the next C_B does, one all-to-all is left: which?",
-        "One all-to-all of a rank: 3 of 4 parts of 16 * 2 rows of 8 numbers of 4 bytes. How many per layer?",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda work, travel, tokens: (24 * work + 16 * travel, 16 * travel, 16 * work + travel, 768 * tokens),
-        "a piece of work takes {work} ticks, an all-to-all {travel}.",
-        "A rank has {tokens} tokens",
-        work=(5, 6, 7, 8),
-        travel=(3, 2, 4),
-        tokens=(16, 8, 24, 32),
-        called={"travel": "all-to-all"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict times and bytes of a pair of four layers."""
-    general = (
-        "per layer 6 pieces of work and 4 all-to-alls",
-        "what the pair takes beyond its work",
-        "4 pieces of work per layer, and the all-to-all that nothing hides",
-        "4 layers, 4 all-to-alls in each, (e - 1) / e of T k rows each",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "168 ticks, 48 of them waiting; the split backward takes 83; 12,288 bytes"
-
-
-@exercise(
-    "one_f_one_b_basic-2",
-    "Nothing kept at home",
-    "implement",
-    minutes=25,
-    points=3,
-    hints=(
-        "dw_M = <dy, y_M>, and y_M is on the expert's rank. What must come there for dw_M, and what for dW_M?",
-        "If w_M dy travels, <w_M dy, y_M> is w_M times dw_M. With w_M in a column of its own, dy can travel as it is.",
-        "What the expert's rank finds for each row goes home as one more column, too. x_M gets three gradients.",
-    ),
-)
-def way_back(fn: Callable[..., Any]) -> str:
-    """Write `backward(W_A, w_R, W_M, saved, dy, exchange)` without y_M: dx and the gradients of the three weights."""
-    needs_function(fn)
-    _check_backward(Without(fn, *AUTOGRAD), keeps_results=False)
-    return f"all gradients equal autograd's on one process in {len(CASES)} cases, with two exchanges of H + 1 numbers"
-
-
-@exercise(
-    "one_f_one_b_basic-3",
-    "A router that learns from others",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "dW_M is right, so what travels is right. What does the router need of it?",
-        "y = x_M + w_M y_M. Differentiate by w_M: does w_M itself occur in the result?",
-        "y_M is in the order of the tokens. In which order is `rows`?",
-    ),
-)
-def router(fn: Callable[..., Any]) -> str:
-    """Repair a backward whose router gets a wrong gradient."""
-    needs_function(fn)
-    _check_backward(fn)
-    return f"all gradients equal autograd's on one process in {len(CASES)} cases"
 
 
 class Saved(NamedTuple):
@@ -242,3 +163,59 @@ def _grad(leaf: "Tensor") -> list[float]:
 def _flat(tensor: "Tensor") -> list[float]:
     numbers: list[float] = tensor.flatten().tolist()
     return numbers
+
+
+def _judge_way_back(fn: Callable[..., Any]) -> str:
+    _check_backward(Without(fn, *AUTOGRAD), keeps_results=False)
+    return f"all gradients equal autograd's on one process in {len(CASES)} cases, with two exchanges of H + 1 numbers"
+
+
+numbers = Predict(
+    "one_f_one_b_basic-1",
+    "Four layers",
+    NAMES,
+    lambda work, travel, tokens: (24 * work + 16 * travel, 16 * travel, 16 * work + travel, 768 * tokens),
+    "a piece of work takes {work} ticks, an all-to-all {travel}.",
+    "A rank has {tokens} tokens",
+    minutes=10,
+    points=1,
+    hints=(
+        "Forward: 2 pieces of work and 2 all-to-alls per layer. Backward: 4 and 2.",
+        "If M_W runs while D_B travels and A_W while the next C_B does, one all-to-all is left: which?",
+        "One all-to-all of a rank: 3 of 4 parts of 16 * 2 rows of 8 numbers of 4 bytes. How many per layer?",
+    ),
+    slips=_SLIPS,
+    work=(5, 6, 7, 8),
+    travel=(3, 2, 4),
+    tokens=(16, 8, 24, 32),
+    called={"travel": "all-to-all"},
+)
+
+way_back = Implement(
+    "one_f_one_b_basic-2",
+    "Nothing kept at home",
+    "Write `backward(W_A, w_R, W_M, saved, dy, exchange)` without y_M: dx and the gradients of the three weights.",
+    judge=_judge_way_back,
+    minutes=25,
+    points=3,
+    hints=(
+        "dw_M = <dy, y_M>, and y_M is on the expert's rank. What must come there for dw_M, and what for dW_M?",
+        "If w_M dy travels, <w_M dy, y_M> is w_M times dw_M. With w_M in a column of its own, dy can travel as it is.",
+        "What the expert's rank finds for each row goes home as one more column, too. x_M gets three gradients.",
+    ),
+)
+
+router = Repair(
+    "one_f_one_b_basic-3",
+    "A router that learns from others",
+    "Repair a backward whose router gets a wrong gradient.",
+    judge=_check_backward,
+    right=f"all gradients equal autograd's on one process in {len(CASES)} cases",
+    minutes=10,
+    points=2,
+    hints=(
+        "dW_M is right, so what travels is right. What does the router need of it?",
+        "y = x_M + w_M y_M. Differentiate by w_M: does w_M itself occur in the result?",
+        "y_M is in the order of the tokens. In which order is `rows`?",
+    ),
+)

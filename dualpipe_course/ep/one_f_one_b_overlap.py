@@ -6,11 +6,11 @@ Chapter: book/ep/one-f-one-b-overlap.  Orders and calls are judged by exact simu
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks, partial_score
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import call_each, ended, on_ranks, partial_score
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.ep.overlap import (
     InvalidOrder,
     Order,
@@ -30,16 +30,10 @@ from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.timeline import Time
 
 NAMES = ("serial", "overlapped", "W not split", "overlapped on the slow link")
-EXPECTED = (220, 121, 130, 160)
 UNEVEN = ticks_of(comm=3, A_F=1, A_B=1, A_W=1, M_F=4, M_B=4, M_W=4)
 V3_TICKS, TARGET, LAYERS = 36, 32, 2
 _LIBRARY = tuple(f"dualpipe_lab.ep.overlap.simulator:{name}" for name in ("host_calls", "_Host", "Call"))
 VERBS = ("run", "issue", "wait")
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("one_f_one_b_overlap"), exercise)
 
 
 def _four_settings(work: int, travel: int, slow: int) -> Sequence[Time] | None:
@@ -82,124 +76,6 @@ def _slips(work: int, travel: int, slow: int) -> Known:
             (30 * work + slow - work, longer),
         ),
     )
-
-
-@exercise(
-    "one_f_one_b_overlap-1",
-    "Five layers",
-    "predict",
-    minutes=10,
-    trail=True,
-    points=1,
-    hints=(
-        "Per layer there are 6 pieces of work of 4 ticks and 4 all-to-alls of 5.",
-        "Overlapped, look at the longer sum, then at what happens before the first M_B can start.",
-        "Unsplit, two all-to-alls of every layer have one piece of work to hide behind: 4 ticks of 5.",
-    ),
-    variants=Variants(
-        NAMES,
-        _four_settings,
-        "every piece of work takes {work} ticks, every all-to-all {travel}.",
-        "takes {slow} ticks?",
-        work=(4, 6, 8, 10),
-        travel=(5, 7, 9, 11, 13),
-        slow=(8, 10, 12, 14, 16, 18, 20),
-        slips=_slips,
-        called={"work": "work", "travel": "all-to-all", "slow": "on the slow link"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict how long a pair takes in four settings."""
-    general = (
-        "5 layers, 6 pieces of work and 4 all-to-alls in each, one after the other",
-        "the longer of the two sums, and what the beginning adds",
-        "per layer the 6 pieces of work, and what sticks out of D_B and C_B",
-        "the longer of the two sums, and what the beginning adds",
-    )
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "220 ticks serial, 121 overlapped, 130 with W not split, 160 on the slow link"
-
-
-@exercise(
-    "one_f_one_b_overlap-2",
-    "What the host calls",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Walk through `compute`. Issue what is next in `comm` and ready, at first and after each piece of work.",
-        "Before a piece of work that needs an all-to-all, wait for that one and for those before it in `comm`.",
-        "At the end wait for what is left. An operation that `needs` does not contain is ready at once.",
-    ),
-)
-def host(fn: Callable[..., Any]) -> str:
-    """Write `host(compute, comm, needs)`: a list of calls for one thread, as early and as late as they can be."""
-    needs_function(fn)
-    orders = _orders()
-    texts = [(list(map(str, o.compute)), list(map(str, o.comm)), _needs_of(o)) for o in orders]
-    for order, (fine, value) in zip(orders, call_each(Without(fn, *_LIBRARY), texts), strict=True):
-        case = f"{order.name}, {len(order.compute)} pieces of work"
-        if not fine:
-            raise Wrong(ended(case, value))
-        calls = _check_calls(value, order, case)
-        for ticks in (ticks_of(1, 1), ticks_of(2, 3), ticks_of(1, 3), ticks_of(4, 2), ticks_of(4, 3), UNEVEN):
-            _check_time(calls, order, ticks, case)
-    return f"{len(orders)} orders: every call once, and no tick more than the two streams need"
-
-
-@exercise(
-    "one_f_one_b_overlap-3",
-    "Short attention",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "Print simulate(order, ticks).waits(). What could have run while A_B waited for D_B?",
-        "A 4 is a long window: put M_F between M_B and M_W, and D_B has M_F and M_W.",
-        "C_F is needed by A_F of the next layer. Let it travel behind M_W, and keep A_W for a gap that is left.",
-    ),
-)
-def short_attention(answer: object) -> str:
-    """Order the operations of a pair of two layers so that it ends by tick 32."""
-    order = _pair(answer)
-    streams = simulate(order, UNEVEN)
-    if streams.makespan > TARGET:
-        waits = ", ".join(f"{op} for {ticks}" for op, ticks in streams.waits())
-        raise Wrong(
-            f"a legal order of {streams.makespan} ticks, {TARGET} are wanted; DeepSeek's order takes {V3_TICKS}. "
-            f"Work waits at {waits}",
-            score=partial_score(int(streams.makespan), V3_TICKS, TARGET),
-        )
-    least = lower_bound(order, UNEVEN)
-    return f"{streams.makespan} ticks; the longer sum is {least}, DeepSeek's order takes {V3_TICKS}"
-
-
-@exercise(
-    "one_f_one_b_overlap-4",
-    "Asynchronous in name",
-    "find the bug",
-    minutes=10,
-    trail=True,
-    points=2,
-    hints=(
-        "Results are right. Add up the times of work and of all-to-alls: what does the host take?",
-        "Keep what issue(op) returns. Who needs its rows, and when?",
-        "Wait in front of do(op) for needs.get(op), if that was issued and not waited for. What is left at the end?",
-    ),
-)
-def patient(fn: Callable[..., Any]) -> str:
-    """Repair a host whose asynchronous all-to-alls hide nothing."""
-    needs_function(fn)
-    work = 10
-    for num_layers, travel in ((1, 10), (3, 10), (1, 12), (1, 15)):
-        link = Link(gbps=8 * 8 / (travel * 1e6))  # one number from each rank to the other
-        order = one_f_one_b_overlap(num_layers)
-        program = [str(op) for verb, op in host_calls(order) if verb != "wait"]
-        case = f"{num_layers} layer(s), work of {work} ms, all-to-alls of {travel} ms"
-        out = on_ranks(_watched, 2, fn, program, _needs_of(order), work, case=case, clock="virtual", link=link)
-        expected = simulate(order, ticks_of(work, travel)).makespan
-        _check_report(out[0], float(expected), case)
-    return "60 ms for one layer and 180 for three, the work alone; with slower links no wait comes before its need"
 
 
 def _check_report(report: str, expected: float, case: str) -> None:
@@ -388,3 +264,109 @@ def _read(call: object, case: str) -> tuple[str, Op]:
     if op.is_comm == (verb == "run"):
         raise Wrong(f"{case}: {verb} {op}; work is run, an all-to-all is issued and waited for")
     return verb, op
+
+
+def _judge_host(fn: Callable[..., Any]) -> str:
+    orders = _orders()
+    texts = [(list(map(str, o.compute)), list(map(str, o.comm)), _needs_of(o)) for o in orders]
+    for order, (fine, value) in zip(orders, call_each(Without(fn, *_LIBRARY), texts), strict=True):
+        case = f"{order.name}, {len(order.compute)} pieces of work"
+        if not fine:
+            raise Wrong(ended(case, value))
+        calls = _check_calls(value, order, case)
+        for ticks in (ticks_of(1, 1), ticks_of(2, 3), ticks_of(1, 3), ticks_of(4, 2), ticks_of(4, 3), UNEVEN):
+            _check_time(calls, order, ticks, case)
+    return f"{len(orders)} orders: every call once, and no tick more than the two streams need"
+
+
+def _judge_short_attention(answer: object) -> str:
+    order = _pair(answer)
+    streams = simulate(order, UNEVEN)
+    if streams.makespan > TARGET:
+        waits = ", ".join(f"{op} for {ticks}" for op, ticks in streams.waits())
+        raise Wrong(
+            f"a legal order of {streams.makespan} ticks, {TARGET} are wanted; DeepSeek's order takes {V3_TICKS}. "
+            f"Work waits at {waits}",
+            score=partial_score(int(streams.makespan), V3_TICKS, TARGET),
+        )
+    least = lower_bound(order, UNEVEN)
+    return f"{streams.makespan} ticks; the longer sum is {least}, DeepSeek's order takes {V3_TICKS}"
+
+
+def _judge_patient(fn: Callable[..., Any]) -> str:
+    work = 10
+    for num_layers, travel in ((1, 10), (3, 10), (1, 12), (1, 15)):
+        link = Link(gbps=8 * 8 / (travel * 1e6))  # one number from each rank to the other
+        order = one_f_one_b_overlap(num_layers)
+        program = [str(op) for verb, op in host_calls(order) if verb != "wait"]
+        case = f"{num_layers} layer(s), work of {work} ms, all-to-alls of {travel} ms"
+        out = on_ranks(_watched, 2, fn, program, _needs_of(order), work, case=case, clock="virtual", link=link)
+        expected = simulate(order, ticks_of(work, travel)).makespan
+        _check_report(out[0], float(expected), case)
+    return "60 ms for one layer and 180 for three, the work alone; with slower links no wait comes before its need"
+
+
+numbers = Predict(
+    "one_f_one_b_overlap-1",
+    "Five layers",
+    NAMES,
+    _four_settings,
+    "every piece of work takes {work} ticks, every all-to-all {travel}.",
+    "takes {slow} ticks?",
+    minutes=10,
+    points=1,
+    trail=True,
+    hints=(
+        "Per layer there are 6 pieces of work of 4 ticks and 4 all-to-alls of 5.",
+        "Overlapped, look at the longer sum, then at what happens before the first M_B can start.",
+        "Unsplit, two all-to-alls of every layer have one piece of work to hide behind: 4 ticks of 5.",
+    ),
+    slips=_slips,
+    work=(4, 6, 8, 10),
+    travel=(5, 7, 9, 11, 13),
+    slow=(8, 10, 12, 14, 16, 18, 20),
+    called={"work": "work", "travel": "all-to-all", "slow": "on the slow link"},
+)
+
+host = Implement(
+    "one_f_one_b_overlap-2",
+    "What the host calls",
+    "Write `host(compute, comm, needs)`: a list of calls for one thread, as early and as late as they can be.",
+    judge=_judge_host,
+    minutes=15,
+    points=3,
+    hints=(
+        "Walk through `compute`. Issue what is next in `comm` and ready, at first and after each piece of work.",
+        "Before a piece of work that needs an all-to-all, wait for that one and for those before it in `comm`.",
+        "At the end wait for what is left. An operation that `needs` does not contain is ready at once.",
+    ),
+)
+
+short_attention = Puzzle(
+    "one_f_one_b_overlap-3",
+    "Short attention",
+    "Order the operations of a pair of two layers so that it ends by tick 32.",
+    judge=_judge_short_attention,
+    minutes=20,
+    points=3,
+    hints=(
+        "Print simulate(order, ticks).waits(). What could have run while A_B waited for D_B?",
+        "A 4 is a long window: put M_F between M_B and M_W, and D_B has M_F and M_W.",
+        "C_F is needed by A_F of the next layer. Let it travel behind M_W, and keep A_W for a gap that is left.",
+    ),
+)
+
+patient = Repair(
+    "one_f_one_b_overlap-4",
+    "Asynchronous in name",
+    "Repair a host whose asynchronous all-to-alls hide nothing.",
+    judge=_judge_patient,
+    minutes=10,
+    points=2,
+    trail=True,
+    hints=(
+        "Results are right. Add up the times of work and of all-to-alls: what does the host take?",
+        "Keep what issue(op) returns. Who needs its rows, and when?",
+        "Wait in front of do(op) for needs.get(op), if that was issued and not waited for. What is left at the end?",
+    ),
+)

@@ -6,12 +6,11 @@ Chapter: book/ep/smoe.  Judged with whole numbers against one process: sums are 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import TOLERANCE, apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,103 +44,6 @@ ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
 EXPERTS = 4
 INPUT, OUTPUT = 4, 3  # of the grouped product
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("smoe"), exercise)
-
-
-@exercise(
-    "smoe-1",
-    "Eight tokens on two ranks",
-    "predict",
-    minutes=5,
-    trail=True,
-    points=1,
-    hints=(
-        "Write the 8 slots of each rank with their experts, and sort them by expert, earlier slots first.",
-        "Rank 0 receives its own slots for experts 0 and 1 first, then those of rank 1, each part sorted by expert.",
-        "Bytes: 5 slots of rank 0 are for rank 1, and 5 rows of rank 1 were worked on here. A row has 32 bytes.",
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict which rows arrive at rank 0, where one of them lies, and what rank 0 sends."""
-    general = (
-        "count expert 0 in the choices of both ranks",
-        "count expert 1 in the choices of both ranks",
-        "rank 0's rows come first, sorted by expert",
-        "the rows of expert 0 come first, then those of expert 1, each in the order of the ranks",
-        "32 bytes for each row that rank 0 sends, there and back",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "5 and 3 rows, from place 2 to place 5, 320 bytes"
-
-
-@exercise(
-    "smoe-2",
-    "The weight travels with the row",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Write dh of one row on paper, then dw: both have the row of grad and the matrix of the expert in them.",
-        "dw_r is the inner product of grad_r with W h_r. An inner product allows the matrix on the other side.",
-        "For dW a weight is a factor of the row h_r. An expert without rows has a matrix of zeros: a product of "
-        "[out, 0] and [0, in] is one.",
-    ),
-)
-def backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) -> str:
-    """Write `input_grad` and `weight_grad` of a grouped product with a weight per row, without its output."""
-    needs_function(input_grad)
-    needs_function(weight_grad)
-    library = [f"dualpipe_lab.ep.moe.experts:{name}" for name in ("grouped_product", "grouped_weight_grad")]
-    by_rows, by_weights = (Without(fn, *library, *AUTOGRAD) for fn in (input_grad, weight_grad))
-    for counts in GROUPS:
-        for are_whole in (True, False):
-            _check_backward(by_rows, by_weights, counts, are_whole)
-    return f"three gradients are right for {len(GROUPS)} groupings, from two products per row"
-
-
-@exercise(
-    "smoe-3",
-    "Right with one expert per rank",
-    "find the bug",
-    minutes=10,
-    trail=True,
-    points=2,
-    hints=(
-        "On one rank with four experts it is right, on four ranks with four experts too. Print counts on two ranks.",
-        "Rows arrive source by source, and each source's rows are sorted by expert. What do counts say about them?",
-        "A second stable argsort, of the experts of the arriving rows, before the product; its inverse after it.",
-    ),
-)
-def regrouped(fn: Callable[..., Any]) -> str:
-    """Repair a layer that is right with one expert per rank."""
-    needs_function(fn)
-    for routing in ROUTINGS:
-        _check_layer(fn, *routing)
-    return f"every token has its experts' results in {len(ROUTINGS)} cases, up to 4 experts per rank"
-
-
-@exercise(
-    "smoe-4",
-    "A factor that depends on the grid",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Whose tokens are in an expert's gradient before anything is summed?",
-        "The router's gradients are right: a sum over all ranks, divided by the tokens of all ranks.",
-        "Experts: a sum over the copies, divided by the tokens of all ranks, as the router's. No average.",
-    ),
-)
-def scaled(fn: Callable[..., Any]) -> str:
-    """Repair the sum of gradients of a layer whose experts have copies."""
-    needs_function(fn)
-    for grid in GRIDS:
-        _check_gradients(fn, *grid)
-    return f"all gradients are those of the mean over all tokens on {len(GRIDS)} grids"
 
 
 def _check_backward(
@@ -315,3 +217,77 @@ def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp:
     found = {"router": router.grad, "experts": experts.grad}
     values, right = ({name: Numbers.of(value) for name, value in of.items()} for of in (found, expected))
     return Found(values, right)
+
+
+def _judge_backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) -> str:
+    library = [f"dualpipe_lab.ep.moe.experts:{name}" for name in ("grouped_product", "grouped_weight_grad")]
+    by_rows, by_weights = (Without(fn, *library, *AUTOGRAD) for fn in (input_grad, weight_grad))
+    for counts in GROUPS:
+        for are_whole in (True, False):
+            _check_backward(by_rows, by_weights, counts, are_whole)
+    return f"three gradients are right for {len(GROUPS)} groupings, from two products per row"
+
+
+numbers = Predict(
+    "smoe-1",
+    "Eight tokens on two ranks",
+    NAMES,
+    lambda: EXPECTED,
+    minutes=5,
+    points=1,
+    trail=True,
+    hints=(
+        "Write the 8 slots of each rank with their experts, and sort them by expert, earlier slots first.",
+        "Rank 0 receives its own slots for experts 0 and 1 first, then those of rank 1, each part sorted by expert.",
+        "Bytes: 5 slots of rank 0 are for rank 1, and 5 rows of rank 1 were worked on here. A row has 32 bytes.",
+    ),
+    slips=_SLIPS,
+)
+
+backward = Implement(
+    "smoe-2",
+    "The weight travels with the row",
+    "Write `input_grad` and `weight_grad` of a grouped product with a weight per row, without its output.",
+    judge=_judge_backward,
+    minutes=15,
+    points=3,
+    hints=(
+        "Write dh of one row on paper, then dw: both have the row of grad and the matrix of the expert in them.",
+        "dw_r is the inner product of grad_r with W h_r. An inner product allows the matrix on the other side.",
+        "For dW a weight is a factor of the row h_r. An expert without rows has a matrix of zeros: a product of "
+        "[out, 0] and [0, in] is one.",
+    ),
+)
+
+regrouped = Repair(
+    "smoe-3",
+    "Right with one expert per rank",
+    "Repair a layer that is right with one expert per rank.",
+    cases=ROUTINGS,
+    judge=_check_layer,
+    right=f"every token has its experts' results in {len(ROUTINGS)} cases, up to 4 experts per rank",
+    minutes=10,
+    points=2,
+    trail=True,
+    hints=(
+        "On one rank with four experts it is right, on four ranks with four experts too. Print counts on two ranks.",
+        "Rows arrive source by source, and each source's rows are sorted by expert. What do counts say about them?",
+        "A second stable argsort, of the experts of the arriving rows, before the product; its inverse after it.",
+    ),
+)
+
+scaled = Repair(
+    "smoe-4",
+    "A factor that depends on the grid",
+    "Repair the sum of gradients of a layer whose experts have copies.",
+    cases=GRIDS,
+    judge=_check_gradients,
+    right=f"all gradients are those of the mean over all tokens on {len(GRIDS)} grids",
+    minutes=10,
+    points=2,
+    hints=(
+        "Whose tokens are in an expert's gradient before anything is summed?",
+        "The router's gradients are right: a sum over all ranks, divided by the tokens of all ranks.",
+        "Experts: a sum over the copies, divided by the tokens of all ranks, as the router's. No average.",
+    ),
+)

@@ -6,17 +6,15 @@ Chapter: book/ep/topk-gradient.  Gradients are judged against the formulas in pl
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart, close
 from dualpipe_course.ep import gates
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("logits, as they are", "logits, normalised", "logits, one expert", "bytes for dW", "bytes for the loss")
-EXPECTED = (48, 12, 0, 768, 108)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         12: "the softmax's denominator contains the logits of all experts, also of those that were not asked",
@@ -40,13 +38,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         0: "the load of all tokens is known to no rank before the sum",
     },
 )
-_GENERAL = (
-    "which logits does the weight of a chosen expert contain?",
-    "two chosen experts for each of 6 tokens",
-    "one number divided by itself",
-    "2 (N - 1) / N of the bytes of dW, which is 8 by 16",
-    "2 (N - 1) / N of the bytes of E + 1 integers",
-)
 # tokens, experts, k, scale, shift of all logits
 BACKWARD_CASES = (
     (1, 3, 2, 1.0, 0.0),
@@ -61,117 +52,6 @@ BACKWARD_CASES = (
 BALANCE_CASES = (((4,), 2, 1), ((5, 2), 3, 2), ((3, 3), 4, 1), ((4, 0, 2), 5, 2))  # tokens by rank, experts, k
 SWITCH_CASES = ((2, 3, 1), (5, 4, 1), (3, 4, 2), (4, 5, 3), (3, 6, 4), (4, 5, 5), (1, 1, 1))  # tokens, experts, k
 LIBRARY = ("dualpipe_lab.ep.router", "dualpipe_lab.ep.router_losses")
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("topk_gradient"), exercise)
-
-
-@exercise(
-    "topk_gradient-1",
-    "Who hears anything",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "Write a weight as a function of logits. Which of them appear in it?",
-        "With one expert the weight is p / p.",
-        "dW is 8 by 16. The balance loss sums the load of 8 experts and a number of tokens.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda h, n: (48, 12, 0, 64 * h * (n - 1) / n, 144 * (n - 1) / n),
-        "hidden size {h} runs on {n} ranks",
-        h=(16, 8, 24, 32, 40, 48, 64, 96),
-        n=(4, 2, 3, 8),
-        called={"h": "hidden size", "n": "ranks"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict which logits get a gradient, and what the router sends."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "48, 12 and 0 logits; 768 bytes for dW, 108 for the balance loss"
-
-
-@exercise(
-    "topk_gradient-2",
-    "DeepSeek's weights, backward",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Normalised scores are the softmax of the scores' logarithms. Write v for them; the weights are scale * v.",
-        "dv = scale * grad, and the logarithm of a score gets v * (dv - sum of v dv). Then comes its slope, 1 - p.",
-        "torch.nn.functional.logsigmoid does not underflow, and 1 - sigmoid(u) is sigmoid(-u).",
-    ),
-)
-def backward(fn: Callable[..., Any]) -> str:
-    """Write the gradient of normalised sigmoid weights by hand."""
-    needs_function(fn)
-    cases = []
-    for tokens, experts, k, scale, shift in BACKWARD_CASES:
-        routed = gates.chosen(gates.draw(tokens, experts, shift), experts, k)
-        cases.append((routed, gates.draw(tokens, k, seed=7), scale))
-    results = on_ranks(_gradients, 1, Without(fn, *LIBRARY, *AUTOGRAD), cases, case="your function")[0]
-    for sizes, (routed, grad, scale), found in zip(BACKWARD_CASES, cases, results, strict=True):
-        expected = gates.sigmoid_gradient(routed, grad, scale)
-        near = f", logits near {sizes[4]:g}" if sizes[4] else ""
-        where = f"{sizes[0]} token(s), {sizes[1]} experts, k = {sizes[2]}, scale {scale:g}{near}"
-        gates.check_rows(where, "gradient", found, expected, routed)
-    return f"right in {len(cases)} cases, with logits of -800 and 800, and without a token"
-
-
-@exercise(
-    "topk_gradient-3",
-    "A loss of all tokens",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "f needs the choices of all ranks, and the mean of p the number of all tokens. Both are integers: sum them.",
-        "P is a sum over all tokens, divided by their number. Which part of that sum is this rank's?",
-        "E * (f * sum of own p).sum() / all tokens. f has no gradient, so nothing is sent on the way back.",
-    ),
-)
-def balance(fn: Callable[..., Any]) -> str:
-    """Write a rank's share of the balance loss of all tokens."""
-    needs_function(fn)
-    for sizes, experts, k in BALANCE_CASES:
-        _check_shares(Without(fn, "dualpipe_lab.ep.router_losses"), sizes, experts, k)
-    return f"shares add up and gradients are those of one process in {len(BALANCE_CASES)} cases, one without tokens"
-
-
-@exercise(
-    "topk_gradient-4",
-    "One flag for all k",
-    "find the bug",
-    minutes=5,
-    points=2,
-    hints=(
-        "Print the weights for k = 1.",
-        "What does Switch multiply the answer of its one expert with?",
-        "The scores as they are for k = 1, the normalised ones otherwise.",
-    ),
-)
-def switch(fn: Callable[..., Any]) -> str:
-    """Repair a router that learns nothing with a single expert."""
-    needs_function(fn)
-    cases = [(gates.draw(tokens, experts), gates.draw(tokens, k, seed=7), k) for tokens, experts, k in SWITCH_CASES]
-    results = on_ranks(_routes, 1, fn, cases, case="your function")[0]
-    for (logits, grad, k), found in zip(cases, results, strict=True):
-        routed = gates.chosen(logits, len(logits[0]), k)
-        where = f"{len(logits)} token(s), {len(logits[0])} experts, k = {k}"
-        if found.indices != routed.indices:
-            raise Wrong(f"{where}: the experts are {found.indices}, expected {routed.indices}; only weights were wrong")
-        weights, gradient = gates.softmax_gradient(routed, grad, normalised=k > 1)
-        if k == 1 and len(logits[0]) > 1 and not any(map(any, found.gradient)):
-            raise Wrong(
-                f"{where}: the weights are {found.weights}, and no logit has a gradient: nothing can be learned"
-            )
-        gates.check_rows(where, "weight", found.weights, weights, routed)
-        gates.check_rows(where, "gradient", found.gradient, gradient, routed)
-    return f"weights and gradients are right in {len(cases)} cases; with k = 1 the router learns"
 
 
 class Found(NamedTuple):
@@ -251,3 +131,103 @@ def _share(
         share.backward()
     gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
     return float(share.detach()), gradient.tolist(), forward.bytes, meter.lap().bytes
+
+
+def _judge_backward(fn: Callable[..., Any]) -> str:
+    cases = []
+    for tokens, experts, k, scale, shift in BACKWARD_CASES:
+        routed = gates.chosen(gates.draw(tokens, experts, shift), experts, k)
+        cases.append((routed, gates.draw(tokens, k, seed=7), scale))
+    results = on_ranks(_gradients, 1, Without(fn, *LIBRARY, *AUTOGRAD), cases, case="your function")[0]
+    for sizes, (routed, grad, scale), found in zip(BACKWARD_CASES, cases, results, strict=True):
+        expected = gates.sigmoid_gradient(routed, grad, scale)
+        near = f", logits near {sizes[4]:g}" if sizes[4] else ""
+        where = f"{sizes[0]} token(s), {sizes[1]} experts, k = {sizes[2]}, scale {scale:g}{near}"
+        gates.check_rows(where, "gradient", found, expected, routed)
+    return f"right in {len(cases)} cases, with logits of -800 and 800, and without a token"
+
+
+def _judge_balance(fn: Callable[..., Any], sizes: Any, experts: Any, k: Any) -> None:
+    _check_shares(Without(fn, "dualpipe_lab.ep.router_losses"), sizes, experts, k)
+
+
+def _judge_switch(fn: Callable[..., Any]) -> str:
+    cases = [(gates.draw(tokens, experts), gates.draw(tokens, k, seed=7), k) for tokens, experts, k in SWITCH_CASES]
+    results = on_ranks(_routes, 1, fn, cases, case="your function")[0]
+    for (logits, grad, k), found in zip(cases, results, strict=True):
+        routed = gates.chosen(logits, len(logits[0]), k)
+        where = f"{len(logits)} token(s), {len(logits[0])} experts, k = {k}"
+        if found.indices != routed.indices:
+            raise Wrong(f"{where}: the experts are {found.indices}, expected {routed.indices}; only weights were wrong")
+        weights, gradient = gates.softmax_gradient(routed, grad, normalised=k > 1)
+        if k == 1 and len(logits[0]) > 1 and not any(map(any, found.gradient)):
+            raise Wrong(
+                f"{where}: the weights are {found.weights}, and no logit has a gradient: nothing can be learned"
+            )
+        gates.check_rows(where, "weight", found.weights, weights, routed)
+        gates.check_rows(where, "gradient", found.gradient, gradient, routed)
+    return f"weights and gradients are right in {len(cases)} cases; with k = 1 the router learns"
+
+
+numbers = Predict(
+    "topk_gradient-1",
+    "Who hears anything",
+    NAMES,
+    lambda h, n: (48, 12, 0, 64 * h * (n - 1) / n, 144 * (n - 1) / n),
+    "hidden size {h} runs on {n} ranks",
+    minutes=5,
+    points=1,
+    hints=(
+        "Write a weight as a function of logits. Which of them appear in it?",
+        "With one expert the weight is p / p.",
+        "dW is 8 by 16. The balance loss sums the load of 8 experts and a number of tokens.",
+    ),
+    slips=_SLIPS,
+    h=(16, 8, 24, 32, 40, 48, 64, 96),
+    n=(4, 2, 3, 8),
+    called={"h": "hidden size", "n": "ranks"},
+)
+
+backward = Implement(
+    "topk_gradient-2",
+    "DeepSeek's weights, backward",
+    "Write the gradient of normalised sigmoid weights by hand.",
+    judge=_judge_backward,
+    minutes=20,
+    points=3,
+    hints=(
+        "Normalised scores are the softmax of the scores' logarithms. Write v for them; the weights are scale * v.",
+        "dv = scale * grad, and the logarithm of a score gets v * (dv - sum of v dv). Then comes its slope, 1 - p.",
+        "torch.nn.functional.logsigmoid does not underflow, and 1 - sigmoid(u) is sigmoid(-u).",
+    ),
+)
+
+balance = Implement(
+    "topk_gradient-3",
+    "A loss of all tokens",
+    "Write a rank's share of the balance loss of all tokens.",
+    cases=BALANCE_CASES,
+    judge=_judge_balance,
+    right=f"shares add up and gradients are those of one process in {len(BALANCE_CASES)} cases, one without tokens",
+    minutes=20,
+    points=3,
+    hints=(
+        "f needs the choices of all ranks, and the mean of p the number of all tokens. Both are integers: sum them.",
+        "P is a sum over all tokens, divided by their number. Which part of that sum is this rank's?",
+        "E * (f * sum of own p).sum() / all tokens. f has no gradient, so nothing is sent on the way back.",
+    ),
+)
+
+switch = Repair(
+    "topk_gradient-4",
+    "One flag for all k",
+    "Repair a router that learns nothing with a single expert.",
+    judge=_judge_switch,
+    minutes=5,
+    points=2,
+    hints=(
+        "Print the weights for k = 1.",
+        "What does Switch multiply the answer of its one expert with?",
+        "The scores as they are for k = 1, the normalised ones otherwise.",
+    ),
+)

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from dualpipe_course import check
+from dualpipe_course.registry import TOPICS
 
 COURSE = "dualpipe_course"
 SECRET_FOLDERS = (f"{os.sep}solutions{os.sep}", f"{os.sep}{COURSE}{os.sep}")
@@ -59,7 +60,7 @@ _import, _import_module = builtins.__import__, importlib.import_module
 
 
 def _shown(name: str) -> Any:
-    return Topic(name) if name in check.TOPICS and _is_asked_by_an_answer(sys._getframe(1)) else _check_getattr(name)
+    return Topic(name) if name in TOPICS and _is_asked_by_an_answer(sys._getframe(1)) else _check_getattr(name)
 
 
 def _guarded_import(name: str, *places: Any, **more: Any) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dualpipe_course.variants import seed_of, variants_of, with_seed
+from dualpipe_course.personal import seed_of, variants_of, with_seed
 
 MAX_BYTES = 20_000_000
 _KEYS = re.compile(r"\bdualpipe_course\.(?!check\b)[\w.]+|\bdualpipe_course\b(?! +import +check\b)|['\"/]solutions\b")

@@ -8,15 +8,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.hosts.lost_hosts import flaw_of
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import TODO, call_each, check_ints, ended, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import TODO, call_each, ended, needs_function
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("seconds between two saves", "% of the time lost", "seconds with four times the hosts", "first step", "steps")
-EXPECTED = (720, 10, 360, 241, 12)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         509: "twice the seconds of a save are under the root",
@@ -46,114 +44,8 @@ _SLIPS: tuple[dict[int, str], ...] = (
         11: "steps 241 to 252, both of them included",
     },
 )
-_RULES = (
-    "sqrt(2 * seconds of a save * seconds between failures)",
-    "36 / 720 of the time goes into saving; on average 720 / 2 of 7,200 seconds are computed again",
-    "failures come after 1,800 s",
-    "the last save before the loss is that of the highest multiple of 40",
-    "steps that were finished after the last save",
-)
 
 Look: TypeAlias = tuple[float, dict[int, tuple[int, float]]]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("failures"), exercise)
-
-
-@exercise(
-    "failures-1",
-    "How often to save",
-    "predict",
-    minutes=8,
-    points=2,
-    hints=(
-        "The page has the formula of the best interval, and the two terms of the share that is lost.",
-        "With four times as many hosts a failure comes four times as often. What does the root make of that?",
-        "Which multiple of 40 was the last one that was reached, and which steps were finished after it?",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda save, every, at: (
-            120 * math.sqrt(save),
-            5 / 3 * math.sqrt(save),
-            60 * math.sqrt(save),
-            (at - 1) // every * every + 1,
-            (at - 1) % every,
-        ),
-        "A save takes {save} seconds",
-        "a save still takes {save} seconds",
-        "after every {every}th step",
-        "in the middle of step {at}.",
-        save=(36, 9, 81),
-        every=(40, 30, 50, 60),
-        at=(253, 218, 274, 287),
-        called={"save": "seconds of a save", "every": "steps between saves", "at": "step"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict an interval, the share of time that is lost, and where a training goes on."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "720 s and 10% lost, 360 s on four times as many hosts; step 241 is next, and 12 steps are computed again"
-
-
-@exercise(
-    "failures-2",
-    "A save that survives a host",
-    "implement",
-    minutes=35,
-    points=5,
-    hints=(
-        "Give every shard a name with its step in it, so that nothing of the save before is touched.",
-        "A small file that names the step to load appears at once, if it is renamed from another name. When may it?",
-        "Wait for all hosts twice: every shard is there before the index, the index before old files are removed.",
-    ),
-)
-def saved(save: Callable[..., Any], load: Callable[..., Any]) -> str:
-    """Write `save(storage, host, num_hosts, step, shard)` and `load(storage, num_hosts)`."""
-    for fn in (save, load):
-        needs_function(fn)
-    problem, _ = flaw_of(save, load)
-    if f"NotImplementedError: {TODO}" in problem:
-        raise Wrong("not written yet: replace the line that raises NotImplementedError")
-    if problem:
-        raise Wrong(problem)
-    return "the newest complete save, with one host or all of them lost at any operation, twice in a row as well"
-
-
-@exercise(
-    "failures-3",
-    "A watchdog that trusts clocks",
-    "find the bug",
-    minutes=12,
-    points=2,
-    hints=(
-        "Whose clock wrote the time of a beat, and whose clock is `now`?",
-        "A number that differs from the one at the look before says that the rank lives, whatever time it gives.",
-        "Keep for each rank the last number and the `now` at which it was first seen. A rank may never have beaten.",
-    ),
-)
-def watchdog(fn: Callable[..., Any]) -> str:
-    """Repair `silent(looks, ranks, limit)`, which compares the clocks of two hosts."""
-    needs_function(fn)
-    cases = list(_watches())
-    outcomes = call_each(fn, [(case.looks, case.ranks, case.limit) for case in cases])
-    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
-        if not is_fine:
-            raise Wrong(ended(case.words, value))
-        expected = silent_ranks(case.looks, case.ranks, case.limit)
-        found = plain([list(x) if isinstance(x, set) else x for x in value] if isinstance(value, list) else value)
-        if not isinstance(found, list) or len(found) != len(expected) or any(type(x) is not list for x in found):
-            raise Wrong(f"{case.words}: return a list of silent ranks for each of {len(expected)} looks")
-        for (now, _), ours, theirs in zip(case.looks, expected, found, strict=True):
-            if any(type(rank) is not int for rank in theirs) or sorted(theirs) != ours:
-                rank = next((r for r in case.ranks if (r in theirs) != (r in ours)), case.ranks[0])
-                raise Wrong(
-                    f"{case.words}: at {now:.1f} s, limit {case.limit:g} s: got {theirs}, expected {ours}"
-                    f"\n  {_history(case, now, rank)}"
-                )
-    return f"right for {len(cases)} runs, with clocks that are wrong, jump and drift"
 
 
 class Watch(NamedTuple):
@@ -246,3 +138,92 @@ def _watched(words: str, ranks: Sequence[Rank], limit: float, times: Sequence[fl
                 beats[number] = count, at * (1 + rank.drift) + rank.ahead + jump
         looks.append((now, beats))
     return Watch(looks, list(range(len(ranks))), limit, words)
+
+
+def _judge_saved(save: Callable[..., Any], load: Callable[..., Any]) -> str:
+    for fn in (save, load):
+        needs_function(fn)
+    problem, _ = flaw_of(save, load)
+    if f"NotImplementedError: {TODO}" in problem:
+        raise Wrong("not written yet: replace the line that raises NotImplementedError")
+    if problem:
+        raise Wrong(problem)
+    return "the newest complete save, with one host or all of them lost at any operation, twice in a row as well"
+
+
+def _judge_watchdog(fn: Callable[..., Any]) -> str:
+    cases = list(_watches())
+    outcomes = call_each(fn, [(case.looks, case.ranks, case.limit) for case in cases])
+    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
+        if not is_fine:
+            raise Wrong(ended(case.words, value))
+        expected = silent_ranks(case.looks, case.ranks, case.limit)
+        found = plain([list(x) if isinstance(x, set) else x for x in value] if isinstance(value, list) else value)
+        if not isinstance(found, list) or len(found) != len(expected) or any(type(x) is not list for x in found):
+            raise Wrong(f"{case.words}: return a list of silent ranks for each of {len(expected)} looks")
+        for (now, _), ours, theirs in zip(case.looks, expected, found, strict=True):
+            if any(type(rank) is not int for rank in theirs) or sorted(theirs) != ours:
+                rank = next((r for r in case.ranks if (r in theirs) != (r in ours)), case.ranks[0])
+                raise Wrong(
+                    f"{case.words}: at {now:.1f} s, limit {case.limit:g} s: got {theirs}, expected {ours}"
+                    f"\n  {_history(case, now, rank)}"
+                )
+    return f"right for {len(cases)} runs, with clocks that are wrong, jump and drift"
+
+
+numbers = Predict(
+    "failures-1",
+    "How often to save",
+    NAMES,
+    lambda save, every, at: (
+        120 * math.sqrt(save),
+        5 / 3 * math.sqrt(save),
+        60 * math.sqrt(save),
+        (at - 1) // every * every + 1,
+        (at - 1) % every,
+    ),
+    "A save takes {save} seconds",
+    "a save still takes {save} seconds",
+    "after every {every}th step",
+    "in the middle of step {at}.",
+    minutes=8,
+    points=2,
+    hints=(
+        "The page has the formula of the best interval, and the two terms of the share that is lost.",
+        "With four times as many hosts a failure comes four times as often. What does the root make of that?",
+        "Which multiple of 40 was the last one that was reached, and which steps were finished after it?",
+    ),
+    slips=_SLIPS,
+    save=(36, 9, 81),
+    every=(40, 30, 50, 60),
+    at=(253, 218, 274, 287),
+    called={"save": "seconds of a save", "every": "steps between saves", "at": "step"},
+)
+
+saved = Implement(
+    "failures-2",
+    "A save that survives a host",
+    "Write `save(storage, host, num_hosts, step, shard)` and `load(storage, num_hosts)`.",
+    judge=_judge_saved,
+    minutes=35,
+    points=5,
+    hints=(
+        "Give every shard a name with its step in it, so that nothing of the save before is touched.",
+        "A small file that names the step to load appears at once, if it is renamed from another name. When may it?",
+        "Wait for all hosts twice: every shard is there before the index, the index before old files are removed.",
+    ),
+)
+
+watchdog = Repair(
+    "failures-3",
+    "A watchdog that trusts clocks",
+    "Repair `silent(looks, ranks, limit)`, which compares the clocks of two hosts.",
+    judge=_judge_watchdog,
+    minutes=12,
+    points=2,
+    hints=(
+        "Whose clock wrote the time of a beat, and whose clock is `now`?",
+        "A number that differs from the one at the look before says that the rank lives, whatever time it gives.",
+        "Keep for each rank the last number and the `now` at which it was first seen. A rank may never have beaten.",
+    ),
+)

@@ -10,16 +10,14 @@ from math import isfinite
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, needs_function
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab import data
 from dualpipe_lab.timeline import Message, Timeline
 
 NAMES = ("RANK", "offset in us", "its bound in us", "us that tell which was first", "seconds of drift")
-EXPECTED = (14, 4_050, 150, 240, 50)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         11: "ranks are numbered host by host, so that three whole hosts come before: 3 * 4",
@@ -49,117 +47,10 @@ _SLIPS: tuple[dict[int, str], ...] = (
         100: "two clocks differ by 20 us per second in all, not each of them",
     },
 )
-_RULES = (
-    "host * ranks_per_host + local rank, both counted from 0",
-    "s - (t0 + t1) / 2",
-    "(t1 - t0) / 2",
-    "the order is certain if the difference is larger than both errors together",
-    "20 us in each second make 1 ms",
-)
 
 Answers: TypeAlias = list[tuple[int, int, int]]
 Reading: TypeAlias = tuple[int, int, int]  # time, offset, bound
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("many_hosts"), exercise)
-
-
-@exercise(
-    "many_hosts-1",
-    "Ranks and clocks",
-    "predict",
-    minutes=8,
-    points=2,
-    hints=(
-        "Host 3 is the fourth one. How many ranks do the hosts before it have?",
-        "The page has the formula of the offset and of its bound.",
-        "Two times with an error each: how far apart can they seem if both events were at the same moment?",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda n, back, says, other, drift: (
-            3 * n + 2,
-            says - (5000 + back) / 2,
-            (back - 5000) / 2,
-            (back - 5000) / 2 + other,
-            1000 / drift,
-        ),
-        "starts {n} ranks",
-        "arrives at {back:,} us; the answer says {says:,} us",
-        "within {other} us",
-        "by {drift} millionths",
-        n=(4, 8, 6),
-        back=(5300, 5200, 5400),
-        says=(9200, 8900, 9600),
-        other=(90, 60, 110),
-        drift=(20, 10, 25, 40),
-        called={"n": "ranks", "back": "arrives at", "says": "the answer says", "other": "within", "drift": "drift"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict a rank, an offset and its bound, the least difference that says something, and a drift."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "rank 14; 4,050 us ahead, within 150; 240 us decide who was first, and 50 s of drift make 1 ms"
-
-
-@exercise(
-    "many_hosts-2",
-    "The clock of another host",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Each answer has an offset and a bound. min(answers, key=...) finds the one with the smallest bound.",
-        "At the first reading the offset is the first one, at the second the second. How far along is `time`?",
-        "offset = first + (second - first) * (time - time of the first) / (time between both readings)",
-    ),
-)
-def clock(read_clock: Callable[..., Any], on_their_clock: Callable[..., Any]) -> str:
-    """Write `read_clock(answers)` and `on_their_clock(time, first, second)`, each with a bound that holds."""
-    for fn in (read_clock, on_their_clock):
-        needs_function(fn)
-    asked = list(_exchanges())
-    outcomes = call_each(read_clock, [(list(answers),) for answers, _ in asked])
-    for (answers, offset), outcome in zip(asked, outcomes, strict=True):
-        _judge_reading(answers, offset, outcome)
-    times = list(_drifts())
-    outcomes = call_each(on_their_clock, [case[:3] for case in times])
-    for case, outcome in zip(times, outcomes, strict=True):
-        _judge_time(*case, outcome)
-    return f"the bounds hold in {len(asked)} readings and for {len(times)} times, also where all travel was one way"
-
-
-@exercise(
-    "many_hosts-3",
-    "The slow host",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "A host is rank // ranks_per_host. Which messages go over a cable at all?",
-        "Time per byte compares messages of any size, except that a small message takes the latency, whatever it has.",
-        "A median does not mind a few receivers that were busy. Compare the slowest host with the one before it.",
-    ),
-)
-def slow(fn: Callable[..., Any]) -> str:
-    """Write `slow_host(timeline, ranks_per_host)`: the host that sends slowly, or None."""
-    needs_function(fn)
-    cases = list(_traces())
-    outcomes = call_each(fn, [(case.timeline, case.ranks_per_host) for case in cases])
-    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
-        if not is_fine:
-            raise Wrong(ended(case.words, value))
-        found = plain(value)
-        if found is not None and type(found) is not int:
-            raise Wrong(f"{case.words}: return the number of a host, or None, got {value!r:.60}")
-        if found != case.slow:
-            raise Wrong(f"{case.words}: got {_host(found)}, expected {_host(case.slow)}\n  {_why_not(case, found)}")
-    return (
-        f"right for the stored run and {len(cases) - 1} other traces, {_count_none(cases)} of them without a slow host"
-    )
 
 
 def _pair(value: Any, where: str) -> tuple[float, float]:
@@ -391,3 +282,93 @@ def _timeline(messages: Sequence[tuple[int, int, float, int]], num_ranks: int, d
         free[src] = sent + round(took)
         made.append(Message(src, dst, sent, free[src], num_bytes=size))
     return Timeline("a step", [[] for _ in range(num_ranks)], sorted(made, key=lambda m: m.sent), "measured", "ns")
+
+
+def _judge_clock(read_clock: Callable[..., Any], on_their_clock: Callable[..., Any]) -> str:
+    for fn in (read_clock, on_their_clock):
+        needs_function(fn)
+    asked = list(_exchanges())
+    outcomes = call_each(read_clock, [(list(answers),) for answers, _ in asked])
+    for (answers, offset), outcome in zip(asked, outcomes, strict=True):
+        _judge_reading(answers, offset, outcome)
+    times = list(_drifts())
+    outcomes = call_each(on_their_clock, [case[:3] for case in times])
+    for case, outcome in zip(times, outcomes, strict=True):
+        _judge_time(*case, outcome)
+    return f"the bounds hold in {len(asked)} readings and for {len(times)} times, also where all travel was one way"
+
+
+def _judge_slow(fn: Callable[..., Any]) -> str:
+    cases = list(_traces())
+    outcomes = call_each(fn, [(case.timeline, case.ranks_per_host) for case in cases])
+    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
+        if not is_fine:
+            raise Wrong(ended(case.words, value))
+        found = plain(value)
+        if found is not None and type(found) is not int:
+            raise Wrong(f"{case.words}: return the number of a host, or None, got {value!r:.60}")
+        if found != case.slow:
+            raise Wrong(f"{case.words}: got {_host(found)}, expected {_host(case.slow)}\n  {_why_not(case, found)}")
+    return (
+        f"right for the stored run and {len(cases) - 1} other traces, {_count_none(cases)} of them without a slow host"
+    )
+
+
+numbers = Predict(
+    "many_hosts-1",
+    "Ranks and clocks",
+    NAMES,
+    lambda n, back, says, other, drift: (
+        3 * n + 2,
+        says - (5000 + back) / 2,
+        (back - 5000) / 2,
+        (back - 5000) / 2 + other,
+        1000 / drift,
+    ),
+    "starts {n} ranks",
+    "arrives at {back:,} us; the answer says {says:,} us",
+    "within {other} us",
+    "by {drift} millionths",
+    minutes=8,
+    points=2,
+    hints=(
+        "Host 3 is the fourth one. How many ranks do the hosts before it have?",
+        "The page has the formula of the offset and of its bound.",
+        "Two times with an error each: how far apart can they seem if both events were at the same moment?",
+    ),
+    slips=_SLIPS,
+    n=(4, 8, 6),
+    back=(5300, 5200, 5400),
+    says=(9200, 8900, 9600),
+    other=(90, 60, 110),
+    drift=(20, 10, 25, 40),
+    called={"n": "ranks", "back": "arrives at", "says": "the answer says", "other": "within", "drift": "drift"},
+)
+
+clock = Implement(
+    "many_hosts-2",
+    "The clock of another host",
+    "Write `read_clock(answers)` and `on_their_clock(time, first, second)`, each with a bound that holds.",
+    judge=_judge_clock,
+    minutes=20,
+    points=3,
+    hints=(
+        "Each answer has an offset and a bound. min(answers, key=...) finds the one with the smallest bound.",
+        "At the first reading the offset is the first one, at the second the second. How far along is `time`?",
+        "offset = first + (second - first) * (time - time of the first) / (time between both readings)",
+    ),
+)
+
+slow = Implement(
+    "many_hosts-3",
+    "The slow host",
+    "Write `slow_host(timeline, ranks_per_host)`: the host that sends slowly, or None.",
+    judge=_judge_slow,
+    minutes=20,
+    points=3,
+    hints=(
+        "A host is rank // ranks_per_host. Which messages go over a cable at all?",
+        "Time per byte compares messages of any size, except that a small message takes the latency, whatever it has.",
+        "A median does not mind a few receivers that were busy. Compare the slowest host with the one before it.",
+    ),
+)

@@ -8,17 +8,15 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any, TypeAlias
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.topology import AXES, Topology
 
 NAMES = ("ms of bubble", "GB/s at which both are equal", "GB/s with 8 microbatches")
-EXPECTED = (30, 16, 32)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         24: "this is its fraction of the longer step; the bubble is one of 4 microbatches, 120 / 4",
@@ -39,106 +37,11 @@ _SLIPS: tuple[dict[int, str], ...] = (
         8: "a shorter bubble makes pp better, so the network may be faster",
     },
 )
-_RULES = (
-    "with two stages the bubble is the work of one microbatch",
-    "the time of the 500 - 4 x 5 MB that pp does not wait for equals the bubble",
-    "the same 480 MB in the bubble of 8 microbatches",
-)
 
 Config: TypeAlias = LlamaConfig | V3MoEConfig
 DENSE = LlamaConfig(hidden_size=32, ffn_size=64, num_layers=3, num_heads=8, num_kv_heads=4)
 SPARSE = V3MoEConfig(hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_size=32, expert_ffn_size=8)
 Grid: TypeAlias = list[tuple[str, int]]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("placing"), exercise)
-
-
-@exercise(
-    "placing-1",
-    "Where two plans are equal",
-    "predict",
-    minutes=8,
-    points=2,
-    hints=(
-        "With two stages each stage is idle for as long as one microbatch takes. How many of them make 120 ms?",
-        "dp waits for 500 MB, pp for 20 MB and its bubble. Both waits are equal at the speed that is asked for.",
-        "Microbatches of half the size: the bubble shrinks, the bytes of m messages do not.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda work, grads: (work / 4, 4 * (grads - 20) / work, 8 * (grads - 20) / work),
-        "A step has {work} ms of arithmetic",
-        "waits for {grads} MB of gradients",
-        work=(120, 80, 96, 160, 200),
-        grads=(500, 260, 380, 420, 620, 740, 820, 980),
-        called={"grads": "MB of gradients"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict a bubble and the network speeds at which two plans take the same time."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "a bubble of 30 ms; equal at 16 GB/s, and at 32 GB/s with 8 microbatches"
-
-
-@exercise(
-    "placing-2",
-    "The fewest bytes between nodes",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Five axes have 120 orders; those with one rank change nothing. itertools.permutations lists the rest.",
-        "dataclasses.replace(plan, order=...) is the same plan with another order. An order has all five axes.",
-        "plan.traffic(config, batch_size, sequence_length).ledger.between_nodes(ranks_per_node) is what to minimise.",
-    ),
-)
-def place(fn: Callable[..., Any]) -> str:
-    """Write `place(...)`: the order of a plan's axes that sends the fewest bytes between nodes."""
-    cases = list(_cases())
-    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        where = _words(case)
-        if not is_fine:
-            raise Wrong(ended(where, value))
-        order = _order_of(value, case, where)
-        orders = {each: leaving(case, each) for each in _orders(case[0])}
-        least, found = min(orders.values()), leaving(case, order)
-        if found != least:
-            best = next(each for each, sent in orders.items() if sent == least)
-            raise Wrong(f"{where}: {_short(case, order)} sends {found:,} bytes, {_short(case, best)} {least:,}")
-    return f"the fewest bytes in all {len(cases)} cases, some with nodes that end in the middle of an axis"
-
-
-@exercise(
-    "placing-3",
-    "Groups apart",
-    "implement",
-    minutes=10,
-    points=2,
-    hints=(
-        "lab.Topology(axes).groups(axis) lists the groups.",
-        "A group is on one host if the set of its hosts has one member.",
-    ),
-)
-def apart(fn: Callable[..., Any]) -> str:
-    """Write `apart(hosts, axes, axis)`: the groups of an axis whose ranks lie on several hosts."""
-    cases = list(_deals())
-    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        hosts, axes, axis = case
-        where = f"{' x '.join(f'{name} {size}' for name, size in axes)}, hosts {' '.join(hosts)}, {axis}"
-        if not is_fine:
-            raise Wrong(ended(where, value))
-        found = plain(sorted(value, key=str) if isinstance(value, set | frozenset) else value)
-        if not isinstance(found, list) or not all(
-            isinstance(group, list) and all(type(rank) is int for rank in group) for group in found
-        ):
-            raise Wrong(f"{where}: expected a list of groups, each with its ranks, got {value!r:.80}")
-        expected = groups_apart(hosts, axes, axis)
-        if sorted(map(sorted, found)) != sorted(map(list, expected)):
-            raise Wrong(f"{where}: got {found}, expected {[list(group) for group in expected]}")
-    return f"right for {len(cases)} ways to deal ranks to hosts"
 
 
 Case: TypeAlias = tuple[Plan, Config, int, int, int]
@@ -219,3 +122,84 @@ def _deals() -> Iterator[tuple[list[str], Grid, str]]:
     yield list("aabb"), [("pp", 1), ("dp", 4)], "pp"
     yield list("aaaa"), [("dp", 4)], "dp"
     yield list("aaaabbbb") + list("bbbbaaaa"), [("dp", 2), ("cp", 2), ("tp", 4)], "cp"
+
+
+def _judge_place(fn: Callable[..., Any]) -> str:
+    cases = list(_cases())
+    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        where = _words(case)
+        if not is_fine:
+            raise Wrong(ended(where, value))
+        order = _order_of(value, case, where)
+        orders = {each: leaving(case, each) for each in _orders(case[0])}
+        least, found = min(orders.values()), leaving(case, order)
+        if found != least:
+            best = next(each for each, sent in orders.items() if sent == least)
+            raise Wrong(f"{where}: {_short(case, order)} sends {found:,} bytes, {_short(case, best)} {least:,}")
+    return f"the fewest bytes in all {len(cases)} cases, some with nodes that end in the middle of an axis"
+
+
+def _judge_apart(fn: Callable[..., Any]) -> str:
+    cases = list(_deals())
+    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        hosts, axes, axis = case
+        where = f"{' x '.join(f'{name} {size}' for name, size in axes)}, hosts {' '.join(hosts)}, {axis}"
+        if not is_fine:
+            raise Wrong(ended(where, value))
+        found = plain(sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        if not isinstance(found, list) or not all(
+            isinstance(group, list) and all(type(rank) is int for rank in group) for group in found
+        ):
+            raise Wrong(f"{where}: expected a list of groups, each with its ranks, got {value!r:.80}")
+        expected = groups_apart(hosts, axes, axis)
+        if sorted(map(sorted, found)) != sorted(map(list, expected)):
+            raise Wrong(f"{where}: got {found}, expected {[list(group) for group in expected]}")
+    return f"right for {len(cases)} ways to deal ranks to hosts"
+
+
+numbers = Predict(
+    "placing-1",
+    "Where two plans are equal",
+    NAMES,
+    lambda work, grads: (work / 4, 4 * (grads - 20) / work, 8 * (grads - 20) / work),
+    "A step has {work} ms of arithmetic",
+    "waits for {grads} MB of gradients",
+    minutes=8,
+    points=2,
+    hints=(
+        "With two stages each stage is idle for as long as one microbatch takes. How many of them make 120 ms?",
+        "dp waits for 500 MB, pp for 20 MB and its bubble. Both waits are equal at the speed that is asked for.",
+        "Microbatches of half the size: the bubble shrinks, the bytes of m messages do not.",
+    ),
+    slips=_SLIPS,
+    work=(120, 80, 96, 160, 200),
+    grads=(500, 260, 380, 420, 620, 740, 820, 980),
+    called={"grads": "MB of gradients"},
+)
+
+place = Implement(
+    "placing-2",
+    "The fewest bytes between nodes",
+    "Write `place(...)`: the order of a plan's axes that sends the fewest bytes between nodes.",
+    judge=_judge_place,
+    minutes=20,
+    points=3,
+    hints=(
+        "Five axes have 120 orders; those with one rank change nothing. itertools.permutations lists the rest.",
+        "dataclasses.replace(plan, order=...) is the same plan with another order. An order has all five axes.",
+        "plan.traffic(config, batch_size, sequence_length).ledger.between_nodes(ranks_per_node) is what to minimise.",
+    ),
+)
+
+apart = Implement(
+    "placing-3",
+    "Groups apart",
+    "Write `apart(hosts, axes, axis)`: the groups of an axis whose ranks lie on several hosts.",
+    judge=_judge_apart,
+    minutes=10,
+    points=2,
+    hints=(
+        "lab.Topology(axes).groups(axis) lists the groups.",
+        "A group is on one host if the set of its hosts has one member.",
+    ),
+)

@@ -10,7 +10,6 @@ from math import sqrt
 from typing import Any, NamedTuple
 
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.gradients import ROWS, WIDTH, make_batch, make_stage
 from dualpipe_course.pp.mirrors import (
     GATHERED_BYTES,
@@ -23,6 +22,7 @@ from dualpipe_course.pp.mirrors import (
     total,
 )
 from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 LR = 0.5  # a power of two: dividing by it loses nothing
 NORM_BYTES = 64  # room for an all-reduce of a few numbers

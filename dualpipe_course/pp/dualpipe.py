@@ -7,13 +7,13 @@ and 20 microbatches are DeepSeek's action by action; the queue by what has been 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.differences import TOLERANCE
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import clipping, programs
 from dualpipe_course.pp.gradients import without_library
-from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, on_ranks
-from dualpipe_course.variants import WORDS, Known, Variants
+from dualpipe_course.trial import call_each, ended, on_ranks
+from dualpipe_course.variants import WORDS, Known
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W
 from dualpipe_lab.pp.schedules.dualpipe import (
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 NUMBERS = ("bubble of rank 2", "bubble of rank 0", "published bubble", "peak of rank 0")
-EXPECTED = (18, 16, 22, 7)  # 6 ranks, 14 microbatches, F = 4, I = 7, W = 5, a pair 14
 PLENTY = 99
 # ranks, microbatches, whether cut in half, weight gradients that may wait
 CASES = [(2, 4, False, PLENTY), (1, 2, True, PLENTY), (2, 6, False, PLENTY), (4, 8, False, PLENTY)]
@@ -41,11 +40,6 @@ COST = Cost(F=4, I=4, W=2, overlap=8)  # pairs gain, and W is short: a wrong ord
 RANKS, MICROBATCHES, EASY, LEAST, ROOM = 4, 6, 25, 19, 4  # of the puzzle, F = I = W = 1
 Words = Sequence[str]
 SMALL = ("B0", "I0 W", "I0 I0 W W", "I1 I0 W W", "I0 B1 W", "I0 I1 B0 W B1 I0 W W")
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("dualpipe"), exercise)
 
 
 def _in_the_middle(f: int, i: int, w: int, pair: int) -> Sequence[Time] | None:
@@ -79,155 +73,8 @@ def _slips(f: int, i: int, w: int, pair: int) -> Known:
         ),
         ((int(answers[0]), "all ranks end together, and rank 2 has 7 pairs, rank 0 has 6"),),
         (),
-        (),
+        ((6, "every rank holds p before its first pair, and the pair's forward adds one"),),
     )
-
-
-@exercise(
-    "dualpipe-1",
-    "Where the published form is wrong",
-    "predict",
-    minutes=10,
-    trail=True,
-    points=2,
-    hints=(
-        "In the middle: (p/2 - 1)(t_F + (t_F&B - t_B) + max(t_I - t_W, 0)), and a term for step 3 where t_I > t_F.",
-        "All ranks end the step together. Each pair saves t_F + t_B - t_F&B of work, so a rank with fewer pairs works "
-        "longer and waits less.",
-        "Count the pairs of steps 4 and 5. For q = 0 they are 2 (m/2 - p + 1) + (p/2 - 1); the rank in the middle runs "
-        "one of its 2 (m/2 - p + p/2) as two halves.",
-    ),
-    variants=Variants(
-        NUMBERS,
-        _in_the_middle,
-        "F takes {f} ticks, I {i}, W {w}, and a pair {pair}.",
-        f=(4, 3, 5),
-        i=(7, 6, 8),
-        w=(5, 4),
-        pair=(14, 13, 15),
-        slips=_slips,
-        called={"f": "F", "i": "I", "w": "W"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict the bubbles of ranks 2 and 0, the published one and the peak: p=6, m=14, F, I, W, F&B = 4, 7, 5, 14."""
-    middle, outer, published, peak = needs_ints(answer, NUMBERS)
-    if middle != EXPECTED[0]:
-        raise Wrong(
-            f"rank 2, {middle}: "
-            + numbers.slips[0].get(middle, "count the four terms of the chapter's form one by one")
-        )
-    if outer != EXPECTED[1]:
-        same = (
-            "rank 2 has 7 pairs, rank 0 has 6" if outer == middle else "each pair saves 2 ticks of work, not of waiting"
-        )
-        raise Wrong(f"rank 0, {outer}: all ranks end together, and {same}")
-    if published != EXPECTED[2]:
-        raise Wrong(f"published {published}: (p/2 - 1)(t_F&B + t_B - 3 t_W), with B = 12 and a pair of 14")
-    if peak != EXPECTED[3]:
-        raise Wrong(f"peak {peak}: every rank holds p before its first pair, and the pair's forward adds one")
-    return "18 ticks in the middle and 16 at the ends, where the published form says 22; 7 activations"
-
-
-@exercise(
-    "dualpipe-2",
-    "The missing steps",
-    "implement",
-    minutes=30,
-    points=4,
-    hints=(
-        "Steps 3, 5 and 7 are repeated once for each rank between this one and the middle, `inside`; steps 6 and 8 "
-        "`outside` times.",
-        "Step 6 has 2 * outside backwards, of flow 1 and flow 0 in turn. From its middle on they are I instead of B, "
-        "as far as there is room. How many W are then left for step 8?",
-        "DualPipeV's ranks are DualPipe's upper half: rank r is at position r of p, and what comes back is flow 1, on "
-        "stage 2 p - 1 - r, with the same microbatches.",
-    ),
-)
-def rows(fn: Callable[..., Any]) -> str:
-    """Complete `one_row(rank, num_ranks, num_microbatches, cut, room)`: DualPipe's rows, also with little room."""
-    needs_function(fn)
-    results = call_each(without_library(_EveryRank(fn)), CASES)
-    for (p, m, cut, room), (fine, value) in zip(CASES, results, strict=True):
-        case = f"{'DualPipeV' if cut else 'DualPipe'}, {p} rank{'s' * (p > 1)}, {m} microbatches"
-        case += "" if room == PLENTY else f", room for {room} waiting"
-        if not fine:
-            raise Wrong(ended(case, value))
-        _check_rows(value, p, m, cut, room, case)
-    return (
-        f"{len(CASES)} programs action by action; DualPipe's for 8 ranks and 20 microbatches is the published one if "
-        "all weight gradients may wait"
-    )
-
-
-@exercise(
-    "dualpipe-3",
-    "Too few for DualPipe",
-    "puzzle",
-    minutes=40,
-    points=3,
-    hints=(
-        "Rank 1 cannot start before tick 1. Where else must it wait? Nowhere, if W fills its gaps and the end.",
-        "Write I W for every B first, and look at the picture: an I that a neighbour waits for "
-        "goes first, a W that no rank waits for goes where the rank would be idle.",
-        "Rank 0 can begin 0F0 0F1 0F2 3F3 3I3 3W3 3F4: three of its own before the first from the other end.",
-    ),
-)
-def fewer(answer: object) -> str:
-    """Find a mirrored program for 4 ranks and 6 microbatches: 19 ticks, at most 4 live activations per rank."""
-    timeline = simulate(programs.parse(_with_mirrors(answer), RANKS, MICROBATCHES))
-    peak = max(map(timeline.peak_activations, range(RANKS)))
-    quick = max(0, EASY - timeline.makespan) / (EASY - LEAST)
-    if timeline.makespan > LEAST:
-        late = f"valid, {timeline.makespan} ticks with {peak} activations; {LEAST} are enough with {ROOM}"
-        score = round((0.9 if peak <= ROOM else 0.45) * quick, 2)
-        raise Wrong(f"{late}. Rank 1 is idle for {timeline.bubble_time(1)}", score=score, picture=timeline)
-    if peak > ROOM:
-        raise Wrong(f"{LEAST} ticks, but a rank holds {peak} activations; {ROOM} are enough", 0.6, timeline)
-    return f"{timeline.makespan} ticks with {peak} activations: 18 of work, and one until rank 1 has its first input"
-
-
-@exercise(
-    "dualpipe-4",
-    "What W remembers",
-    "find the bug",
-    minutes=10,
-    trail=True,
-    points=2,
-    hints=(
-        "Where W follows its I at once the gradient is right. Try I0 I0 W W on paper: what are x and dy when W runs?",
-        "A function made in a loop does not keep the loop's variables, it looks at them when it runs.",
-        "Keep a tuple of flow, dy and x. W takes from the front of the queue: the oldest holds its activation longest.",
-    ),
-)
-def queue(fn: Callable[..., Any]) -> str:
-    """Repair `backwards(words, weights, grads, inputs, dys)`: B adds its own weight gradient, W the oldest waiting."""
-    needs_function(fn)
-    if report := on_ranks(_try_rows, 1, fn, case="running backward words")[0]:
-        raise Wrong(report)
-    return "every I's weight gradient waits for its own W, oldest first, on all ranks of DualPipe that were tried"
-
-
-@exercise(
-    "dualpipe-5",
-    "Two copies, one step",
-    "find the bug",
-    minutes=25,
-    points=3,
-    hints=(
-        "After the step, compare the copies of stage 0 on the first and on the last rank. Are they still equal?",
-        "A rank and its mirror have seen different microbatches. Sum each gradient over a group of these two; all "
-        "ranks make all groups, and both mirrors take their stages in one order.",
-        "Afterwards both mirrors have the same gradients, and a sum over all ranks counts each twice. Let rank r add "
-        "the squares of stage r alone.",
-    ),
-)
-def clipped_step(fn: Callable[..., Any]) -> str:
-    """Repair `clipped_step(rank, world_size, stages, max_norm, lr)`: both copies make the step of one process."""
-    needs_function(fn)
-    for num_ranks, num_microbatches, max_norm in ((2, 4, 0.1), (4, 8, 0.1), (4, 8, 10.0)):
-        clipping.check_clipped_step(fn, num_ranks, num_microbatches, max_norm)
-    return "2 and 4 ranks, clipped or not: the norm of one process, its step, and both copies equal to the last bit"
 
 
 class _EveryRank:
@@ -408,3 +255,126 @@ def _close(found: Sequence[float], expected: Sequence[float]) -> bool:
     return len(found) == len(expected) and all(
         abs(a - b) <= 100 * TOLERANCE for a, b in zip(found, expected, strict=True)
     )
+
+
+def _judge_rows(fn: Callable[..., Any]) -> str:
+    results = call_each(without_library(_EveryRank(fn)), CASES)
+    for (p, m, cut, room), (fine, value) in zip(CASES, results, strict=True):
+        case = f"{'DualPipeV' if cut else 'DualPipe'}, {p} rank{'s' * (p > 1)}, {m} microbatches"
+        case += "" if room == PLENTY else f", room for {room} waiting"
+        if not fine:
+            raise Wrong(ended(case, value))
+        _check_rows(value, p, m, cut, room, case)
+    return (
+        f"{len(CASES)} programs action by action; DualPipe's for 8 ranks and 20 microbatches is the published one if "
+        "all weight gradients may wait"
+    )
+
+
+def _judge_fewer(answer: object) -> str:
+    timeline = simulate(programs.parse(_with_mirrors(answer), RANKS, MICROBATCHES))
+    peak = max(map(timeline.peak_activations, range(RANKS)))
+    quick = max(0, EASY - timeline.makespan) / (EASY - LEAST)
+    if timeline.makespan > LEAST:
+        late = f"valid, {timeline.makespan} ticks with {peak} activations; {LEAST} are enough with {ROOM}"
+        score = round((0.9 if peak <= ROOM else 0.45) * quick, 2)
+        raise Wrong(f"{late}. Rank 1 is idle for {timeline.bubble_time(1)}", score=score, picture=timeline)
+    if peak > ROOM:
+        raise Wrong(f"{LEAST} ticks, but a rank holds {peak} activations; {ROOM} are enough", 0.6, timeline)
+    return f"{timeline.makespan} ticks with {peak} activations: 18 of work, and one until rank 1 has its first input"
+
+
+def _judge_queue(fn: Callable[..., Any]) -> str:
+    if report := on_ranks(_try_rows, 1, fn, case="running backward words")[0]:
+        raise Wrong(report)
+    return "every I's weight gradient waits for its own W, oldest first, on all ranks of DualPipe that were tried"
+
+
+numbers = Predict(
+    "dualpipe-1",
+    "Where the published form is wrong",
+    NUMBERS,
+    _in_the_middle,
+    "F takes {f} ticks, I {i}, W {w}, and a pair {pair}.",
+    minutes=10,
+    points=2,
+    trail=True,
+    hints=(
+        "In the middle: (p/2 - 1)(t_F + (t_F&B - t_B) + max(t_I - t_W, 0)), and a term for step 3 where t_I > t_F.",
+        "All ranks end the step together. Each pair saves t_F + t_B - t_F&B of work, so a rank with fewer pairs works "
+        "longer and waits less.",
+        "Count the pairs of steps 4 and 5. For q = 0 they are 2 (m/2 - p + 1) + (p/2 - 1); the rank in the middle runs "
+        "one of its 2 (m/2 - p + p/2) as two halves.",
+    ),
+    slips=_slips,
+    f=(4, 3, 5),
+    i=(7, 6, 8),
+    w=(5, 4),
+    pair=(14, 13, 15),
+    called={"f": "F", "i": "I", "w": "W"},
+)
+
+rows = Implement(
+    "dualpipe-2",
+    "The missing steps",
+    "Complete `one_row(rank, num_ranks, num_microbatches, cut, room)`: DualPipe's rows, also with little room.",
+    judge=_judge_rows,
+    minutes=30,
+    points=4,
+    hints=(
+        "Steps 3, 5 and 7 are repeated once for each rank between this one and the middle, `inside`; steps 6 and 8 "
+        "`outside` times.",
+        "Step 6 has 2 * outside backwards, of flow 1 and flow 0 in turn. From its middle on they are I instead of B, "
+        "as far as there is room. How many W are then left for step 8?",
+        "DualPipeV's ranks are DualPipe's upper half: rank r is at position r of p, and what comes back is flow 1, on "
+        "stage 2 p - 1 - r, with the same microbatches.",
+    ),
+)
+
+fewer = Puzzle(
+    "dualpipe-3",
+    "Too few for DualPipe",
+    "Find a mirrored program for 4 ranks and 6 microbatches: 19 ticks, at most 4 live activations per rank.",
+    judge=_judge_fewer,
+    minutes=40,
+    points=3,
+    hints=(
+        "Rank 1 cannot start before tick 1. Where else must it wait? Nowhere, if W fills its gaps and the end.",
+        "Write I W for every B first, and look at the picture: an I that a neighbour waits for "
+        "goes first, a W that no rank waits for goes where the rank would be idle.",
+        "Rank 0 can begin 0F0 0F1 0F2 3F3 3I3 3W3 3F4: three of its own before the first from the other end.",
+    ),
+)
+
+queue = Repair(
+    "dualpipe-4",
+    "What W remembers",
+    "Repair `backwards(words, weights, grads, inputs, dys)`: B adds its own weight gradient, W the oldest waiting.",
+    judge=_judge_queue,
+    minutes=10,
+    points=2,
+    trail=True,
+    hints=(
+        "Where W follows its I at once the gradient is right. Try I0 I0 W W on paper: what are x and dy when W runs?",
+        "A function made in a loop does not keep the loop's variables, it looks at them when it runs.",
+        "Keep a tuple of flow, dy and x. W takes from the front of the queue: the oldest holds its activation longest.",
+    ),
+)
+
+clipped_step = Repair(
+    "dualpipe-5",
+    "Two copies, one step",
+    "Repair `clipped_step(rank, world_size, stages, max_norm, lr)`: both copies make the step of one process.",
+    cases=((2, 4, 0.1), (4, 8, 0.1), (4, 8, 10.0)),
+    judge=clipping.check_clipped_step,
+    right="2 and 4 ranks, clipped or not: the norm of one process, its step, and both copies equal to the last bit",
+    minutes=25,
+    points=3,
+    hints=(
+        "After the step, compare the copies of stage 0 on the first and on the last rank. Are they still equal?",
+        "A rank and its mirror have seen different microbatches. Sum each gradient over a group of these two; all "
+        "ranks make all groups, and both mirrors take their stages in one order.",
+        "Afterwards both mirrors have the same gradients, and a sum over all ranks counts each twice. Let rank r add "
+        "the squares of stage r alone.",
+    ),
+)

@@ -7,17 +7,13 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
-from dualpipe_course.exercise import exercise, hint_of
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.declared import Implement, Predict, Repair
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NAMES = ("microbatches", "sent by rank 5", "sent by rank 2", "moments", "moments of two pipelines", "squares")
-EXPECTED = (12, 140_000, 80_000, 140_000, 70_000, 50)
 _SLIPS: tuple[dict[int, str], ...] = (
     {24: "the other half of the batch passes the copy on rank 1", 4: "each direction has half of the 24"},
     {
@@ -45,14 +41,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         100: "there are two copies of each stage",
     },
 )
-_GENERAL = (
-    "each direction has half of the microbatches",
-    "rank 5 holds stages 0 and 5, and sends their gradients once",
-    "rank 2 holds stages 2 and 3, and sends their gradients once",
-    "8 bytes for each of the 35,000 weights, shared by two ranks",
-    "8 bytes for each of the 35,000 weights, shared by four ranks",
-    "the square of the norm, once for each copy",
-)
 LR, BETA, STEPS = 0.5, 0.75, 3  # powers of two and their sums: whole numbers stay exact
 SHAPES = ((3, 2), (4,))  # of every stage's parameters
 TABLE = (5, 2)
@@ -62,104 +50,6 @@ _SENT = (
     "weights of the stage that it owns"
 )
 _SUMMED = "rank {rank} sent {found:g} bytes, {most:g} are enough: each gradient once, to the mirror alone"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("dualpipe_copies"), exercise)
-
-
-@exercise(
-    "dualpipe_copies-1",
-    "Six ranks, one large stage",
-    "predict",
-    minutes=8,
-    points=2,
-    hints=(
-        "Rank r holds stages r and 5 - r. Which ranks hold stage 0?",
-        "In the sum each rank sends the gradients of both of its stages to its mirror, 4 bytes for each weight.",
-        "Two moments take 8 bytes per weight. How many ranks hold a copy of a stage and can share its moments?",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda m, first, others, norm: (
-            m // 2,
-            4 * (first + others),
-            8 * others,
-            4 * (first + others),
-            2 * (first + others),
-            2 * norm**2,
-        ),
-        "6 ranks with {m} microbatches. Stage 0 has {first:,} weights, every other stage {others:,}.",
-        "The norm of the whole gradient is {norm}.",
-        m=(24, 16, 20, 28),
-        first=(25_000, 30_000, 35_000, 45_000),
-        others=(10_000, 8_000, 12_000),
-        norm=(5, 3, 4, 6, 7),
-        called={"m": "microbatches", "first": "weights of stage 0:", "others": "of every other stage"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict microbatches, bytes and moments of mirrors on 6 ranks, and a sum of squares."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "12 microbatches; 140000 and 80000 bytes sent; moments of 140000 and 70000 bytes; 50"
-
-
-@exercise(
-    "dualpipe_copies-2",
-    "An owner for each stage",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Rank r owns stage r and not stage p - 1 - r; its mirror owns that one. What does each give, and what does it "
-        "wait for?",
-        "Both mirrors take the stages in one order, sorted by number. For each parameter the owner receives first and "
-        "the other rank sends first.",
-        "Owner: receive, v = beta v + g, w -= lr v, send the weights. The other rank: send .grad, receive into w.data.",
-    ),
-)
-def owned_step(fn: Callable[..., Any]) -> str:
-    """Write `owned_step(rank, world_size, stages, momentum, lr, beta)`: the owner of a stage updates both copies."""
-    needs_function(fn)
-    for num_ranks in (2, 4):
-        compare_on_ranks(
-            _owned_step,
-            num_ranks,
-            fn,
-            case=f"{num_ranks} ranks, {STEPS} steps",
-            limits=[Limit("bytes", STEPS * _bytes_of_two(), _SENT, scope="each")],
-            tolerance=0,
-        )
-    return f"2 and 4 ranks: both copies make the {STEPS} steps of one process, and each momentum exists once"
-
-
-@exercise(
-    "dualpipe_copies-3",
-    "One weight in two stages",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "How often does the loop come to the tied table on rank 0, and what is in its .grad after each time?",
-        "A second all-reduce of a sum over two ranks doubles it.",
-        "Each parameter is summed once, also if it is in two stages. Both mirrors have to leave out the same one.",
-    ),
-)
-def sum_copies(fn: Callable[..., Any]) -> str:
-    """Repair `sum_copies(rank, world_size, stages)` for a parameter that both stages of a rank use."""
-    needs_function(fn)
-    for num_ranks, is_tied in ((4, False), (2, True), (4, True)):
-        compare_on_ranks(
-            _sum_copies,
-            num_ranks,
-            fn,
-            is_tied,
-            case=f"{num_ranks} ranks, {'a tied table' if is_tied else 'nothing tied'}",
-            limits=[Limit("bytes", 2 * (_bytes_of_two() + 2 * TABLE[0] * TABLE[1] * 8), _SUMMED, scope="each")],
-            tolerance=0,
-        )
-    return "with and without a tied table: both copies have the gradient of all microbatches"
 
 
 def _bytes_of_two() -> int:
@@ -248,3 +138,90 @@ def _flat(tensors: "list[Tensor]") -> Numbers | None:
     import torch
 
     return Numbers.of(torch.cat([one.detach().flatten() for one in tensors]))
+
+
+def _judge_owned_step(fn: Callable[..., Any], num_ranks: int) -> None:
+    compare_on_ranks(
+        _owned_step,
+        num_ranks,
+        fn,
+        case=f"{num_ranks} ranks, {STEPS} steps",
+        limits=[Limit("bytes", STEPS * _bytes_of_two(), _SENT, scope="each")],
+        tolerance=0,
+    )
+
+
+def _judge_sum_copies(fn: Callable[..., Any], num_ranks: int, is_tied: bool) -> None:
+    compare_on_ranks(
+        _sum_copies,
+        num_ranks,
+        fn,
+        is_tied,
+        case=f"{num_ranks} ranks, {'a tied table' if is_tied else 'nothing tied'}",
+        limits=[Limit("bytes", 2 * (_bytes_of_two() + 2 * TABLE[0] * TABLE[1] * 8), _SUMMED, scope="each")],
+        tolerance=0,
+    )
+
+
+numbers = Predict(
+    "dualpipe_copies-1",
+    "Six ranks, one large stage",
+    NAMES,
+    lambda m, first, others, norm: (
+        m // 2,
+        4 * (first + others),
+        8 * others,
+        4 * (first + others),
+        2 * (first + others),
+        2 * norm**2,
+    ),
+    "6 ranks with {m} microbatches. Stage 0 has {first:,} weights, every other stage {others:,}.",
+    "The norm of the whole gradient is {norm}.",
+    minutes=8,
+    points=2,
+    hints=(
+        "Rank r holds stages r and 5 - r. Which ranks hold stage 0?",
+        "In the sum each rank sends the gradients of both of its stages to its mirror, 4 bytes for each weight.",
+        "Two moments take 8 bytes per weight. How many ranks hold a copy of a stage and can share its moments?",
+    ),
+    slips=_SLIPS,
+    m=(24, 16, 20, 28),
+    first=(25_000, 30_000, 35_000, 45_000),
+    others=(10_000, 8_000, 12_000),
+    norm=(5, 3, 4, 6, 7),
+    called={"m": "microbatches", "first": "weights of stage 0:", "others": "of every other stage"},
+)
+
+owned_step = Implement(
+    "dualpipe_copies-2",
+    "An owner for each stage",
+    "Write `owned_step(rank, world_size, stages, momentum, lr, beta)`: the owner of a stage updates both copies.",
+    cases=((2,), (4,)),
+    judge=_judge_owned_step,
+    right=f"2 and 4 ranks: both copies make the {STEPS} steps of one process, and each momentum exists once",
+    minutes=20,
+    points=3,
+    hints=(
+        "Rank r owns stage r and not stage p - 1 - r; its mirror owns that one. What does each give, and what does it "
+        "wait for?",
+        "Both mirrors take the stages in one order, sorted by number. For each parameter the owner receives first and "
+        "the other rank sends first.",
+        "Owner: receive, v = beta v + g, w -= lr v, send the weights. The other rank: send .grad, receive into w.data.",
+    ),
+)
+
+sum_copies = Repair(
+    "dualpipe_copies-3",
+    "One weight in two stages",
+    "Repair `sum_copies(rank, world_size, stages)` for a parameter that both stages of a rank use.",
+    cases=((4, False), (2, True), (4, True)),
+    judge=_judge_sum_copies,
+    right="with and without a tied table: both copies have the gradient of all microbatches",
+    minutes=10,
+    points=2,
+    hints=(
+        "How often does the loop come to the tied table on rank 0, and what is in its .grad after each time?",
+        "A second all-reduce of a sum over two ranks doubles it.",
+        "Each parameter is summed once, also if it is in two stages. Both mirrors have to leave out the same one.",
+    ),
+)

@@ -6,17 +6,13 @@ Chapter: book/pp/dualpipe-overlap.  Gradients are judged against one process, th
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
-from dualpipe_course.exercise import exercise, hint_of
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.declared import Implement, Predict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("one after the other", "forward first", "backward first", "backward alone")
-EXPECTED = (102, 66, 68, 42)
 _SLIPS: tuple[dict[int, str], ...] = (
     {54: "that is the work alone; each of the six all-reduces is waited for", 78: "the forward has all-reduces too"},
     {
@@ -35,12 +31,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         54: "W hides 6 of the 8 ms",
     },
 )
-_GENERAL = (
-    "three times 6 + 8 + 12 + 8",
-    "write two rows, work and travel: F 0 to 6, its travel 6 to 14, B 6 to 18, its travel 18 to 26",
-    "write two rows, work and travel: B 0 to 12, its travel 12 to 20, F 12 to 18, its travel 20 to 28",
-    "each layer takes 6 ms for I, and then the longer of travel and W",
-)
 F_MS, I_MS, W_MS, TRAVEL_MS = 6, 6, 6, 8
 WIDTH, ROWS = 4, 3
 LAYERS = ((1, 1), (3, 3), (1, 3), (4, 2))  # of the forward's stage, of the backward's stage
@@ -49,11 +39,6 @@ _TICKS = (
     "and a half goes on while the other one's tensor travels"
 )
 _CALLS = "rank {rank} computed W {found:g} times, its stage has {most:g} layers"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("dualpipe_overlap"), exercise)
 
 
 def _three_layers(f: int, b: int, travel: int, i: int) -> Sequence[int] | None:
@@ -67,73 +52,6 @@ def _three_layers(f: int, b: int, travel: int, i: int) -> Sequence[int] | None:
         return max(there)
 
     return 3 * (f + b + 2 * travel), in_turn(f, b), in_turn(b, f), 3 * (i + max(travel, b - i))
-
-
-@exercise(
-    "dualpipe_overlap-1",
-    "Slow all-reduces",
-    "predict",
-    minutes=10,
-    points=2,
-    hints=(
-        "Write two rows for the pair: what the rank computes, and what travels. A piece begins when the travel of its "
-        "own half is over.",
-        "Forward first: F from 0 to 6, B from 6 to 18, F from 18 to 24, and the second B needs what travels until 26.",
-        "Backward first: the forward's travel is launched at 18 and begins at 20, when the backward's is over.",
-    ),
-    variants=Variants(
-        NAMES,
-        _three_layers,
-        "computes {f} ms in the forward and {b} ms in the backward, and an all-reduce takes {travel} ms",
-        "I takes {i} of its {b} ms",
-        f=(6, 5, 7),
-        b=(12, 10, 14),
-        travel=(8, 9, 10),
-        i=lambda b, **_: b // 2,
-        called={"f": "forward", "b": "backward", "travel": "all-reduce", "i": "I"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict how long a pair of three layers takes in three orders, and a backward with W after the launch."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "102 ms one after the other, 66 and 68 in turn, 42 for the backward with W behind its travel"
-
-
-@exercise(
-    "dualpipe_overlap-2",
-    "W behind the last travel",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "What does the next layer below need: the input's gradient, the weight's, or both?",
-        "I, launch, W, yield, wait. Then the gradient for the layer below is dy plus the sum.",
-        "next(half) runs one piece; StopIteration says that a half has ended. The other one goes on alone.",
-    ),
-)
-def pair(backward_pieces: Callable[..., Any], in_turn: Callable[..., Any]) -> str:
-    """Write `backward_pieces(layers, dy, pair)`, with W behind the travel, and `in_turn` for halves of any lengths."""
-    needs_function(backward_pieces)
-    needs_function(in_turn)
-    from dualpipe_lab.launch.emulator import Link
-
-    for down, up in LAYERS:
-        compare_on_ranks(
-            _pair,
-            2,
-            backward_pieces,
-            in_turn,
-            down,
-            up,
-            case=f"{down} layer(s) forward, {up} backward",
-            limits=[
-                Limit("W", up, _CALLS, least=up, scope="each"),
-                Limit("ms", _ms_of_pair(down, up), _TICKS, scope="largest", shows=True),
-            ],
-            clock="virtual",
-            link=Link(gbps=1e6, latency_ms=TRAVEL_MS / 2),
-        )
-    return f"{len(LAYERS)} pairs have the gradients of one process and wait no longer than their all-reduces make them"
 
 
 def _ms_of_pair(down: int, up: int) -> float:
@@ -250,3 +168,63 @@ def _pair(rank: int, world_size: int, backward_pieces: Any, in_turn: Any, down: 
         {name: Numbers.of(value) for name, value in zip(names, expected, strict=True)},
         costs={"W": calls, "ms": ms},
     )
+
+
+def _judge_pair(backward_pieces: Callable[..., Any], in_turn: Callable[..., Any]) -> str:
+    from dualpipe_lab.launch.emulator import Link
+
+    for down, up in LAYERS:
+        compare_on_ranks(
+            _pair,
+            2,
+            backward_pieces,
+            in_turn,
+            down,
+            up,
+            case=f"{down} layer(s) forward, {up} backward",
+            limits=[
+                Limit("W", up, _CALLS, least=up, scope="each"),
+                Limit("ms", _ms_of_pair(down, up), _TICKS, scope="largest", shows=True),
+            ],
+            clock="virtual",
+            link=Link(gbps=1e6, latency_ms=TRAVEL_MS / 2),
+        )
+    return f"{len(LAYERS)} pairs have the gradients of one process and wait no longer than their all-reduces make them"
+
+
+numbers = Predict(
+    "dualpipe_overlap-1",
+    "Slow all-reduces",
+    NAMES,
+    _three_layers,
+    "computes {f} ms in the forward and {b} ms in the backward, and an all-reduce takes {travel} ms",
+    "I takes {i} of its {b} ms",
+    minutes=10,
+    points=2,
+    hints=(
+        "Write two rows for the pair: what the rank computes, and what travels. A piece begins when the travel of its "
+        "own half is over.",
+        "Forward first: F from 0 to 6, B from 6 to 18, F from 18 to 24, and the second B needs what travels until 26.",
+        "Backward first: the forward's travel is launched at 18 and begins at 20, when the backward's is over.",
+    ),
+    slips=_SLIPS,
+    f=(6, 5, 7),
+    b=(12, 10, 14),
+    travel=(8, 9, 10),
+    i=lambda b, **_: b // 2,
+    called={"f": "forward", "b": "backward", "travel": "all-reduce", "i": "I"},
+)
+
+pair = Implement(
+    "dualpipe_overlap-2",
+    "W behind the last travel",
+    "Write `backward_pieces(layers, dy, pair)`, with W behind the travel, and `in_turn` for halves of any lengths.",
+    judge=_judge_pair,
+    minutes=20,
+    points=3,
+    hints=(
+        "What does the next layer below need: the input's gradient, the weight's, or both?",
+        "I, launch, W, yield, wait. Then the gradient for the layer below is dy plus the sum.",
+        "next(half) runs one piece; StopIteration says that a half has ended. The other one goes on alone.",
+    ),
+)

@@ -8,19 +8,17 @@ from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.pp import mirrors
 from dualpipe_course.pp.gradients import without_library
-from dualpipe_course.trial import call_each, ended, needs_function, needs_ints
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, Program
 from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe
 from dualpipe_lab.pp.simulator import simulate
 
 NUMBERS = ("bubble per rank", "makespan", "peak of rank 0", "peak of rank 2")
-EXPECTED = (16, 36, 3, 4)  # 6 ranks, 4 microbatches, F = 2, B = 3
 LARGE = (512, 100_000)  # more actions than anybody could walk through
 SECONDS_OF_COMPUTING = 1
 SIZES = sorted(((p, m) for p in (2, 4, 6, 8) for m in range(2, 2 * p + 3, 2)), key=lambda size: (sum(size), size))
@@ -30,120 +28,6 @@ _BUBBLES = {
     20: "(p - 2)(t_F + t_B) counts the way of a first input and of a last gradient twice",
     18: "each missing microbatch leaves a gap as long as the shorter of F and B, not the longer",
 }
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("easy_dualpipe"), exercise)
-
-
-@exercise(
-    "easy_dualpipe-1",
-    "Fewer microbatches than ranks",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "At m = p a rank waits (p - 2) max(t_F, t_B). What is added where m is smaller?",
-        "Every rank works on all m microbatches, half of them on each of its two stages.",
-        "Each direction alone is 1F1B with m/2 microbatches: on p - s ranks to its end, stage s holds min(p - s, m/2).",
-    ),
-    variants=Variants(
-        NUMBERS,
-        lambda p, m, f, b: (wait := (p - 2) * b + (p - m) * f, m * (f + b) + wait, m // 2 + 1, m),
-        "on {p} ranks with {m} microbatches; F takes {f} ticks, B takes {b},",
-        p=(6, 8, 10),
-        m=(4,),
-        f=(2, 3),
-        b=(3, 4, 5, 6, 7),
-        called={"p": "ranks", "m": "microbatches", "f": "F", "b": "B"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict bubble, makespan and the peaks of ranks 0 and 2 for p=6, m=4, t_F=2, t_B=3."""
-    bubble, makespan, outer, inner = needs_ints(answer, NUMBERS)
-    if bubble != EXPECTED[0]:
-        raise Wrong(f"bubble {bubble}: " + _BUBBLES.get(bubble, "(p - 2) max(t_F, t_B) + (p - m) min(t_F, t_B)"))
-    if makespan != EXPECTED[1]:
-        raise Wrong(f"makespan {makespan}: a rank works for m (t_F + t_B) = 20 ticks and waits for 16")
-    if outer != EXPECTED[2]:
-        raise Wrong(
-            f"peak of rank 0, {outer}: it holds min(6, 2) of direction 0 on stage 0, and of direction 1, stage 5?"
-        )
-    if inner != EXPECTED[3]:
-        raise Wrong(f"peak of rank 2, {inner}: stages 2 and 3 each hold as many as 1F1B with 2 microbatches does")
-    return "16 ticks of 36 idle; rank 0 holds 2 + 1 activations, rank 2 holds 2 + 2"
-
-
-@exercise(
-    "easy_dualpipe-2",
-    "Slots without a choice",
-    "implement",
-    minutes=35,
-    points=3,
-    hints=(
-        "Write the rows of by_the_rule(4, 4) into slots, each action as early as it can run. How many slots apart does "
-        "the last stage run the forwards of microbatches 0 and 1?",
-        "Direction 0 uses slots of one parity for F on a rank, direction 1 those of the other. Let microbatches enter "
-        "2 slots apart; when is the backward at stage s, if it follows the last forward at once?",
-        "More than p microbatches come in groups of p, half from each end. A group takes 2 p slots of a rank, so the "
-        "next one follows 2 p slots later.",
-    ),
-)
-def slots(fn: Callable[..., Any]) -> str:
-    """Write `slot(num_ranks, num_microbatches, stage, kind, microbatch)`: when an action runs, by a formula."""
-    needs_function(fn)
-    results = call_each(without_library(_EveryAction(fn)), SIZES)
-    for (p, m), (fine, value) in zip(SIZES, results, strict=True):
-        case = f"{p} ranks, {m} microbatches"
-        if not fine:
-            raise Wrong(ended(case, value))
-        _check_slots(value, p, m, case)
-    _check_formula(fn)
-    return f"{len(SIZES)} sizes: no rank does two things at once, no input is late, and no slot more than by the rule"
-
-
-@exercise(
-    "easy_dualpipe-3",
-    "Two ranks, both ways",
-    "implement",
-    minutes=35,
-    points=4,
-    hints=(
-        "Per microbatch: forward of `first` on your own input; exchange outputs; forward and backward of `last` on "
-        "what came; exchange gradients; backward of `first`. Receive into torch.empty_like(like).",
-        "Both ranks send at the same time: start the send with comm.isend, receive, then wait for the send. What came "
-        "needs requires_grad_() before `last` works on it, and what you send must be detached.",
-        "Each rank's copy of a stage has seen one direction. At the end, comm.all_reduce(parameter.grad) for the "
-        "parameters of `first`, then of `last`, on both ranks in that order.",
-    ),
-)
-def two_way_step(fn: Callable[..., Any]) -> str:
-    """Write one Easy-DualPipe step for 2 ranks, each with a copy of both stages."""
-    needs_function(fn)
-    for num_microbatches in (2, 4, 6):
-        mirrors.check_two_way_step(fn, num_microbatches)
-    return "2 to 6 microbatches: gradients equal one process on both ranks, no rank waits, two activations at most"
-
-
-@exercise(
-    "easy_dualpipe-4",
-    "Half a gradient",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Compare the gradient of a stage with that of one process: what is their ratio?",
-        "Two copies of data parallelism each have a mean, so their mean is right. What has each mirror here?",
-        "`stages` lists a rank's own stage first. Print list(stages) on two mirrors: which stage meets which?",
-    ),
-)
-def mirror_sum(fn: Callable[..., Any]) -> str:
-    """Repair `sum_copies(rank, world_size, stages)`: both copies of a stage need the gradient of all microbatches."""
-    needs_function(fn)
-    for num_ranks, num_microbatches in ((2, 2), (4, 2), (4, 6)):
-        mirrors.check_mirror_sum(fn, num_ranks, num_microbatches)
-    return "2 and 4 ranks: both copies of every stage have the gradient of one process, for two stages' bytes"
 
 
 class _EveryAction:
@@ -235,3 +119,88 @@ def _input_of(action: Action, p: int) -> Action | None:
     if kind == F:
         return Action(stage - 1, F, i) if stage else None
     return Action(stage + 1, B, i) if stage < p - 1 else Action(stage, F, i)
+
+
+def _judge_slots(fn: Callable[..., Any]) -> str:
+    results = call_each(without_library(_EveryAction(fn)), SIZES)
+    for (p, m), (fine, value) in zip(SIZES, results, strict=True):
+        case = f"{p} ranks, {m} microbatches"
+        if not fine:
+            raise Wrong(ended(case, value))
+        _check_slots(value, p, m, case)
+    _check_formula(fn)
+    return f"{len(SIZES)} sizes: no rank does two things at once, no input is late, and no slot more than by the rule"
+
+
+numbers = Predict(
+    "easy_dualpipe-1",
+    "Fewer microbatches than ranks",
+    NUMBERS,
+    lambda p, m, f, b: (wait := (p - 2) * b + (p - m) * f, m * (f + b) + wait, m // 2 + 1, m),
+    "on {p} ranks with {m} microbatches; F takes {f} ticks, B takes {b},",
+    minutes=5,
+    points=1,
+    hints=(
+        "At m = p a rank waits (p - 2) max(t_F, t_B). What is added where m is smaller?",
+        "Every rank works on all m microbatches, half of them on each of its two stages.",
+        "Each direction alone is 1F1B with m/2 microbatches: on p - s ranks to its end, stage s holds min(p - s, m/2).",
+    ),
+    slips=(_BUBBLES, {}, {2: "it holds min(6, 2) of direction 0 on stage 0; and of direction 1, stage 5?"}, {}),
+    p=(6, 8, 10),
+    m=(4,),
+    f=(2, 3),
+    b=(3, 4, 5, 6, 7),
+    called={"p": "ranks", "m": "microbatches", "f": "F", "b": "B"},
+)
+
+slots = Implement(
+    "easy_dualpipe-2",
+    "Slots without a choice",
+    "Write `slot(num_ranks, num_microbatches, stage, kind, microbatch)`: when an action runs, by a formula.",
+    judge=_judge_slots,
+    minutes=35,
+    points=3,
+    hints=(
+        "Write the rows of by_the_rule(4, 4) into slots, each action as early as it can run. How many slots apart does "
+        "the last stage run the forwards of microbatches 0 and 1?",
+        "Direction 0 uses slots of one parity for F on a rank, direction 1 those of the other. Let microbatches enter "
+        "2 slots apart; when is the backward at stage s, if it follows the last forward at once?",
+        "More than p microbatches come in groups of p, half from each end. A group takes 2 p slots of a rank, so the "
+        "next one follows 2 p slots later.",
+    ),
+)
+
+two_way_step = Implement(
+    "easy_dualpipe-3",
+    "Two ranks, both ways",
+    "Write one Easy-DualPipe step for 2 ranks, each with a copy of both stages.",
+    cases=((2,), (4,), (6,)),
+    judge=mirrors.check_two_way_step,
+    right="2 to 6 microbatches: gradients equal one process on both ranks, no rank waits, two activations at most",
+    minutes=35,
+    points=4,
+    hints=(
+        "Per microbatch: forward of `first` on your own input; exchange outputs; forward and backward of `last` on "
+        "what came; exchange gradients; backward of `first`. Receive into torch.empty_like(like).",
+        "Both ranks send at the same time: start the send with comm.isend, receive, then wait for the send. What came "
+        "needs requires_grad_() before `last` works on it, and what you send must be detached.",
+        "Each rank's copy of a stage has seen one direction. At the end, comm.all_reduce(parameter.grad) for the "
+        "parameters of `first`, then of `last`, on both ranks in that order.",
+    ),
+)
+
+mirror_sum = Repair(
+    "easy_dualpipe-4",
+    "Half a gradient",
+    "Repair `sum_copies(rank, world_size, stages)`: both copies of a stage need the gradient of all microbatches.",
+    cases=((2, 2), (4, 2), (4, 6)),
+    judge=mirrors.check_mirror_sum,
+    right="2 and 4 ranks: both copies of every stage have the gradient of one process, for two stages' bytes",
+    minutes=10,
+    points=2,
+    hints=(
+        "Compare the gradient of a stage with that of one process: what is their ratio?",
+        "Two copies of data parallelism each have a mean, so their mean is right. What has each mirror here?",
+        "`stages` lists a rank's own stage first. Print list(stages) on two mirrors: which stage meets which?",
+    ),
+)

@@ -8,21 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import needs_function, needs_ints, on_ranks, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks, partial_score
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 
-NUMBERS = ("kept for segments of 3", "peak for segments of 3", "best length")
-EXPECTED = [12, 39, 2]  # 36 blocks of 9 units
 # of the puzzle: what an operation keeps (units) and how long its forward takes (ticks)
-SHOWN = ("OPERATIONS",)  # what an answer may use
 OPERATIONS = {
     "norm 1": (2, 1),
     "qkv": (1, 12),
@@ -47,123 +43,9 @@ CASES = (
 WIDTH, ROWS = 4, 3
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("gradient_checkpointing"), exercise)
-
-
 def _segments(best: int, units: int, size: int, blocks: int) -> Sequence[float] | None:
     kept = blocks / size
     return None if size == best else (kept, kept + units * size, best)
-
-
-@exercise(
-    "gradient_checkpointing-1",
-    "Where to cut the blocks",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "After the forward only the inputs of the segments are there: one unit each.",
-        "In the backward one segment at a time is there in full: 9 units for each of its blocks.",
-        "The best length is the square root of L / kappa, if that is a whole number.",
-    ),
-    variants=Variants(
-        ("kept", "peak", "best length"),
-        _segments,
-        "has {blocks} blocks, each of which keeps {units} units",
-        "In segments of {size} blocks",
-        best=(2, 3, 4),
-        units=(9, 4, 5, 6, 8, 10),
-        size=(3, 2, 4, 6),
-        blocks=lambda best, units, **_: units * best**2,
-        called={"size": "blocks of a segment"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what 36 blocks of 9 units keep and peak at in segments of 3, and the best length."""
-    kept, peak, best = needs_ints(answer, NUMBERS)
-    if kept != EXPECTED[0]:
-        unit = "one unit for each segment's input" if kept != 36 else "36 is one input per block, not per segment"
-        raise Wrong(f"kept {kept}: {unit}")
-    if peak != EXPECTED[1]:
-        raise Wrong(f"peak {peak}: " + {27: "the inputs of the segments are there too"}.get(peak, "kept + 9 * length"))
-    if best != EXPECTED[2]:
-        its_peak = f"peaks at {-(-36 // best) + 9 * best}" if best > 0 else "is none"
-        raise Wrong(f"length {best} {its_peak}; there is one that peaks at 36")
-    return "12 kept, a peak of 39; segments of 2 peak at 36, as sqrt(36 / 9) says"
-
-
-@exercise(
-    "gradient_checkpointing-2",
-    "A recomputation of your own",
-    "implement",
-    minutes=35,
-    points=4,
-    hints=(
-        "Make an autograd function whose forward runs the segment (no graph is recorded there) and saves its inputs, "
-        "and whose backward runs it again under torch.enable_grad() on detached inputs.",
-        "Detach every tensor among the inputs; one that asked for a gradient before must ask again. "
-        "The backward returns one gradient per input, None where none was asked for.",
-        "torch.get_rng_state() in the forward; set it before the second run, and set the present one again after it.",
-    ),
-)
-def function(fn: Callable[..., Any]) -> str:
-    """Write `recompute(segment, *inputs)`: bitwise equal to `segment(*inputs)`, keeping nothing but the inputs."""
-    needs_function(fn)
-    for case in CASES:
-        if (problem := on_ranks(_try_case, 1, _without_others(fn), case, case=case)[0]) is not None:
-            raise Wrong(f"{case}: {problem}")
-    return f"{len(CASES)} cases, bitwise equal, two runs per segment, only the inputs kept"
-
-
-@exercise(
-    "gradient_checkpointing-3",
-    "What to forget",
-    "puzzle",
-    minutes=10,
-    points=2,
-    hints=(
-        "Compare units per tick: which operation frees much for little time?",
-        f"Everything together keeps {sum(units for units, _ in OPERATIONS.values())} units; "
-        f"at least {sum(units for units, _ in OPERATIONS.values()) - ROOM} have to go.",
-        "The greedy choice by units per tick is good here; check whether its last member is needed.",
-    ),
-)
-def what_to_forget(answer: object) -> str:
-    """Choose the operations of one block to recompute: at most 12 units kept, as few ticks as possible."""
-    chosen = _names(answer)
-    kept = sum(units for name, (units, _) in OPERATIONS.items() if name not in chosen)
-    ticks, best = _ticks(chosen), _least()
-    if kept > ROOM:
-        raise Wrong(f"recomputing {', '.join(chosen) or 'nothing'} keeps {kept} units, there is room for {ROOM}")
-    if ticks > best:
-        everything = _ticks(OPERATIONS)
-        score = partial_score(ticks, everything, best)
-        raise Wrong(f"it fits, for {ticks} ticks more; {best} are enough", score=score)
-    return f"{kept} units kept for {ticks} more ticks of {_ticks(OPERATIONS)}"
-
-
-@exercise(
-    "gradient_checkpointing-4",
-    "The masks that come again",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "One step is right. Run two in a row and compare the second with a run that keeps everything.",
-        "Which random numbers does the forward after a backward draw?",
-        "The second run needs the old random state. What comes afterwards needs the one that was there before it.",
-    ),
-)
-def masks(fn: Callable[..., Any]) -> str:
-    """Repair the recomputation after which the random stream goes on from the wrong place."""
-    needs_function(fn)
-    for num_steps in (1, 2, 3):
-        case = f"{num_steps} step{'s' * (num_steps > 1)}"
-        if (problem := on_ranks(_try_stream, 1, _without_others(fn), num_steps, case=case)[0]) is not None:
-            raise Wrong(f"{case} of two blocks with dropout: {problem}")
-    return "1 to 3 steps: gradients and random stream as if everything were kept"
 
 
 def _names(answer: object) -> list[str]:
@@ -353,3 +235,103 @@ def _all_equal(ours: list[Any], theirs: list[Any]) -> bool:
     return all(
         (a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def _judge_function(fn: Callable[..., Any], case: Any) -> None:
+    if (problem := on_ranks(_try_case, 1, _without_others(fn), case, case=case)[0]) is not None:
+        raise Wrong(f"{case}: {problem}")
+
+
+def _judge_what_to_forget(answer: object) -> str:
+    chosen = _names(answer)
+    kept = sum(units for name, (units, _) in OPERATIONS.items() if name not in chosen)
+    ticks, best = _ticks(chosen), _least()
+    if kept > ROOM:
+        raise Wrong(f"recomputing {', '.join(chosen) or 'nothing'} keeps {kept} units, there is room for {ROOM}")
+    if ticks > best:
+        everything = _ticks(OPERATIONS)
+        score = partial_score(ticks, everything, best)
+        raise Wrong(f"it fits, for {ticks} ticks more; {best} are enough", score=score)
+    return f"{kept} units kept for {ticks} more ticks of {_ticks(OPERATIONS)}"
+
+
+def _judge_masks(fn: Callable[..., Any], num_steps: int) -> None:
+    case = f"{num_steps} step{'s' * (num_steps > 1)}"
+    if (problem := on_ranks(_try_stream, 1, _without_others(fn), num_steps, case=case)[0]) is not None:
+        raise Wrong(f"{case} of two blocks with dropout: {problem}")
+
+
+numbers = Predict(
+    "gradient_checkpointing-1",
+    "Where to cut the blocks",
+    ("kept", "peak", "best length"),
+    _segments,
+    "has {blocks} blocks, each of which keeps {units} units",
+    "In segments of {size} blocks",
+    minutes=5,
+    points=1,
+    hints=(
+        "After the forward only the inputs of the segments are there: one unit each.",
+        "In the backward one segment at a time is there in full: 9 units for each of its blocks.",
+        "The best length is the square root of L / kappa, if that is a whole number.",
+    ),
+    slips=(
+        {36: "that is one input per block, not per segment"},
+        {27: "the inputs of the segments are there too"},
+        {3: "segments of 3 peak at 39; another length peaks at 36", 6: "it peaks at 60; there is one that peaks at 36"},
+    ),
+    best=(2, 3, 4),
+    units=(9, 4, 5, 6, 8, 10),
+    size=(3, 2, 4, 6),
+    blocks=lambda best, units, **_: units * best**2,
+    called={"size": "blocks of a segment"},
+)
+
+function = Implement(
+    "gradient_checkpointing-2",
+    "A recomputation of your own",
+    "Write `recompute(segment, *inputs)`: bitwise equal to `segment(*inputs)`, keeping nothing but the inputs.",
+    cases=[(case,) for case in CASES],
+    judge=_judge_function,
+    right=f"{len(CASES)} cases, bitwise equal, two runs per segment, only the inputs kept",
+    minutes=35,
+    points=4,
+    hints=(
+        "Make an autograd function whose forward runs the segment (no graph is recorded there) and saves its inputs, "
+        "and whose backward runs it again under torch.enable_grad() on detached inputs.",
+        "Detach every tensor among the inputs; one that asked for a gradient before must ask again. "
+        "The backward returns one gradient per input, None where none was asked for.",
+        "torch.get_rng_state() in the forward; set it before the second run, and set the present one again after it.",
+    ),
+)
+
+what_to_forget = Puzzle(
+    "gradient_checkpointing-3",
+    "What to forget",
+    "Choose the operations of one block to recompute: at most 12 units kept, as few ticks as possible.",
+    judge=_judge_what_to_forget,
+    minutes=10,
+    points=2,
+    hints=(
+        "Compare units per tick: which operation frees much for little time?",
+        f"Everything together keeps {sum(units for units, _ in OPERATIONS.values())} units; "
+        f"at least {sum(units for units, _ in OPERATIONS.values()) - ROOM} have to go.",
+        "The greedy choice by units per tick is good here; check whether its last member is needed.",
+    ),
+)
+
+masks = Repair(
+    "gradient_checkpointing-4",
+    "The masks that come again",
+    "Repair the recomputation after which the random stream goes on from the wrong place.",
+    cases=((1,), (2,), (3,)),
+    judge=_judge_masks,
+    right="1 to 3 steps: gradients and random stream as if everything were kept",
+    minutes=10,
+    points=2,
+    hints=(
+        "One step is right. Run two in a row and compare the second with a run that keeps everything.",
+        "Which random numbers does the forward after a backward draw?",
+        "The second run needs the old random state. What comes afterwards needs the one that was there before it.",
+    ),
+)

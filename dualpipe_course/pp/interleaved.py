@@ -8,19 +8,17 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.pp import gradients
 from dualpipe_course.pp.loops import check_flush, check_loop
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.ranking import Score, score
 from dualpipe_lab.pp.schedules.looped import interleaved
 from dualpipe_lab.timeline import Time
 
 NUMBERS = ("makespan", "peak of rank 0", "messages", "makespan for 2 microbatches")
-EXPECTED = (234, 5, 264, 78)  # p = 4, m = 12, v = 3, t_F = 2 and t_B = 4 for a small stage
 MISTAKES = {
     270: "this is 1F1B; a rank waits for (p - 1) small stages, not for (p - 1) of its whole share",
     222: "divided by v twice: 2 and 4 ticks are those of a small stage already",
@@ -31,129 +29,6 @@ UNITS = ("rank(s)", "microbatch(es)", "stage(s) per rank")
 RANKS, MICROBATCHES, LAYERS, ROOM, TICKS, SLOWEST = 4, 24, 12, 8, 1788, 1968
 COST = Cost(F=24, I=24, W=24, latency=4)  # of a rank's whole share
 Size = tuple[int, ...]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("interleaved"), exercise)
-
-
-@exercise(
-    "interleaved-1",
-    "Four numbers of a loop",
-    "predict",
-    minutes=10,
-    points=1,
-    hints=(
-        "A rank works for v m small forwards and backwards. How long do the other ranks make it wait?",
-        "Rank 0 holds (v - 1) p + 2 (p - 1) + 1 small stages. Three of them make one share.",
-        "Each microbatch crosses v p - 1 boundaries down and as many up. For m < p, a lap takes p small stages, "
-        "however few there are: max(m, p) stands in the formula where m stood.",
-    ),
-    variants=Variants(
-        NUMBERS,
-        lambda m, f, b: ((3 * m + 3) * (f + b), 5, 22 * m, 13 * (f + b)),
-        "with {m} microbatches and three",
-        "takes {f} ticks for F and {b} for B",
-        m=(12, 8, 16, 20),
-        f=(2, 3, 1),
-        b=(4, 3, 5, 6),
-        called={"m": "microbatches", "f": "F", "b": "B"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict makespan, peak and messages of p=4, m=12, v=3, and the makespan for m=2."""
-    makespan, peak, messages, short = needs_ints(answer, NUMBERS)
-    if makespan != EXPECTED[0]:
-        raise Wrong(f"makespan {makespan}: " + MISTAKES.get(makespan, "216 ticks of work, and the wait at both ends"))
-    if peak != EXPECTED[1]:
-        slips = {15: "that many small stages; the unit asked for is a rank's whole share, three of them"}
-        slips |= {4: "that is 1F1B's; the warm-up of a loop is staggered twice as deep", 12: "that is breadth first's"}
-        raise Wrong(f"peak {peak}: " + slips.get(peak, "count rank 0's warm-up and one more, then divide by v"))
-    if messages != EXPECTED[2]:
-        slips = {72: "that is 1F1B's, without the loop", 132: "that is one direction; gradients travel too"}
-        slips |= {216: "from the last rank each microbatch goes on to rank 0, except at the end"}
-        raise Wrong(f"messages {messages}: " + slips.get(messages, "12 stages have 11 boundaries, both ways"))
-    if short != EXPECTED[3]:
-        slips = {54: "the formula for m >= p; 2 microbatches cannot keep 4 ranks busy for a lap"}
-        raise Wrong(f"makespan for 2 microbatches {short}: " + slips.get(short, "follow microbatch 0 around the loop"))
-    return "234 ticks, 5 shares, 264 messages; 78 ticks for 2 microbatches, where a lap is as long as the loop"
-
-
-@exercise(
-    "interleaved-2",
-    "Any number of microbatches",
-    "implement",
-    minutes=35,
-    points=4,
-    hints=(
-        "Make the sizes of the rounds first: m // p rounds, at least one. m % rounds of them get one more.",
-        "Forwards: for each round, for each stage of the rank, for each microbatch of the round. "
-        "Backwards: the same with the stages reversed.",
-        "Warm up with (v - 1) times the first round's size, plus 2 (p - 1 - rank) forwards; then a forward and a "
-        "backward in turn, as long as there are forwards. The larger rounds come first: why?",
-    ),
-)
-def program(fn: Callable[..., Any]) -> str:
-    """Write the interleaved order for any number of ranks, microbatches and stages per rank."""
-    sizes = [(p, m, v) for p in range(1, 5) for m in range(1, 10) for v in (1, 2, 3)]
-    number = _try_sizes(fn, [*sizes, (4, 13, 2), (8, 20, 2), (8, 5, 3)], UNITS, check_loop)
-    return f"{number} sizes: valid, no tick too many with free links and with slow ones, no activation too many"
-
-
-@exercise(
-    "interleaved-3",
-    "How small, how many at once",
-    "puzzle",
-    minutes=10,
-    points=2,
-    hints=(
-        "lab.simulate and dualpipe_lab.pp.ranking.score tell the numbers of any choice; try v = 3 and 4 first.",
-        "More stages per rank shorten the wait at both ends. What do they do to the wait within, if a message takes 4 "
-        "ticks and a small forward 24 / v?",
-        "Rounds larger than p leave a microbatch's lap time for its messages. They cost activations: how large may "
-        "they be with room for 8?",
-    ),
-)
-def choice(num_virtual_stages: object, round_size: object) -> str:
-    """Choose stages per rank and round size for 4 ranks, 24 microbatches, slow messages and room for 8 activations."""
-    v, size = needs_ints((num_virtual_stages, round_size), ("stages per rank", "round size"))
-    if v < 1 or LAYERS % v:
-        raise Wrong(f"{v} stages per rank: a rank has {LAYERS} layers, which {v} equal stages cannot share")
-    if not RANKS <= size <= MICROBATCHES:
-        raise Wrong(f"a round of {size}: it has at least {RANKS} microbatches, as many as ranks, at most all 24")
-    found = _score(v, size)
-    if found.peak > ROOM:
-        raise Wrong(
-            f"{v} stages per rank in rounds of {size} take {found.makespan} ticks, but rank 0 holds "
-            f"{_decimal(found.peak)} activations; there is room for {ROOM}"
-        )
-    if found.makespan > TICKS:
-        raise Wrong(
-            f"it fits, with {_decimal(found.peak)} activations and {found.makespan} ticks; {TICKS} are possible",
-            score=partial_score(found.makespan, SLOWEST, TICKS),
-        )
-    return f"{found.makespan} ticks, {_decimal(found.peak)} activations; rounds of 4 would take {_score(v, 4).makespan}"
-
-
-@exercise(
-    "interleaved-4",
-    "Twice the memory for nothing",
-    "find the bug",
-    minutes=5,
-    points=2,
-    hints=(
-        "Simulate the rows for 4 ranks and 8 microbatches and look at peak_activations(rank).",
-        "Rank r can run its first backward when the first microbatch has come back. How many forwards does it need to "
-        "be busy until then, if messages are free?",
-        "One for each rank below. The second half of a loop's warm-up buys time for messages only.",
-    ),
-)
-def warmup(fn: Callable[..., Any]) -> str:
-    """Repair `one_f_one_b_rows(num_ranks, num_microbatches)`, which holds up to 2p - 1 activations instead of p."""
-    sizes = [(p, m) for p in range(1, 6) for m in range(1, 9)]
-    number = _try_sizes(fn, [*sizes, (8, 20)], UNITS[:2], check_flush)
-    return f"{number} sizes: as quick as before, and rank r holds at most p - r activations"
 
 
 @cache
@@ -182,3 +57,118 @@ def _try_sizes(fn: Callable[..., Any], sizes: Sequence[Size], units: Sequence[st
         except Wrong as wrong:
             raise Wrong(f"{case}: {wrong.message}", picture=wrong.picture) from None
     return len(sizes)
+
+
+def _judge_program(fn: Callable[..., Any]) -> str:
+    sizes = [(p, m, v) for p in range(1, 5) for m in range(1, 10) for v in (1, 2, 3)]
+    number = _try_sizes(fn, [*sizes, (4, 13, 2), (8, 20, 2), (8, 5, 3)], UNITS, check_loop)
+    return f"{number} sizes: valid, no tick too many with free links and with slow ones, no activation too many"
+
+
+def _judge_choice(num_virtual_stages: object, round_size: object) -> str:
+    v, size = needs_ints((num_virtual_stages, round_size), ("stages per rank", "round size"))
+    if v < 1 or LAYERS % v:
+        raise Wrong(f"{v} stages per rank: a rank has {LAYERS} layers, which {v} equal stages cannot share")
+    if not RANKS <= size <= MICROBATCHES:
+        raise Wrong(f"a round of {size}: it has at least {RANKS} microbatches, as many as ranks, at most all 24")
+    found = _score(v, size)
+    if found.peak > ROOM:
+        raise Wrong(
+            f"{v} stages per rank in rounds of {size} take {found.makespan} ticks, but rank 0 holds "
+            f"{_decimal(found.peak)} activations; there is room for {ROOM}"
+        )
+    if found.makespan > TICKS:
+        raise Wrong(
+            f"it fits, with {_decimal(found.peak)} activations and {found.makespan} ticks; {TICKS} are possible",
+            score=partial_score(found.makespan, SLOWEST, TICKS),
+        )
+    return f"{found.makespan} ticks, {_decimal(found.peak)} activations; rounds of 4 would take {_score(v, 4).makespan}"
+
+
+def _judge_warmup(fn: Callable[..., Any]) -> str:
+    sizes = [(p, m) for p in range(1, 6) for m in range(1, 9)]
+    number = _try_sizes(fn, [*sizes, (8, 20)], UNITS[:2], check_flush)
+    return f"{number} sizes: as quick as before, and rank r holds at most p - r activations"
+
+
+numbers = Predict(
+    "interleaved-1",
+    "Four numbers of a loop",
+    NUMBERS,
+    lambda m, f, b: ((3 * m + 3) * (f + b), 5, 22 * m, 13 * (f + b)),
+    "with {m} microbatches and three",
+    "takes {f} ticks for F and {b} for B",
+    minutes=10,
+    points=1,
+    hints=(
+        "A rank works for v m small forwards and backwards. How long do the other ranks make it wait?",
+        "Rank 0 holds (v - 1) p + 2 (p - 1) + 1 small stages. Three of them make one share.",
+        "Each microbatch crosses v p - 1 boundaries down and as many up. For m < p, a lap takes p small stages, "
+        "however few there are: max(m, p) stands in the formula where m stood.",
+    ),
+    slips=(
+        MISTAKES,
+        {
+            15: "that many small stages; the unit asked for is a rank's whole share, three of them",
+            4: "that is 1F1B's; the warm-up of a loop is staggered twice as deep",
+            12: "that is breadth first's",
+        },
+        {
+            72: "that is 1F1B's, without the loop",
+            132: "that is one direction; gradients travel too",
+            216: "from the last rank each microbatch goes on to rank 0, except at the end",
+        },
+        {54: "the formula for m >= p; 2 microbatches cannot keep 4 ranks busy for a lap"},
+    ),
+    m=(12, 8, 16, 20),
+    f=(2, 3, 1),
+    b=(4, 3, 5, 6),
+    called={"m": "microbatches", "f": "F", "b": "B"},
+)
+
+program = Implement(
+    "interleaved-2",
+    "Any number of microbatches",
+    "Write the interleaved order for any number of ranks, microbatches and stages per rank.",
+    judge=_judge_program,
+    minutes=35,
+    points=4,
+    hints=(
+        "Make the sizes of the rounds first: m // p rounds, at least one. m % rounds of them get one more.",
+        "Forwards: for each round, for each stage of the rank, for each microbatch of the round. "
+        "Backwards: the same with the stages reversed.",
+        "Warm up with (v - 1) times the first round's size, plus 2 (p - 1 - rank) forwards; then a forward and a "
+        "backward in turn, as long as there are forwards. The larger rounds come first: why?",
+    ),
+)
+
+choice = Puzzle(
+    "interleaved-3",
+    "How small, how many at once",
+    "Choose stages per rank and round size for 4 ranks, 24 microbatches, slow messages and room for 8 activations.",
+    judge=_judge_choice,
+    minutes=10,
+    points=2,
+    hints=(
+        "lab.simulate and dualpipe_lab.pp.ranking.score tell the numbers of any choice; try v = 3 and 4 first.",
+        "More stages per rank shorten the wait at both ends. What do they do to the wait within, if a message takes 4 "
+        "ticks and a small forward 24 / v?",
+        "Rounds larger than p leave a microbatch's lap time for its messages. They cost activations: how large may "
+        "they be with room for 8?",
+    ),
+)
+
+warmup = Repair(
+    "interleaved-4",
+    "Twice the memory for nothing",
+    "Repair `one_f_one_b_rows(num_ranks, num_microbatches)`, which holds up to 2p - 1 activations instead of p.",
+    judge=_judge_warmup,
+    minutes=5,
+    points=2,
+    hints=(
+        "Simulate the rows for 4 ranks and 8 microbatches and look at peak_activations(rank).",
+        "Rank r can run its first backward when the first microbatch has come back. How many forwards does it need to "
+        "be busy until then, if messages are free?",
+        "One for each rank below. The second half of a loop's warm-up buys time for messages only.",
+    ),
+)

@@ -1,7 +1,7 @@
 """Judging rows of a loop, and rows of 1F1B: their ticks with free and with slow links, and what each rank holds."""
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.programs import parse
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.closed_forms import interleaved_makespan, interleaved_peak_activations, one_f_one_b_makespan
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import B, F, Program

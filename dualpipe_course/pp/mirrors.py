@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.differences import TOLERANCE
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage, without_runtime
 from dualpipe_course.start.ranks import MS, all_waited_for
 from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,27 +7,18 @@ step by gradients of one process, by microbatches held and by model time.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.pp import programs, token_rooms
 from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.pp.loops import only_whole_backwards
 from dualpipe_course.pp.several_pipelines import check_step
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import WORDS, Known, Variants
+from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.variants import WORDS, Known
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.simulator import simulate
 
 NAMES = ("forwards before the first B", "microbatch", "tick", "finished", "sum of the peaks", "sum for 3 microbatches")
-EXPECTED = (4, 8, 22, 2, 15, 12)  # 5 ranks, 12 microbatches, F = 2, B = 3
-_GENERAL = (
-    "rank r runs p - 1 - r forwards as its warm-up, and the steady phase begins with a forward",
-    "write the row: four forwards, then B and F in turn",
-    "the first microbatch passes all stages forwards, and the four below rank 0 backwards",
-    "rank 4 begins when four forwards are over, and then runs F and B in turn without a pause",
-    "rank r holds min(m, p - r)",
-    "rank r holds min(m, p - r)",
-)
 RANKS, MICROBATCHES = 4, 10
 SLOWEST, BUDGET, ROOM = 57, 52, 13  # ticks of 1F1B, ticks and activations of the puzzle, a message takes a tick
 # tokens by microbatch, tokens by rank
@@ -49,11 +40,6 @@ PIPELINES: tuple[tuple[list[list[int]], int], ...] = (
     ([[0, 2], [1, 3]], 5),
     ([[0, 2], [1, 3]], 1),
 )
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("one_f_one_b"), exercise)
 
 
 def _slips(f: int, b: int, m: int) -> Known:
@@ -98,52 +84,11 @@ def _slips(f: int, b: int, m: int) -> Known:
     )
 
 
-@exercise(
-    "one_f_one_b-1",
-    "Five ranks on paper",
-    "predict",
-    minutes=8,
-    trail=True,
-    points=2,
-    hints=(
-        "Write the beginning of rank 1's row. Its warm-up fills the three ranks below it.",
-        "Rank 0's first B needs the gradient of microbatch 0, which goes down through five F and up through four B.",
-        "Rank 4 begins when four forwards are over. From then on a microbatch takes it 5 ticks.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda f, b, m: (4, 8, 5 * f + 4 * b, (f + 4 * b) // (f + b), 15, sum(min(stage, m) for stage in range(1, 6))),
-        "F takes {f} ticks, B takes {b},",
-        "a batch of {m} microbatches",
-        f=(2, 3, 4),
-        b=(3, 4, 5, 6, 7),
-        m=(3, 2, 4),
-        slips=_slips,
-        called={"f": "F", "b": "B", "m": "microbatches"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict a row, a tick and two sums of peaks of 1F1B on 5 ranks, with F = 2 and B = 3."""
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, _GENERAL)
-    return "4 forwards, 1F8 after 1B4, tick 22 with 2 microbatches finished, 15 activations in all, or 12"
+def _short(numbers: Sequence[int]) -> str:
+    return f"{len(numbers)} times {numbers[0]}" if len(numbers) > 10 else str(list(numbers))
 
 
-@exercise(
-    "one_f_one_b-2",
-    "Room for tokens",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Keep the oldest microbatch that the rank holds, and its tokens. Before each F run B until both limits hold.",
-        "Let rank 1 have more room than rank 0. Which F does rank 1 wait for, and what does rank 0 wait for?",
-        "A rank holds no microbatch that the rank above has given back. So no rank can use more room than any rank "
-        "above it has.",
-    ),
-)
-def rows(fn: Callable[..., Any]) -> str:
-    """Write `rows(sizes, room)`: 1F1B whose ranks have room for numbers of tokens."""
-    needs_function(fn)
+def _judge_rows(fn: Callable[..., Any]) -> str:
     results = call_each(without_library(fn), [(list(sizes), list(room)) for sizes, room in ROOMS])
     for (sizes, room), (fine, value) in zip(ROOMS, results, strict=True):
         case = f"tokens {_short(sizes)}, room {_short(room)}"
@@ -153,22 +98,7 @@ def rows(fn: Callable[..., Any]) -> str:
     return f"{len(ROOMS)} cases end in time and within every rank's room, among them later ranks with more room"
 
 
-@exercise(
-    "one_f_one_b-3",
-    "Thirteen in all",
-    "puzzle",
-    minutes=25,
-    points=3,
-    hints=(
-        "Simulate the rows with lab.Cost(latency=1) and look at rank 2: which of its waits would one more forward "
-        "before its first B fill?",
-        "The last rank has its F and its B at once, without a message in between. What would a second activation do "
-        "there?",
-        "One forward more at the start of a rank needs one more on each rank above it, too. Three ranks get one more.",
-    ),
-)
-def slow_links(answer: object) -> str:
-    """Find rows for 4 ranks and 10 microbatches, messages of a tick: 52 ticks, peaks that add up to 13."""
+def _judge_slow_links(answer: object) -> str:
     found = programs.parse(answer, RANKS, MICROBATCHES)
     only_whole_backwards(found)
     timeline = simulate(found, Cost(latency=1))
@@ -185,26 +115,72 @@ def slow_links(answer: object) -> str:
     return f"at most {BUDGET} ticks with {ROOM} activations; with 12 no order is as quick"
 
 
-@exercise(
+numbers = Predict(
+    "one_f_one_b-1",
+    "Five ranks on paper",
+    NAMES,
+    lambda f, b, m: (4, 8, 5 * f + 4 * b, (f + 4 * b) // (f + b), 15, sum(min(stage, m) for stage in range(1, 6))),
+    "F takes {f} ticks, B takes {b},",
+    "a batch of {m} microbatches",
+    minutes=8,
+    points=2,
+    trail=True,
+    hints=(
+        "Write the beginning of rank 1's row. Its warm-up fills the three ranks below it.",
+        "Rank 0's first B needs the gradient of microbatch 0, which goes down through five F and up through four B.",
+        "Rank 4 begins when four forwards are over. From then on a microbatch takes it 5 ticks.",
+    ),
+    slips=_slips,
+    f=(2, 3, 4),
+    b=(3, 4, 5, 6, 7),
+    m=(3, 2, 4),
+    called={"f": "F", "b": "B", "m": "microbatches"},
+)
+
+rows = Implement(
+    "one_f_one_b-2",
+    "Room for tokens",
+    "Write `rows(sizes, room)`: 1F1B whose ranks have room for numbers of tokens.",
+    judge=_judge_rows,
+    minutes=20,
+    points=3,
+    hints=(
+        "Keep the oldest microbatch that the rank holds, and its tokens. Before each F run B until both limits hold.",
+        "Let rank 1 have more room than rank 0. Which F does rank 1 wait for, and what does rank 0 wait for?",
+        "A rank holds no microbatch that the rank above has given back. So no rank can use more room than any rank "
+        "above it has.",
+    ),
+)
+
+slow_links = Puzzle(
+    "one_f_one_b-3",
+    "Thirteen in all",
+    "Find rows for 4 ranks and 10 microbatches, messages of a tick: 52 ticks, peaks that add up to 13.",
+    judge=_judge_slow_links,
+    minutes=25,
+    points=3,
+    hints=(
+        "Simulate the rows with lab.Cost(latency=1) and look at rank 2: which of its waits would one more forward "
+        "before its first B fill?",
+        "The last rank has its F and its B at once, without a message in between. What would a second activation do "
+        "there?",
+        "One forward more at the start of a rank needs one more on each rank above it, too. Three ranks get one more.",
+    ),
+)
+
+side_by_side = Repair(
     "one_f_one_b-4",
     "Two pipelines side by side",
-    "find the bug",
+    "Repair a step that holds too many microbatches where several pipelines run at once.",
+    cases=PIPELINES,
+    judge=check_step,
+    right="one and two pipelines: gradients of one process, 1F1B's memory and 1F1B's time",
     minutes=10,
-    trail=True,
     points=2,
+    trail=True,
     hints=(
         "Print the length of `live` after each forward, with pipelines [0, 2] and [1, 3].",
         "How many stages lie below this rank? Not all ranks belong to its pipeline.",
         "The warm-up counts places of the pipeline, as the messages do already.",
     ),
 )
-def side_by_side(fn: Callable[..., Any]) -> str:
-    """Repair a step that holds too many microbatches where several pipelines run at once."""
-    needs_function(fn)
-    for pipelines, num_microbatches in PIPELINES:
-        check_step(fn, pipelines, num_microbatches)
-    return "one and two pipelines: gradients of one process, 1F1B's memory and 1F1B's time"
-
-
-def _short(numbers: Sequence[int]) -> str:
-    return f"{len(numbers)} times {numbers[0]}" if len(numbers) > 10 else str(list(numbers))

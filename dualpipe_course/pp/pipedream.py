@@ -8,12 +8,11 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.pp import programs
 from dualpipe_course.pp.gradients import without_library
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.closed_forms import num_messages
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Program
 from dualpipe_lab.pp.repeat import repeat
@@ -22,7 +21,6 @@ from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 NAMES = ("used", "newest at B", "kept", "used with vertical sync", "kept with vertical sync", "peak")
-EXPECTED = (7, 9, 3, 6, 4, 2)  # 4 ranks, stage 1, minibatch 9; 1F1B with m = 2
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         6: "this is stage 0's, 3 updates old; stage 1 is one stage nearer to the loss",
@@ -39,102 +37,8 @@ _SLIPS: tuple[dict[int, str], ...] = (
     {3: "stage 0's version is one update older than what stage 1 would use, so it is kept for one update more"},
     {3: "p - r needs as many microbatches; here a batch has only 2", 4: "rank 1, not rank 0, and a batch has only 2"},
 )
-_GENERAL = (
-    "stage s uses version max(0, j - (p - 1 - s))",
-    "the B of minibatch j makes version j + 1 out of version j",
-    "a version is kept until the last B that needs it: p - s of them",
-    "with vertical sync every stage uses stage 0's version, max(0, j - (p - 1))",
-    "with vertical sync every stage keeps as many as stage 0",
-    "1F1B holds min(m, p - r)",
-)
 SIZES = sorted(product((1, 2, 3, 4, 6), (1, 2, 3, 4, 7), (1, 2, 3), (True, False)), key=lambda c: (sum(c[:3]), c))
 PLAIN = sorted([*product(range(1, 6), range(1, 8)), (11, 4), (12, 13)], key=lambda c: (sum(c), c))
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("pipedream"), exercise)
-
-
-@exercise(
-    "pipedream-1",
-    "One minibatch meets stage 1",
-    "predict",
-    minutes=10,
-    points=2,
-    hints=(
-        "Write the row of rank 1 from 1F8 to 1B9. Each B is followed by an update.",
-        "Rank 1 runs two forwards first, then F and B in turn: 1F9 1B7 1F10 1B8 1F11 1B9. How many B come before 1F9?",
-        "Vertical sync: what was stage 0's version when it ran 0F9? It is three updates behind.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda p, k: (k - p + 2, k, p - 1, k - p + 1, p, 2),
-        "PipeDream on {p} ranks",
-        "the F of minibatch {k}?",
-        "the B of minibatch {k} starts",
-        "use for minibatch {k}?",
-        "on the same {p} ranks",
-        p=(4, 5, 6),
-        k=(9, 8, 10, 11, 12, 13, 14, 15),
-        called={"p": "ranks", "k": "minibatch"},
-    ),
-)
-def versions(answer: object) -> str:
-    """Predict the versions of stage 1 for minibatch 9 on 4 ranks, with and without vertical sync, and a peak."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "F uses version 7 and B starts at version 9, so 3 are kept; with vertical sync 6 and 4; 1F1B holds 2"
-
-
-@exercise(
-    "pipedream-2",
-    "With and without the flush",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Start with one step: p - 1 - rank forwards, then one F and one B in turn, then the backwards that are left.",
-        "With fewer microbatches than p - 1 - rank there are no pairs: all F, then all B.",
-        "Without a flush the run is one step of num_steps * num_microbatches; with it, each step is one of its own.",
-    ),
-)
-def rows(fn: Callable[..., Any]) -> str:
-    """Write `rows(num_ranks, num_microbatches, num_steps, flush)`: steps of 1F1B, drained in between or not."""
-    needs_function(fn)
-    results = call_each(without_library(fn), SIZES)
-    for (p, m, steps, flush), (fine, value) in zip(SIZES, results, strict=True):
-        case = f"{p} rank(s), {m} microbatch(es), {steps} step(s), {'with' if flush else 'without'} flush"
-        if not fine:
-            raise Wrong(ended(case, value))
-        _check_rows(value, p, m, steps, flush, case)
-    return f"{len(SIZES)} sizes, action by action, fewer microbatches than ranks among them"
-
-
-@exercise(
-    "pipedream-3",
-    "Both neighbours send first",
-    "find the bug",
-    minutes=35,
-    points=2,
-    hints=(
-        "Give lab.validate a lowered program and blocking=True: it names the ranks that wait for each other.",
-        "Rank 0 sends an activation down while rank 1 sends a gradient up. It is enough that one of them receives "
-        "first; which of the two has nothing to lose?",
-        "A rank that has run B can receive the activation of its next F before it sends the gradient. Keep the send "
-        "for as long, but not until F is done.",
-    ),
-)
-def messages(fn: Callable[..., Any]) -> str:
-    """Repair `with_messages(rows)`, whose sends meet: 1F1B must end where a send waits for its receiver."""
-    needs_function(fn)
-    plain = [one_f_one_b(p, m) for p, m in PLAIN]
-    results = call_each(without_library(fn), [(list(program.rows()),) for program in plain])
-    for program, (fine, value) in zip(plain, results, strict=True):
-        case = f"{program.num_ranks} rank(s), {program.num_microbatches} microbatch(es)"
-        if not fine:
-            raise Wrong(ended(case, value))
-        _check_messages(value, program, case)
-    return f"{len(plain)} sizes end where a send waits for its receiver, as quickly as with free messages"
 
 
 def _check_rows(value: object, p: int, m: int, steps: int, flush: bool, case: str) -> None:
@@ -174,3 +78,78 @@ def _actions(program: Program) -> list[list[Any]]:
 
 def _short(value: object) -> str:
     return f"{len(value)} things" if isinstance(value, list) else type(value).__name__
+
+
+def _judge_rows(fn: Callable[..., Any]) -> str:
+    results = call_each(without_library(fn), SIZES)
+    for (p, m, steps, flush), (fine, value) in zip(SIZES, results, strict=True):
+        case = f"{p} rank(s), {m} microbatch(es), {steps} step(s), {'with' if flush else 'without'} flush"
+        if not fine:
+            raise Wrong(ended(case, value))
+        _check_rows(value, p, m, steps, flush, case)
+    return f"{len(SIZES)} sizes, action by action, fewer microbatches than ranks among them"
+
+
+def _judge_messages(fn: Callable[..., Any]) -> str:
+    plain = [one_f_one_b(p, m) for p, m in PLAIN]
+    results = call_each(without_library(fn), [(list(program.rows()),) for program in plain])
+    for program, (fine, value) in zip(plain, results, strict=True):
+        case = f"{program.num_ranks} rank(s), {program.num_microbatches} microbatch(es)"
+        if not fine:
+            raise Wrong(ended(case, value))
+        _check_messages(value, program, case)
+    return f"{len(plain)} sizes end where a send waits for its receiver, as quickly as with free messages"
+
+
+versions = Predict(
+    "pipedream-1",
+    "One minibatch meets stage 1",
+    NAMES,
+    lambda p, k: (k - p + 2, k, p - 1, k - p + 1, p, 2),
+    "PipeDream on {p} ranks",
+    "the F of minibatch {k}?",
+    "the B of minibatch {k} starts",
+    "use for minibatch {k}?",
+    "on the same {p} ranks",
+    minutes=10,
+    points=2,
+    hints=(
+        "Write the row of rank 1 from 1F8 to 1B9. Each B is followed by an update.",
+        "Rank 1 runs two forwards first, then F and B in turn: 1F9 1B7 1F10 1B8 1F11 1B9. How many B come before 1F9?",
+        "Vertical sync: what was stage 0's version when it ran 0F9? It is three updates behind.",
+    ),
+    slips=_SLIPS,
+    p=(4, 5, 6),
+    k=(9, 8, 10, 11, 12, 13, 14, 15),
+    called={"p": "ranks", "k": "minibatch"},
+)
+
+rows = Implement(
+    "pipedream-2",
+    "With and without the flush",
+    "Write `rows(num_ranks, num_microbatches, num_steps, flush)`: steps of 1F1B, drained in between or not.",
+    judge=_judge_rows,
+    minutes=15,
+    points=3,
+    hints=(
+        "Start with one step: p - 1 - rank forwards, then one F and one B in turn, then the backwards that are left.",
+        "With fewer microbatches than p - 1 - rank there are no pairs: all F, then all B.",
+        "Without a flush the run is one step of num_steps * num_microbatches; with it, each step is one of its own.",
+    ),
+)
+
+messages = Repair(
+    "pipedream-3",
+    "Both neighbours send first",
+    "Repair `with_messages(rows)`, whose sends meet: 1F1B must end where a send waits for its receiver.",
+    judge=_judge_messages,
+    minutes=35,
+    points=2,
+    hints=(
+        "Give lab.validate a lowered program and blocking=True: it names the ranks that wait for each other.",
+        "Rank 0 sends an activation down while rank 1 sends a gradient up. It is enough that one of them receives "
+        "first; which of the two has nothing to lose?",
+        "A rank that has run B can receive the activation of its next F before it sends the gradient. Keep the send "
+        "for as long, but not until F is done.",
+    ),
+)

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, check_found
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.pp import gradients
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
-from dualpipe_course.trial import needs_function, needs_ints, on_ranks
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CROSSING = {"first activation": 4, "second activation": -4, "second gradient": -6, "first gradient": 6}
 HEADER_BYTES = 128  # what a header may take: a rank, a type and a few sizes
 SHAPES: tuple[tuple[tuple[int, ...], str], ...] = (
     ((3, 4), "float64"),
@@ -28,105 +27,6 @@ SHAPES: tuple[tuple[tuple[int, ...], str], ...] = (
     ((70_000,), "bool"),
     ((0, 4), "float32"),
 )
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("pp_basic"), exercise)
-
-
-@exercise(
-    "pp_basic-1",
-    "Four numbers cross two cuts",
-    "predict",
-    minutes=5,
-    trail=True,
-    points=1,
-    hints=(
-        "Down: y0 = 2 x, y1 = -1 y0. The third stage does not send anything down.",
-        "The error of the last stage is its prediction minus the target: 3 y1 - z.",
-        "A stage sends up the gradient of its input: the gradient of its output times its own weight.",
-    ),
-)
-def crossing(answer: object) -> str:
-    """Predict the two activations and the two gradients that cross the cuts of a model of three weights."""
-    found = needs_ints(answer, tuple(CROSSING))
-    expected = list(CROSSING.values())
-    if found == expected:
-        return "4 and -4 go down, -6 and 6 come up"
-    if found == [*expected[:2], *expected[:1:-1]]:
-        raise Wrong("right numbers; the gradients are asked for in the order in which they travel, from the last stage")
-    name, value = next((n, v) for (n, e), v in zip(CROSSING.items(), found, strict=True) if v != e)
-    if name == "second gradient" and value == 2 * -4:
-        raise Wrong(f"{name}: {value} is the weight's own gradient; what crosses the cut is the gradient of the input")
-    if name == "second gradient" and value == 6:
-        raise Wrong(f"{name}: {value} has the wrong sign; the error is the prediction minus the target")
-    raise Wrong(f"{name}: {value}; multiply by one weight at a time, downwards by the input, upwards by the error")
-
-
-@exercise(
-    "pp_basic-2",
-    "A message that says its own shape",
-    "implement",
-    minutes=25,
-    points=3,
-    hints=(
-        "Two messages: a header of fixed size that the receiver can allocate blindly, then the tensor itself.",
-        "Put the number of dimensions, an index of the type in TYPES, and the sizes into 8 int64 numbers.",
-        "torch.empty(sizes, dtype=...) makes the buffer. A tensor without elements needs no second message; "
-        "one that is not contiguous has to be made so before it is sent.",
-    ),
-)
-def any_shape(send_tensor: Callable[..., Any], recv_tensor: Callable[..., Any]) -> str:
-    """Send tensors of any shape and type to a rank that knows neither."""
-    needs_function(send_tensor)
-    needs_function(recv_tensor)
-    for number, (shape, dtype) in enumerate(SHAPES):
-        case = f"a {dtype} tensor of shape {shape}"
-        results = on_ranks(_relay, 3, send_tensor, recv_tensor, number, case=case)
-        check_messages_only(results, case)
-        for rank in (1, 2):
-            if (problem := results[rank]) is not None:
-                raise Wrong(f"{case}: rank {rank} {problem}")
-        messages = sum(results.ledger.count(name, 0) for name in SENDS)
-        if messages > 2:
-            raise Wrong(f"{case}: {messages} messages; a header and the tensor are enough")
-        sent, size = sum(results.ledger.sent(name, 0) for name in SENDS), _size(shape, dtype)
-        if sent > size + HEADER_BYTES:
-            raise Wrong(f"{case}: {sent} bytes for {size} bytes of data; the header may take {HEADER_BYTES}")
-    return f"{len(SHAPES)} shapes and types, two messages each, the header within {HEADER_BYTES} bytes"
-
-
-@exercise(
-    "pp_basic-3",
-    "The buffer that is never filled",
-    "find the bug",
-    minutes=10,
-    trail=True,
-    points=2,
-    hints=(
-        "Print the norm of what each rank receives.",
-        "One buffer for all messages is a good idea only if the result is copied into it before each send.",
-        "Both directions use the outbox: the activation on the way down, the gradient of the input on the way up.",
-    ),
-)
-def filled(fn: Callable[..., Any]) -> str:
-    """Repair `pipeline_step(rank, world_size, stage, x, target, like)`, which sends zeros in both directions."""
-    needs_function(fn)
-    for num_ranks in (1, 2, 3):
-        case = f"{num_ranks} rank(s)"
-        results = on_ranks(_one_batch, num_ranks, fn, case=case)
-        for rank, found in enumerate(results):
-            if found.costs["worked on zeros"]:
-                raise Wrong(f"{case}: rank {rank} worked on zeros: its bias has a gradient, its first weight has none")
-        check_found(results, case, partial(gradients.beside, num_ranks), gradients.in_words)
-        check_messages_only(results, case)
-        messages = sum(results.ledger.count(name) for name in SENDS)
-        if messages != 2 * (num_ranks - 1):
-            raise Wrong(
-                f"{case}: {messages} messages, expected {2 * (num_ranks - 1)}: one down and one up per boundary"
-            )
-    return "1 to 3 ranks, gradients equal those of one process, one message per boundary and direction"
 
 
 def _make(shape: tuple[int, ...], dtype: str) -> "Tensor":
@@ -180,3 +80,92 @@ def _one_batch(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     all_waited_for()
     weight, bias, *_ = gradients.added_to(stage)
     return gradients.found_in(stage)._replace(costs={"worked on zeros": any(bias) and not any(weight)})
+
+
+def _judge_any_shape(send_tensor: Callable[..., Any], recv_tensor: Callable[..., Any]) -> str:
+    for number, (shape, dtype) in enumerate(SHAPES):
+        case = f"a {dtype} tensor of shape {shape}"
+        results = on_ranks(_relay, 3, send_tensor, recv_tensor, number, case=case)
+        check_messages_only(results, case)
+        for rank in (1, 2):
+            if (problem := results[rank]) is not None:
+                raise Wrong(f"{case}: rank {rank} {problem}")
+        messages = sum(results.ledger.count(name, 0) for name in SENDS)
+        if messages > 2:
+            raise Wrong(f"{case}: {messages} messages; a header and the tensor are enough")
+        sent, size = sum(results.ledger.sent(name, 0) for name in SENDS), _size(shape, dtype)
+        if sent > size + HEADER_BYTES:
+            raise Wrong(f"{case}: {sent} bytes for {size} bytes of data; the header may take {HEADER_BYTES}")
+    return f"{len(SHAPES)} shapes and types, two messages each, the header within {HEADER_BYTES} bytes"
+
+
+def _judge_filled(fn: Callable[..., Any], num_ranks: int) -> None:
+    case = f"{num_ranks} rank(s)"
+    results = on_ranks(_one_batch, num_ranks, fn, case=case)
+    for rank, found in enumerate(results):
+        if found.costs["worked on zeros"]:
+            raise Wrong(f"{case}: rank {rank} worked on zeros: its bias has a gradient, its first weight has none")
+    check_found(results, case, partial(gradients.beside, num_ranks), gradients.in_words)
+    check_messages_only(results, case)
+    messages = sum(results.ledger.count(name) for name in SENDS)
+    if messages != 2 * (num_ranks - 1):
+        raise Wrong(f"{case}: {messages} messages, expected {2 * (num_ranks - 1)}: one down and one up per boundary")
+
+
+crossing = Predict(
+    "pp_basic-1",
+    "Four numbers cross two cuts",
+    ("first activation", "second activation", "second gradient", "first gradient"),
+    lambda: (4, -4, -6, 6),
+    minutes=5,
+    points=1,
+    trail=True,
+    hints=(
+        "Down: y0 = 2 x, y1 = -1 y0. The third stage does not send anything down.",
+        "The error of the last stage is its prediction minus the target: 3 y1 - z.",
+        "A stage sends up the gradient of its input: the gradient of its output times its own weight.",
+    ),
+    slips=(
+        {},
+        {},
+        {
+            8: "the gradient of the input is the gradient of the output times the weight, with its sign",
+            -8: "this is the weight's own gradient; what crosses the cut is the gradient of the input",
+            6: "the error is the prediction minus the target, and gradients are asked for in the order in which they "
+            "travel, from the last stage",
+        },
+        {},
+    ),
+)
+
+any_shape = Implement(
+    "pp_basic-2",
+    "A message that says its own shape",
+    "Send tensors of any shape and type to a rank that knows neither.",
+    judge=_judge_any_shape,
+    minutes=25,
+    points=3,
+    hints=(
+        "Two messages: a header of fixed size that the receiver can allocate blindly, then the tensor itself.",
+        "Put the number of dimensions, an index of the type in TYPES, and the sizes into 8 int64 numbers.",
+        "torch.empty(sizes, dtype=...) makes the buffer. A tensor without elements needs no second message; "
+        "one that is not contiguous has to be made so before it is sent.",
+    ),
+)
+
+filled = Repair(
+    "pp_basic-3",
+    "The buffer that is never filled",
+    "Repair `pipeline_step(rank, world_size, stage, x, target, like)`, which sends zeros in both directions.",
+    cases=((1,), (2,), (3,)),
+    judge=_judge_filled,
+    right="1 to 3 ranks, gradients equal those of one process, one message per boundary and direction",
+    minutes=10,
+    points=2,
+    trail=True,
+    hints=(
+        "Print the norm of what each rank receives.",
+        "One buffer for all messages is a good idea only if the result is copied into it before each send.",
+        "Both directions use the outbox: the activation on the way down, the gradient of the input on the way up.",
+    ),
+)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from dualpipe_course.exercise import Wrong
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.closed_forms import gpipe_makespan, num_messages
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.lowering import strip

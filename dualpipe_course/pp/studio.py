@@ -5,20 +5,15 @@ Chapter: book/pp/studio.  The page judges by the same rules, so an answer that i
 
 from typing import NamedTuple
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Check, Wrong, exercise, hint_of
+from dualpipe_course.declared import Puzzle
 from dualpipe_course.pp import challenges
 from dualpipe_course.pp.challenges import CHALLENGES
 from dualpipe_course.pp.programs import parse
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.studio import Challenge
 from dualpipe_lab.pp.validation.rules import routes
 from dualpipe_lab.timeline import Timeline
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("studio"), exercise)
 
 
 class Judged(NamedTuple):
@@ -53,7 +48,7 @@ def judge(challenge: Challenge, answer: object) -> Judged:
         raise Wrong(str(refused), picture=timeline) from None
 
 
-def _puzzle(challenge: Challenge, minutes: int, points: int, *hints: str) -> Check:
+def _puzzle(challenge: Challenge, minutes: int, points: int, *hints: str) -> Puzzle:
     name = f"studio-{CHALLENGES.index(challenge) + 1}"
 
     def solve(answer: object) -> str:
@@ -61,8 +56,7 @@ def _puzzle(challenge: Challenge, minutes: int, points: int, *hints: str) -> Che
         held = max(map(found.timeline.peak_activations, range(challenge.ranks)))
         return f"{found.timeline.makespan} ticks, at most {held} activations on a rank; {found.stars}"
 
-    solve.__doc__ = challenge.text
-    return exercise(name, challenge.title, "puzzle", minutes=minutes, points=points, hints=hints)(solve)
+    return Puzzle(name, challenge.title, challenge.text, judge=solve, minutes=minutes, points=points, hints=hints)
 
 
 mend = _puzzle(

@@ -8,9 +8,9 @@ An F takes a tick for each token, a B two.
 
 from collections.abc import Sequence
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.loops import only_whole_backwards
 from dualpipe_course.pp.programs import parse
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.program import Action, B, F, Overlap, Program
 from dualpipe_lab.pp.validation.validator import validate
 

@@ -7,16 +7,14 @@ the costs of their layers and the bytes of their boundaries.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, in_words
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import partial_score
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("negatives", "bytes gathered", "bytes of two matrices", "negatives of 8 microbatches", "bytes sent back")
-EXPECTED = (1023, 1_835_008, 1_048_576, 511, 1_392_640)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         127: "the other 7 ranks' pairs are negatives too",
@@ -46,13 +44,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         131_072: "the gradient of x comes back, too",
     },
 )
-_GENERAL = (
-    "128 pairs on each of 8 ranks, less the own one",
-    "7/8 of 1,024 pairs of 2 * 256 numbers of 4 bytes",
-    "2 b n numbers of 4 bytes",
-    "64 pairs on each of 8 ranks, less the own one",
-    "the bytes of the floating point tensors",
-)
 WIDTH, NUMBER = 3, 8  # features of the second exercise, bytes of a float64
 LIBRARY = ("dualpipe_lab.models.contrastive:contrastive_loss", "dualpipe_lab.models.contrastive:_Contrastive")
 # of the puzzle: ms per microbatch, kB of a microbatch's tensors
@@ -62,127 +53,7 @@ X_IMAGE, X_TEXT, FEATURES = 500, 120, 4
 CUTS = ((5, 6), (1, 5, 5), (6, 1, 4), (3, 3, 2, 3), (2, 4, 1, 1, 3))
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("two_towers"), exercise)
-
-
-@exercise(
-    "two_towers-1",
-    "Negatives and bytes",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "A rank's 512 pairs of a step come in 4 microbatches. The loss sees the pairs of one microbatch on all ranks.",
-        "An all-gather sends (N - 1) / N of the whole result from each rank. A pair has 2 d numbers.",
-        "The gradient of every tensor that can have one comes back, also of those that the stage passes on.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda d, width: (1023, 7168 * d, 2**20, 511, 128 * (77 * 2 * width + 4 * d)),
-        "Features have {d} numbers",
-        "bf16 of shape (128, 77, {width})",
-        "float32 of shape (128, {d})",
-        d=(256, 64, 128, 384, 512),
-        width=(64, 32, 48, 96, 128),
-        called={"d": "numbers"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict negatives, gathered bytes and matrices of the loss, and what a boundary sends back."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "1,023 negatives, 1,835,008 bytes gathered, matrices of 1,048,576; 511 negatives; 1,392,640 bytes back"
-
-
-@exercise(
-    "two_towers-2",
-    "Yes or no",
-    "implement",
-    minutes=25,
-    points=4,
-    hints=(
-        "Gather the texts only: products = a @ all_c.T, and signs = -1 but for +1 at this rank's own pairs.",
-        "d loss / d logits = -signs * sigmoid(-signs * logits) / b, and all three gradients follow from it.",
-        "The rows of texts go back with a reduce-scatter. The loss asked for is the mean over the ranks: divide by N "
-        "once. The gradient of the scale is a sum over the ranks, too.",
-    ),
-)
-def pairwise(fn: Callable[..., Any]) -> str:
-    """Write `gradients(a, c, scale)` of a loss that asks each pair a question of its own, by hand."""
-    needs_function(fn)
-    for num_ranks, num_pairs in ((1, 2), (1, 3), (2, 2), (2, 5), (4, 1), (4, 4)):
-        case = f"{num_pairs} pair(s) on each of {num_ranks} rank(s)"
-        everyone = num_ranks * num_pairs * WIDTH * NUMBER
-        most = (num_ranks - 1) * (2 * everyone + 2 * NUMBER)
-        answer = Without(fn, *LIBRARY, *AUTOGRAD)
-        compare_on_ranks(
-            _pairwise,
-            num_ranks,
-            answer,
-            num_pairs,
-            case=case,
-            limits=[Limit("bytes", most, _BYTES)],
-            at=", rank {rank}: ",
-        )
-    return "gradients of features and scale equal one process on 1 to 4 ranks; one gather, one way back"
-
-
 _BYTES = "the ranks sent {found:,} bytes; a gather of the texts, its way back and one number of each rank need {most:,}"
-
-
-@exercise(
-    "two_towers-3",
-    "Two towers, mixed",
-    "puzzle",
-    minutes=15,
-    points=3,
-    hints=(
-        "The four large image layers need a stage each: 14 ms. What is left of 23 ms on each stage?",
-        "A boundary behind which a tower has not begun, or is finished, is nearly free for that tower. Three "
-        "boundaries with the image under way take 1,500 kB: how often may the text be under way?",
-        "The text tower may begin in the first stage or in the second. Its layers of 3 ms fill up what is left.",
-    ),
-)
-def mixed(answer: object) -> str:
-    """Share out two towers over 4 stages, layers of both in one stage allowed, within a time and a number of bytes."""
-    cut = _cut(answer)
-    times, sizes = _times(cut), _sizes(cut)
-    if sum(sizes) > ROOM:
-        raise Wrong(
-            f"the boundaries carry {' + '.join(map(str, sizes))} = {sum(sizes)} kB, {ROOM} are allowed; "
-            f"the stages take {', '.join(map(str, times))} ms"
-        )
-    if max(times) > SLOWEST:
-        raise Wrong(
-            f"stage {times.index(max(times))} takes {max(times)} ms, {SLOWEST} are possible with {ROOM} kB; "
-            f"the stages take {', '.join(map(str, times))} ms, the boundaries {sum(sizes)} kB",
-            score=partial_score(max(times), CHAIN, SLOWEST),
-        )
-    return f"no stage takes more than {SLOWEST} ms, where one tower behind the other takes {CHAIN}"
-
-
-@exercise(
-    "two_towers-4",
-    "A tower that does not learn",
-    "find the bug",
-    minutes=10,
-    points=3,
-    hints=(
-        "Which tensor is in the outputs of a text stage and was not computed there?",
-        "The gradient of `image` comes from the loss, behind the text tower. Which stages must pass it on?",
-        "A tensor that is passed on is the input itself. A backward from that tensor leaves the gradient in its .grad, "
-        "beside what the stage's own use of it gives.",
-    ),
-)
-def stage_backward(fn: Callable[..., Any]) -> str:
-    """Repair `stage_backward(inputs, outputs, grads)`, with which one tower of two does not learn."""
-    needs_function(fn)
-    for sizes in CUTS:
-        case = f"stages of {', '.join(map(str, sizes))} layers"
-        compare_on_ranks(_chain, 1, fn, sizes, case=case, why=_tower_in_words, at=": ")
-    compare_on_ranks(_chain, 1, fn, None, case="a stage that uses a tensor and passes it on", why=in_words, at=": ")
-    return f"all gradients are those of one process for {len(CUTS)} cuts of the two towers"
 
 
 def _pairwise(rank: int, world_size: int, fn: Callable[..., Any], num_pairs: int) -> Found:
@@ -338,3 +209,113 @@ def _tower_in_words(off: Off) -> str:
         what = "no gradient" if off.found is None else "gradient 0"
         return f"{name} of layer {number} has {what}: the {tower} tower does not learn"
     return in_words(off._replace(name=f"{name} of layer {number}, {tower} tower,"))
+
+
+def _judge_pairwise(fn: Callable[..., Any], num_ranks: int, num_pairs: int) -> None:
+    case = f"{num_pairs} pair(s) on each of {num_ranks} rank(s)"
+    everyone = num_ranks * num_pairs * WIDTH * NUMBER
+    most = (num_ranks - 1) * (2 * everyone + 2 * NUMBER)
+    answer = Without(fn, *LIBRARY, *AUTOGRAD)
+    compare_on_ranks(
+        _pairwise,
+        num_ranks,
+        answer,
+        num_pairs,
+        case=case,
+        limits=[Limit("bytes", most, _BYTES)],
+        at=", rank {rank}: ",
+    )
+
+
+def _judge_mixed(answer: object) -> str:
+    cut = _cut(answer)
+    times, sizes = _times(cut), _sizes(cut)
+    if sum(sizes) > ROOM:
+        raise Wrong(
+            f"the boundaries carry {' + '.join(map(str, sizes))} = {sum(sizes)} kB, {ROOM} are allowed; "
+            f"the stages take {', '.join(map(str, times))} ms"
+        )
+    if max(times) > SLOWEST:
+        raise Wrong(
+            f"stage {times.index(max(times))} takes {max(times)} ms, {SLOWEST} are possible with {ROOM} kB; "
+            f"the stages take {', '.join(map(str, times))} ms, the boundaries {sum(sizes)} kB",
+            score=partial_score(max(times), CHAIN, SLOWEST),
+        )
+    return f"no stage takes more than {SLOWEST} ms, where one tower behind the other takes {CHAIN}"
+
+
+def _judge_stage_backward(fn: Callable[..., Any]) -> str:
+    for sizes in CUTS:
+        case = f"stages of {', '.join(map(str, sizes))} layers"
+        compare_on_ranks(_chain, 1, fn, sizes, case=case, why=_tower_in_words, at=": ")
+    compare_on_ranks(_chain, 1, fn, None, case="a stage that uses a tensor and passes it on", why=in_words, at=": ")
+    return f"all gradients are those of one process for {len(CUTS)} cuts of the two towers"
+
+
+numbers = Predict(
+    "two_towers-1",
+    "Negatives and bytes",
+    NAMES,
+    lambda d, width: (1023, 7168 * d, 2**20, 511, 128 * (77 * 2 * width + 4 * d)),
+    "Features have {d} numbers",
+    "bf16 of shape (128, 77, {width})",
+    "float32 of shape (128, {d})",
+    minutes=8,
+    points=1,
+    hints=(
+        "A rank's 512 pairs of a step come in 4 microbatches. The loss sees the pairs of one microbatch on all ranks.",
+        "An all-gather sends (N - 1) / N of the whole result from each rank. A pair has 2 d numbers.",
+        "The gradient of every tensor that can have one comes back, also of those that the stage passes on.",
+    ),
+    slips=_SLIPS,
+    d=(256, 64, 128, 384, 512),
+    width=(64, 32, 48, 96, 128),
+    called={"d": "numbers"},
+)
+
+pairwise = Implement(
+    "two_towers-2",
+    "Yes or no",
+    "Write `gradients(a, c, scale)` of a loss that asks each pair a question of its own, by hand.",
+    cases=((1, 2), (1, 3), (2, 2), (2, 5), (4, 1), (4, 4)),
+    judge=_judge_pairwise,
+    right="gradients of features and scale equal one process on 1 to 4 ranks; one gather, one way back",
+    minutes=25,
+    points=4,
+    hints=(
+        "Gather the texts only: products = a @ all_c.T, and signs = -1 but for +1 at this rank's own pairs.",
+        "d loss / d logits = -signs * sigmoid(-signs * logits) / b, and all three gradients follow from it.",
+        "The rows of texts go back with a reduce-scatter. The loss asked for is the mean over the ranks: divide by N "
+        "once. The gradient of the scale is a sum over the ranks, too.",
+    ),
+)
+
+mixed = Puzzle(
+    "two_towers-3",
+    "Two towers, mixed",
+    "Share out two towers over 4 stages, layers of both in one stage allowed, within a time and a number of bytes.",
+    judge=_judge_mixed,
+    minutes=15,
+    points=3,
+    hints=(
+        "The four large image layers need a stage each: 14 ms. What is left of 23 ms on each stage?",
+        "A boundary behind which a tower has not begun, or is finished, is nearly free for that tower. Three "
+        "boundaries with the image under way take 1,500 kB: how often may the text be under way?",
+        "The text tower may begin in the first stage or in the second. Its layers of 3 ms fill up what is left.",
+    ),
+)
+
+stage_backward = Repair(
+    "two_towers-4",
+    "A tower that does not learn",
+    "Repair `stage_backward(inputs, outputs, grads)`, with which one tower of two does not learn.",
+    judge=_judge_stage_backward,
+    minutes=10,
+    points=3,
+    hints=(
+        "Which tensor is in the outputs of a text stage and was not computed there?",
+        "The gradient of `image` comes from the loss, behind the text tower. Which stages must pass it on?",
+        "A tensor that is passed on is the input itself. A backward from that tensor leaves the gradient in its .grad, "
+        "beside what the stage's own use of it gives.",
+    ),
+)

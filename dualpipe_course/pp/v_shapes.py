@@ -7,8 +7,7 @@ gradient against one process in float64, and in which backward each stage's part
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Predict, Puzzle, Repair
 from dualpipe_course.pp import programs
 from dualpipe_course.pp.gradients import (
     ROWS,
@@ -22,8 +21,8 @@ from dualpipe_course.pp.gradients import (
     without_runtime,
 )
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab._private import backward_id
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.schedules.v_shapes import (
@@ -37,7 +36,6 @@ from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline import Time
 
 NAMES = ("held by ZBV", "idle with ZBV", "held by V-Min", "idle with V-Min", "one more microbatch")
-EXPECTED = (20, 9, 8, 35, 18)  # 10 ranks, 30 microbatches; the last with F, I, W = 2, 3, 1
 RANKS, MICROBATCHES, LEAST, ROOM, SLOW = 3, 3, 21, 5, 25  # of the puzzle, F = I = W = 1; V-Min takes 25
 _SLIPS: tuple[dict[int, str], ...] = (
     {10: "a full-size stage counts as two half-size ones", 12: "this is V-Half's p + 2"},
@@ -54,111 +52,13 @@ _SLIPS: tuple[dict[int, str], ...] = (
         6: "each rank has two stages, and six ticks in its block",
     },
 )
-_GENERAL = (
-    "ZBV holds as much as 1F1B's first rank, 2 p half-size activations",
-    "ZBV waits for p - 1 ticks",
-    "V-Min holds 2 floor((p + 4) / 3)",
-    "V-Min is idle for 4 p - 5 ticks, unless 3 divides p",
-    "max(2 (t_F + t_I + t_W), 6 max(t_F, t_I))",
-)
 Vector = list[float]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("v_shapes"), exercise)
 
 
 def _two_vs(p: int, f: int, i: int) -> Sequence[Time]:
     held, idle = zbv_peak_activations(p, 30), zbv_makespan(p, 30) - 180
     held_min, idle_min = v_min_peak_activations(p, 30), v_min_makespan(p, 30) - 180
     return held, idle, held_min, idle_min, v_min_ticks_per_microbatch(p, Cost(F=f, I=i, W=1))
-
-
-@exercise(
-    "v_shapes-1",
-    "Two V shapes, counted",
-    "predict",
-    minutes=10,
-    points=2,
-    hints=(
-        "What would have to happen before the last rank can do anything at all? ZBV waits for this and nothing else.",
-        "A life on stage i is 2 (2 p - i) + 1 ticks; add the two of a rank and divide by the 6 ticks between "
-        "microbatches. Then look up how V-Min rounds.",
-        "V-Min's block has six ticks, and with omega = 6 each of them takes as long as the longer of F and I.",
-    ),
-    variants=Variants(
-        NAMES,
-        _two_vs,
-        "V-Min on {p} ranks",
-        "Then F takes {f} ticks, I takes {i} and",
-        p=(10, 7, 8, 9, 11, 12, 13, 14),
-        f=(2, 3, 4),
-        i=(3, 4, 5),
-        called={"p": "ranks", "f": "F", "i": "I"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what ZBV and V-Min hold and wait on 10 ranks, and V-Min's ticks per microbatch for unequal work."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "ZBV holds 20 and waits 9 ticks, V-Min holds 8 and waits 35; 18 ticks more per microbatch, of 12 of work"
-
-
-@exercise(
-    "v_shapes-2",
-    "Between two schedules",
-    "puzzle",
-    minutes=40,
-    points=3,
-    hints=(
-        "21 ticks leave 3 idle ones per rank. The last rank waits 2 ticks for its first input; what else can it spare?",
-        "Print ZBV's rows for 3 ranks and 3 microbatches, and see which rank holds 6 and when. A W that is done "
-        "earlier makes room.",
-        "Rank 0 can begin 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1; rank 2 delays its W until it would otherwise be idle.",
-    ),
-)
-def between(answer: object) -> str:
-    """Find a V for 3 ranks and 3 microbatches: 21 ticks, at most 5 half-size activations per rank."""
-    program = programs.parse(answer, RANKS, MICROBATCHES, num_stages=2 * RANKS)
-    for rank in range(RANKS):
-        stages = {action.stage for action in program.actions(rank)}
-        if stages != {rank, 2 * RANKS - 1 - rank}:
-            here = f"rank {rank} works on stages {sorted(stages)}"
-            raise Wrong(f"{here}; on a V it has the stages {rank} and {2 * RANKS - 1 - rank}")
-    timeline = simulate(program)
-    peaks = [timeline.peak_activations(rank) for rank in range(RANKS)]
-    quick = max(0, SLOW - max(timeline.makespan, LEAST)) / (SLOW - LEAST)
-    if timeline.makespan > LEAST:
-        late = f"valid, {timeline.makespan} ticks with {max(peaks)} activations; {LEAST} are enough with {ROOM}"
-        score = round((0.9 if max(peaks) <= ROOM else 0.45) * quick, 2)
-        raise Wrong(f"{late}. Rank 2 is idle for {timeline.bubble_time(2)}", score=score, picture=timeline)
-    if max(peaks) > ROOM:
-        worst = peaks.index(max(peaks))
-        held = f"{timeline.makespan} ticks, but rank {worst} holds {peaks[worst]} activations"
-        raise Wrong(f"{held}; there is room for {ROOM}", score=0.5, picture=timeline)
-    return f"{LEAST} ticks with {max(peaks)} activations; no order with room for {ROOM} is quicker"
-
-
-@exercise(
-    "v_shapes-3",
-    "The turn",
-    "find the bug",
-    minutes=15,
-    points=3,
-    hints=(
-        "Compare with the other ranks: what does a message do to the graph of autograd?",
-        "How many times does the backward of each stage run for one microbatch, and from where is it started? Count "
-        "the calls on the tip, and those that begin at a penalty.",
-        "A backward may begin at several tensors at once: look at the arguments of torch.autograd.backward. Where no "
-        "graph is used twice, none has to be retained.",
-    ),
-)
-def turn(fn: Callable[..., Any]) -> str:
-    """Repair `v_step(rank, world_size, near, far, batch, like)`, whose stages run their backwards more than once."""
-    needs_function(fn)
-    for num_ranks, num_microbatches in ((1, 1), (1, 3), (2, 1), (2, 3), (3, 3)):
-        _check_turn(fn, num_ranks, num_microbatches)
-    return "1 to 3 ranks: every gradient equals one process, and every stage's backward runs once, by itself"
 
 
 def _check_turn(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
@@ -244,3 +144,80 @@ def _v_step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches
 def _flat(grads: Sequence[Vector]) -> Vector:
     """The gradients of a stage's parameters as one list."""
     return [number for part in grads for number in part]
+
+
+def _judge_between(answer: object) -> str:
+    program = programs.parse(answer, RANKS, MICROBATCHES, num_stages=2 * RANKS)
+    for rank in range(RANKS):
+        stages = {action.stage for action in program.actions(rank)}
+        if stages != {rank, 2 * RANKS - 1 - rank}:
+            here = f"rank {rank} works on stages {sorted(stages)}"
+            raise Wrong(f"{here}; on a V it has the stages {rank} and {2 * RANKS - 1 - rank}")
+    timeline = simulate(program)
+    peaks = [timeline.peak_activations(rank) for rank in range(RANKS)]
+    quick = max(0, SLOW - max(timeline.makespan, LEAST)) / (SLOW - LEAST)
+    if timeline.makespan > LEAST:
+        late = f"valid, {timeline.makespan} ticks with {max(peaks)} activations; {LEAST} are enough with {ROOM}"
+        score = round((0.9 if max(peaks) <= ROOM else 0.45) * quick, 2)
+        raise Wrong(f"{late}. Rank 2 is idle for {timeline.bubble_time(2)}", score=score, picture=timeline)
+    if max(peaks) > ROOM:
+        worst = peaks.index(max(peaks))
+        held = f"{timeline.makespan} ticks, but rank {worst} holds {peaks[worst]} activations"
+        raise Wrong(f"{held}; there is room for {ROOM}", score=0.5, picture=timeline)
+    return f"{LEAST} ticks with {max(peaks)} activations; no order with room for {ROOM} is quicker"
+
+
+numbers = Predict(
+    "v_shapes-1",
+    "Two V shapes, counted",
+    NAMES,
+    _two_vs,
+    "V-Min on {p} ranks",
+    "Then F takes {f} ticks, I takes {i} and",
+    minutes=10,
+    points=2,
+    hints=(
+        "What would have to happen before the last rank can do anything at all? ZBV waits for this and nothing else.",
+        "A life on stage i is 2 (2 p - i) + 1 ticks; add the two of a rank and divide by the 6 ticks between "
+        "microbatches. Then look up how V-Min rounds.",
+        "V-Min's block has six ticks, and with omega = 6 each of them takes as long as the longer of F and I.",
+    ),
+    slips=_SLIPS,
+    p=(10, 7, 8, 9, 11, 12, 13, 14),
+    f=(2, 3, 4),
+    i=(3, 4, 5),
+    called={"p": "ranks", "f": "F", "i": "I"},
+)
+
+between = Puzzle(
+    "v_shapes-2",
+    "Between two schedules",
+    "Find a V for 3 ranks and 3 microbatches: 21 ticks, at most 5 half-size activations per rank.",
+    judge=_judge_between,
+    minutes=40,
+    points=3,
+    hints=(
+        "21 ticks leave 3 idle ones per rank. The last rank waits 2 ticks for its first input; what else can it spare?",
+        "Print ZBV's rows for 3 ranks and 3 microbatches, and see which rank holds 6 and when. A W that is done "
+        "earlier makes room.",
+        "Rank 0 can begin 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1; rank 2 delays its W until it would otherwise be idle.",
+    ),
+)
+
+turn = Repair(
+    "v_shapes-3",
+    "The turn",
+    "Repair `v_step(rank, world_size, near, far, batch, like)`, whose stages run their backwards more than once.",
+    cases=((1, 1), (1, 3), (2, 1), (2, 3), (3, 3)),
+    judge=_check_turn,
+    right="1 to 3 ranks: every gradient equals one process, and every stage's backward runs once, by itself",
+    minutes=15,
+    points=3,
+    hints=(
+        "Compare with the other ranks: what does a message do to the graph of autograd?",
+        "How many times does the backward of each stage run for one microbatch, and from where is it started? Count "
+        "the calls on the tip, and those that begin at a penalty.",
+        "A backward may begin at several tensors at once: look at the arguments of torch.autograd.backward. Where no "
+        "graph is used twice, none has to be retained.",
+    ),
+)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.pp import split_rows
 from dualpipe_course.pp.programs import parse
-from dualpipe_course.trial import needs_function, needs_ints, on_ranks, partial_score
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import on_ranks, partial_score
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.program import F, I, W
 from dualpipe_lab.pp.simulator import simulate
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 NUMBERS = ("idle ticks of ZB-H1", "idle ticks of ZB-H2", "ticks of a step without barriers")
-EXPECTED = (9, 6, 75)  # p = 4, m = 8, F = 2, I = 3, W = 4
 # of the puzzle, all ticks 1
 RANKS, MICROBATCHES, ROOM, TICKS, SLOWEST = 4, 6, (4, 3, 3, 3), 22, 27
 WIDTH, HIDDEN = 5, 7
@@ -35,11 +34,6 @@ CASES = (
     "F0 F1 F2 I1 W1 I0 F3 I3 W3 W0 I2 W2",
     "F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3",
 )
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("zero_bubble"), exercise)
 
 
 def _idle(f: int, i: int, w: int, h1: int, h2: int) -> Sequence[int] | None:
@@ -88,118 +82,6 @@ def _slips(f: int, i: int, w: int, h1: int, h2: int) -> Known:
             (work + idle_h1, "that is a step of H1"),
         ),
     )
-
-
-@exercise(
-    "zero_bubble-1",
-    "W is the longest",
-    "predict",
-    minutes=15,
-    trail=True,
-    points=1,
-    hints=(
-        "The chapter's form for any room K: (p-1)(t_F+t_I) - min{(min(K,p)-1) t_I, (K-1) t_F, (K-1) t_W}.",
-        "H1 has room for K = p = 4, H2 for K = 7. Which of the three terms is the least, each time?",
-        "Without barriers the local bubble counts, the idle time inside a row: "
-        "(p-1) max{0, t_I - t_F, t_F + t_I - 2 t_W}. Or simulate 3 steps with "
-        "dualpipe_lab.pp.repeat.simulate_steps, and 4; what does the fourth add?",
-    ),
-    variants=Variants(
-        NUMBERS,
-        _idle,
-        "F takes {f} ticks, I takes {i} and W takes {w}.",
-        "of {h1} ticks for ZB-H1 and of \N{MINUS SIGN}{h2} for ZB-H2",
-        f=(2, 3, 4, 5),
-        i=(3, 4, 5, 6),
-        w=(4, 5, 6, 7, 8, 9),
-        h1=lambda f, i, w: 3 * (f + i - w),
-        h2=lambda f, i, w, **_: 3 * (2 * w - f - i),
-        slips=_slips,
-        called={"f": "F", "i": "I", "w": "W", "h1": "published form for ZB-H1", "h2": "for ZB-H2 minus"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict the idle times of ZB-H1 and ZB-H2 for F, I, W = 2, 3, 4, and H2's step without barriers."""
-    found = needs_ints(answer, NUMBERS)
-    for name, value, expected, slips in zip(NUMBERS, found, EXPECTED, numbers.slips, strict=True):
-        if value != expected:
-            raise Wrong(f"{name} {value}: " + slips.get(value, "take the chapter's form and put in p = 4, m = 8"))
-    return "9 and 6 idle ticks with a barrier, 75 ticks per step without one"
-
-
-@exercise(
-    "zero_bubble-2",
-    "Two layers, six products",
-    "implement",
-    minutes=30,
-    points=4,
-    hints=(
-        "With a = x W1^T, h = relu(a): da = dy W2 where h > 0 and zero elsewhere, dx = da W1. That is I.",
-        "dW2 = dy^T h and dW1 = da^T x. So W needs x, h, da and dy, and I has already made da.",
-        "Keep a tuple per microbatch in self.kept: (x, h) after the forward, (x, h, da, dy) after I; W pops it. "
-        "The mask follows from h, so a is not kept.",
-    ),
-)
-def split(cls: Callable[..., Any]) -> str:
-    """Write an MLP with ReLU whose backward comes in two calls, each of two matrix products."""
-    needs_function(cls)
-    if problem := on_ranks(_try_cases, 1, cls, case="calling your class")[0]:
-        raise Wrong(problem)
-    return f"{len(CASES)} orders: equal bit by bit, two products per call, nothing held after W"
-
-
-@exercise(
-    "zero_bubble-3",
-    "Less room than H1",
-    "puzzle",
-    minutes=40,
-    points=3,
-    hints=(
-        "Write I and W in place of each B first: 24 ticks, and the memory of 1F1B. Why is it quicker already?",
-        "Rank 3 waits for no rank but rank 2. Let its W wait while it has room, so that its I come sooner.",
-        "Ranks 0 and 1 may keep 1F1B's order, each I followed by its W. Rank 2 starts with three forwards. Rank 3 runs "
-        "F0 I0 F1 I1, and at the end leaves three W for after its last I.",
-    ),
-)
-def less_room(answer: object) -> str:
-    """Find a program for 4 ranks and 6 microbatches: 22 ticks, activations within 4, 3, 3 and 3."""
-    timeline = simulate(parse(answer, RANKS, MICROBATCHES))
-    held = [timeline.peak_activations(rank) for rank in range(RANKS)]
-    for rank, (number, room) in enumerate(zip(held, ROOM, strict=True)):
-        if number > room:
-            raise Wrong(
-                f"{timeline.makespan} ticks, but rank {rank} holds {number} activations and has room for {room}; "
-                "an activation is held until its W",
-                picture=timeline,
-            )
-    if timeline.makespan > TICKS:
-        raise Wrong(
-            f"it fits, with {timeline.makespan} ticks; {TICKS} are possible",
-            score=partial_score(timeline.makespan, SLOWEST, TICKS),
-            picture=timeline,
-        )
-    return f"{timeline.makespan} ticks with {sum(held)} activations; 1F1B takes 27 with 10, ZB-H1 21 with 16"
-
-
-@exercise(
-    "zero_bubble-4",
-    "Only the last one counts",
-    "find the bug",
-    minutes=15,
-    trail=True,
-    points=2,
-    hints=(
-        "Run F0 I0 W0 F1 I1 W1 and compare with the two gradients alone: which one do you get?",
-        "Run F0 I0 F1 I1 W0 W1. Which microbatch's gradient does W0 start from?",
-        "Keep each microbatch's dy under its number, from I to W. If none is there, the W has come too early.",
-    ),
-)
-def follow(fn: Callable[..., Any]) -> str:
-    """Repair `follow(stage, row, inputs, dys)`, which replaces gradients and mixes up microbatches."""
-    needs_function(fn)
-    if problem := on_ranks(split_rows.try_rows, 1, fn, case="calling your function")[0]:
-        raise Wrong(problem)
-    return f"{len(split_rows.LEGAL)} rows add up, over two steps each; {len(split_rows.ILLEGAL)} wrong ones are refused"
 
 
 def _try_cases(rank: int, world_size: int, cls: Callable[..., Any]) -> str:
@@ -347,3 +229,106 @@ def _same(a: Any, b: Any) -> bool:
     import torch
 
     return isinstance(a, torch.Tensor) and torch.equal(a, b)
+
+
+def _judge_split(cls: Callable[..., Any]) -> str:
+    if problem := on_ranks(_try_cases, 1, cls, case="calling your class")[0]:
+        raise Wrong(problem)
+    return f"{len(CASES)} orders: equal bit by bit, two products per call, nothing held after W"
+
+
+def _judge_less_room(answer: object) -> str:
+    timeline = simulate(parse(answer, RANKS, MICROBATCHES))
+    held = [timeline.peak_activations(rank) for rank in range(RANKS)]
+    for rank, (number, room) in enumerate(zip(held, ROOM, strict=True)):
+        if number > room:
+            raise Wrong(
+                f"{timeline.makespan} ticks, but rank {rank} holds {number} activations and has room for {room}; "
+                "an activation is held until its W",
+                picture=timeline,
+            )
+    if timeline.makespan > TICKS:
+        raise Wrong(
+            f"it fits, with {timeline.makespan} ticks; {TICKS} are possible",
+            score=partial_score(timeline.makespan, SLOWEST, TICKS),
+            picture=timeline,
+        )
+    return f"{timeline.makespan} ticks with {sum(held)} activations; 1F1B takes 27 with 10, ZB-H1 21 with 16"
+
+
+def _judge_follow(fn: Callable[..., Any]) -> str:
+    if problem := on_ranks(split_rows.try_rows, 1, fn, case="calling your function")[0]:
+        raise Wrong(problem)
+    return f"{len(split_rows.LEGAL)} rows add up, over two steps each; {len(split_rows.ILLEGAL)} wrong ones are refused"
+
+
+numbers = Predict(
+    "zero_bubble-1",
+    "W is the longest",
+    NUMBERS,
+    _idle,
+    "F takes {f} ticks, I takes {i} and W takes {w}.",
+    "of {h1} ticks for ZB-H1 and of \N{MINUS SIGN}{h2} for ZB-H2",
+    minutes=15,
+    points=1,
+    trail=True,
+    hints=(
+        "The chapter's form for any room K: (p-1)(t_F+t_I) - min{(min(K,p)-1) t_I, (K-1) t_F, (K-1) t_W}.",
+        "H1 has room for K = p = 4, H2 for K = 7. Which of the three terms is the least, each time?",
+        "Without barriers the local bubble counts, the idle time inside a row: "
+        "(p-1) max{0, t_I - t_F, t_F + t_I - 2 t_W}. Or simulate 3 steps with "
+        "dualpipe_lab.pp.repeat.simulate_steps, and 4; what does the fourth add?",
+    ),
+    slips=_slips,
+    f=(2, 3, 4, 5),
+    i=(3, 4, 5, 6),
+    w=(4, 5, 6, 7, 8, 9),
+    h1=lambda f, i, w: 3 * (f + i - w),
+    h2=lambda f, i, w, **_: 3 * (2 * w - f - i),
+    called={"f": "F", "i": "I", "w": "W", "h1": "published form for ZB-H1", "h2": "for ZB-H2 minus"},
+)
+
+split = Implement(
+    "zero_bubble-2",
+    "Two layers, six products",
+    "Write an MLP with ReLU whose backward comes in two calls, each of two matrix products.",
+    judge=_judge_split,
+    minutes=30,
+    points=4,
+    hints=(
+        "With a = x W1^T, h = relu(a): da = dy W2 where h > 0 and zero elsewhere, dx = da W1. That is I.",
+        "dW2 = dy^T h and dW1 = da^T x. So W needs x, h, da and dy, and I has already made da.",
+        "Keep a tuple per microbatch in self.kept: (x, h) after the forward, (x, h, da, dy) after I; W pops it. "
+        "The mask follows from h, so a is not kept.",
+    ),
+)
+
+less_room = Puzzle(
+    "zero_bubble-3",
+    "Less room than H1",
+    "Find a program for 4 ranks and 6 microbatches: 22 ticks, activations within 4, 3, 3 and 3.",
+    judge=_judge_less_room,
+    minutes=40,
+    points=3,
+    hints=(
+        "Write I and W in place of each B first: 24 ticks, and the memory of 1F1B. Why is it quicker already?",
+        "Rank 3 waits for no rank but rank 2. Let its W wait while it has room, so that its I come sooner.",
+        "Ranks 0 and 1 may keep 1F1B's order, each I followed by its W. Rank 2 starts with three forwards. Rank 3 runs "
+        "F0 I0 F1 I1, and at the end leaves three W for after its last I.",
+    ),
+)
+
+follow = Repair(
+    "zero_bubble-4",
+    "Only the last one counts",
+    "Repair `follow(stage, row, inputs, dys)`, which replaces gradients and mixes up microbatches.",
+    judge=_judge_follow,
+    minutes=15,
+    points=2,
+    trail=True,
+    hints=(
+        "Run F0 I0 W0 F1 I1 W1 and compare with the two gradients alone: which one do you get?",
+        "Run F0 I0 F1 I1 W0 W1. Which microbatch's gradient does W0 start from?",
+        "Keep each microbatch's dy under its number, from I to W. If none is there, the W has come too early.",
+    ),
+)

@@ -11,22 +11,13 @@ The puzzle trains Llama 3 70B on sequences of 8,192 tokens.  A rank of stage s o
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("bytes per parameter", "bytes before the first update", "GB", "GPUs", "numbers kept", "GB of activations")
-EXPECTED = (14, 10, 448, 6, 144_896, 36)
-_RULES = (
-    "2 + 4 + 4 + 2 + 2 bytes",
-    "weight, master and gradient are there before the first update",
-    "bytes per parameter times 32 billion",
-    "the GB of question 3 over 80, rounded up",
-    "9 h + 2 h_kv + 4 f with h_kv = h",
-    "2 bytes times tokens, layers and the numbers of question 5",
-)
 
 
 class Sizes(NamedTuple):
@@ -57,11 +48,6 @@ MATRICES = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN
 KEPT = 9 * HIDDEN + 2 * KEYS + 4 * FFN
 ROOM, BUDGET, START = 72 * 10**9, 18, 40
 FIELDS = ("tp", "layers", "dp", "zero", "recompute")
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("memory"), exercise)
 
 
 def _slips(billions: int, layers: int, f: int) -> Known:
@@ -102,105 +88,6 @@ def _slips(billions: int, layers: int, f: int) -> Known:
             (round(grouped * giga), "keys and values are h wide here"),
         ),
     )
-
-
-@exercise(
-    "memory-1",
-    "Another recipe",
-    "predict",
-    minutes=10,
-    trail=True,
-    points=1,
-    hints=(
-        "Write the page's table of five rows with the sizes of this recipe.",
-        "Which rows of that table exist before the optimizer has made a step?",
-        "Without grouped keys, keys and values have as many features as the hidden size: h_kv = h.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda billions, layers, f: (
-            14,
-            10,
-            14 * billions,
-            -(-14 * billions // 80),
-            73_216 + 4 * f,
-            round((73_216 + 4 * f) * layers * 4096 / 1e9),
-        ),
-        "has {billions} billion parameters in {layers} layers",
-        "a feed-forward network of {f:,}.",
-        billions=(32, 30, 31, 33, 34),
-        layers=(60, 56, 58, 62),
-        f=(17_920, 17_408, 18_432),
-        slips=_slips,
-        called={"billions": "billion parameters", "f": "width of the feed-forward network"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict bytes per parameter, bytes before the first update, GB, GPUs, and what the tokens leave."""
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, _RULES)
-    return "14 bytes per parameter, 10 of them before the first update; 448 GB on 6 GPUs, 36 GB of activations"
-
-
-@exercise(
-    "memory-2",
-    "The bytes of one rank",
-    "implement",
-    minutes=25,
-    trail=True,
-    points=3,
-    hints=(
-        "First count parameters: what is cut by tp, and what every rank of tp has whole?",
-        "The first stage has a table, the last one a head and the last norm. When is a tied head no second matrix?",
-        "shard = -(-count // dp) is the quotient rounded up; which of 2, 2 and 12 bytes does each ZeRO stage multiply "
-        "with it?",
-    ),
-)
-def rank_bytes(fn: Callable[..., Any]) -> str:
-    """Write `rank_bytes(sizes, layers, stage, tp, dp, zero)`: weights, gradients and states of one rank."""
-    needs_function(fn)
-    cases = [(sizes, *split) for sizes in MODELS for split in SPLITS]
-    outcomes = call_each(fn, cases)
-    for case, (fine, value) in zip(cases, outcomes, strict=True):
-        sizes, layers, stage, tp, dp, zero = case
-        tied = "tied" if sizes.tied else "not tied"
-        where = f"layers {layers}, stage {stage}, tp {tp}, dp {dp}, ZeRO-{zero}, {tied}"
-        if not fine:
-            raise Wrong(ended(where, value))
-        expected, found = bytes_of(*case), plain(value)
-        if type(found) is not int or found != expected:
-            slips = {bytes_of(*case, slip="a level less"): f"under ZeRO-{zero} the {_SHARDED[zero]} are sharded too"}
-            slips |= {bytes_of(*case, slip=slip): words for slip, words in _COUNTS.items()}
-            why = slips.get(found, "count parameters first, then bytes") if type(found) is int else "an int is needed"
-            raise Wrong(f"{where}: got {found if type(found) in (int, float) else type(found).__name__}, "
-                        f"expected {expected} bytes: {why}")  # fmt: skip
-    return f"right to the byte in {len(cases)} cases, uneven stages and tied heads included"
-
-
-@exercise(
-    "memory-3",
-    "The fewest GPUs",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "The states alone take 1,129 GB. On how many GPUs of 72 GB do they fit, if nothing else is there?",
-        "Gathered layers and one sequence for every rank of dp cost memory. Which axes share a sequence?",
-        "With tp 2 a stage in the middle has room for nine layers or ten. What do the first and the last stage hold "
-        "beside their layers?",
-    ),
-)
-def fewest(answer: object) -> str:
-    """Find a plan for Llama 3 70B on at most 18 GPUs of 80 GB."""
-    tp, layers, dp, zero, recompute = _parse(answer)
-    gpus = tp * len(layers) * dp
-    held = [held_bytes(stage, tp, layers, dp, zero, recompute) for stage in range(len(layers))]
-    worst = max(range(len(layers)), key=held.__getitem__)
-    words = f"{gpus} GPUs; stage {worst} holds {held[worst] / 1e9:.1f} GB of 72"
-    if held[worst] > ROOM:
-        raise Wrong(f"does not fit: {words}")
-    if gpus > BUDGET:
-        raise Wrong(f"legal: {words}; {BUDGET} GPUs are enough", score=partial_score(gpus, START, BUDGET))
-    return f"{gpus} GPUs, the fewest that these rules allow"
 
 
 _SHARDED = ("", "masters and moments", "gradients", "weights")  # by each level of ZeRO, beside those before
@@ -269,3 +156,96 @@ def _parse(answer: object) -> tuple[int, list[int], int, int, bool]:
     if zero > 1 and len(layers) > 1:
         raise Wrong("ZeRO-2 and ZeRO-3 are not allowed with more than one stage")
     return tp, layers, dp, zero, recompute
+
+
+def _judge_rank_bytes(fn: Callable[..., Any]) -> str:
+    cases = [(sizes, *split) for sizes in MODELS for split in SPLITS]
+    outcomes = call_each(fn, cases)
+    for case, (fine, value) in zip(cases, outcomes, strict=True):
+        sizes, layers, stage, tp, dp, zero = case
+        tied = "tied" if sizes.tied else "not tied"
+        where = f"layers {layers}, stage {stage}, tp {tp}, dp {dp}, ZeRO-{zero}, {tied}"
+        if not fine:
+            raise Wrong(ended(where, value))
+        expected, found = bytes_of(*case), plain(value)
+        if type(found) is not int or found != expected:
+            slips = {bytes_of(*case, slip="a level less"): f"under ZeRO-{zero} the {_SHARDED[zero]} are sharded too"}
+            slips |= {bytes_of(*case, slip=slip): words for slip, words in _COUNTS.items()}
+            why = slips.get(found, "count parameters first, then bytes") if type(found) is int else "an int is needed"
+            raise Wrong(f"{where}: got {found if type(found) in (int, float) else type(found).__name__}, "
+                        f"expected {expected} bytes: {why}")  # fmt: skip
+    return f"right to the byte in {len(cases)} cases, uneven stages and tied heads included"
+
+
+def _judge_fewest(answer: object) -> str:
+    tp, layers, dp, zero, recompute = _parse(answer)
+    gpus = tp * len(layers) * dp
+    held = [held_bytes(stage, tp, layers, dp, zero, recompute) for stage in range(len(layers))]
+    worst = max(range(len(layers)), key=held.__getitem__)
+    words = f"{gpus} GPUs; stage {worst} holds {held[worst] / 1e9:.1f} GB of 72"
+    if held[worst] > ROOM:
+        raise Wrong(f"does not fit: {words}")
+    if gpus > BUDGET:
+        raise Wrong(f"legal: {words}; {BUDGET} GPUs are enough", score=partial_score(gpus, START, BUDGET))
+    return f"{gpus} GPUs, the fewest that these rules allow"
+
+
+numbers = Predict(
+    "memory-1",
+    "Another recipe",
+    NAMES,
+    lambda billions, layers, f: (
+        14,
+        10,
+        14 * billions,
+        -(-14 * billions // 80),
+        73_216 + 4 * f,
+        round((73_216 + 4 * f) * layers * 4096 / 1e9),
+    ),
+    "has {billions} billion parameters in {layers} layers",
+    "a feed-forward network of {f:,}.",
+    minutes=10,
+    points=1,
+    trail=True,
+    hints=(
+        "Write the page's table of five rows with the sizes of this recipe.",
+        "Which rows of that table exist before the optimizer has made a step?",
+        "Without grouped keys, keys and values have as many features as the hidden size: h_kv = h.",
+    ),
+    slips=_slips,
+    billions=(32, 30, 31, 33, 34),
+    layers=(60, 56, 58, 62),
+    f=(17_920, 17_408, 18_432),
+    called={"billions": "billion parameters", "f": "width of the feed-forward network"},
+)
+
+rank_bytes = Implement(
+    "memory-2",
+    "The bytes of one rank",
+    "Write `rank_bytes(sizes, layers, stage, tp, dp, zero)`: weights, gradients and states of one rank.",
+    judge=_judge_rank_bytes,
+    minutes=25,
+    points=3,
+    trail=True,
+    hints=(
+        "First count parameters: what is cut by tp, and what every rank of tp has whole?",
+        "The first stage has a table, the last one a head and the last norm. When is a tied head no second matrix?",
+        "shard = -(-count // dp) is the quotient rounded up; which of 2, 2 and 12 bytes does each ZeRO stage multiply "
+        "with it?",
+    ),
+)
+
+fewest = Puzzle(
+    "memory-3",
+    "The fewest GPUs",
+    "Find a plan for Llama 3 70B on at most 18 GPUs of 80 GB.",
+    judge=_judge_fewest,
+    minutes=20,
+    points=3,
+    hints=(
+        "The states alone take 1,129 GB. On how many GPUs of 72 GB do they fit, if nothing else is there?",
+        "Gathered layers and one sequence for every rank of dp cost memory. Which axes share a sequence?",
+        "With tp 2 a stage in the middle has room for nine layers or ten. What do the first and the last stage hold "
+        "beside their layers?",
+    ),
+)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.trial import needs_function, needs_ints, on_ranks
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -20,14 +20,8 @@ if TYPE_CHECKING:
 ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model time counts steps
 MS = 1_000_000
 SENDS, RECEIVES = ("send", "isend"), ("recv", "irecv")
-RING_BYTES = [40, 40, 32]
 _ELEMENTS = "these are elements; a float32 has 4 bytes"
 _HALF = "this is one of the two halves: N - 1 steps add, and N - 1 more hand the finished sums on"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("ranks"), exercise)
 
 
 def _three_ranks(n: int) -> Sequence[int] | None:
@@ -60,126 +54,6 @@ def _slips(n: int) -> Known:
         )
         for rank in range(3)
     ]
-
-
-@exercise(
-    "ranks-1",
-    "Bytes on a ring",
-    "predict",
-    minutes=5,
-    trail=True,
-    points=1,
-    hints=(
-        "Chunks of 7 elements over 3 ranks: 3, 3 and 1. How many messages does each rank send?",
-        "In step s, rank r sends chunk (r - s) mod 3, for s = 0, 1, 2, 3. List the four chunks of each rank.",
-        "Rank 0 sends chunks 0, 2, 1, 0: that is 3 + 1 + 3 + 3 elements of 4 bytes.",
-    ),
-    variants=Variants(
-        ("rank 0", "rank 1", "rank 2"),
-        _three_ranks,
-        "a tensor of {n} elements",
-        n=(7, *range(8, 41)),
-        slips=_slips,
-        called={"n": "elements"},
-    ),
-)
-def bytes_on_a_ring(answer: object) -> str:
-    """Predict the bytes that each of 3 ranks sends in the chapter's ring all-reduce of 7 float32 elements."""
-    found = needs_ints(answer, ("rank 0", "rank 1", "rank 2"), bytes_on_a_ring.slips)
-    if found == RING_BYTES:
-        return "a rank that forwards the short chunk twice sends less: 40, 40, 32 bytes"
-    if found == [size // 4 for size in RING_BYTES]:
-        raise Wrong(_ELEMENTS)
-    if len(set(found)) == 1:
-        raise Wrong(_unequal(7))
-    if sum(found) == sum(RING_BYTES):
-        raise Wrong("the sum over the ranks is right, its distribution is not: which chunk does a rank send last?")
-    if sum(found) * 2 in range(sum(RING_BYTES) - 8, sum(RING_BYTES) + 9):
-        raise Wrong(_HALF)
-    raise Wrong(f"all ranks together send 2 (N - 1) S = 2 * 2 * 28 = 112 bytes; yours add up to {sum(found)}")
-
-
-@exercise(
-    "ranks-2",
-    "A sum along a tree",
-    "implement",
-    minutes=25,
-    points=3,
-    hints=(
-        "First bring the sum to rank 0: in round k = 1, 2, 4, ... a rank whose number is an odd multiple of k sends "
-        "what it has to the rank k below it, and is done.",
-        "Rank r receives in round k if r is a multiple of 2k and r + k exists. That is all that odd sizes need.",
-        "The way back is the same rounds in reverse order, with senders and receivers exchanged, and copying.",
-    ),
-)
-def tree_all_reduce(fn: Callable[..., Any]) -> str:
-    """Sum a tensor over any number of ranks: 2 (N - 1) messages in all, at most 2 ceil(log2 N) steps."""
-    needs_function(fn)
-    for world_size, shape in ((1, (1,)), (2, (1,)), (3, (1,)), (4, (2, 3)), (5, (1,)), (8, (3,))):
-        size = prod(shape)
-        case = f"{world_size} rank{'s' * (world_size > 1)}, {' x '.join(map(str, shape))} element{'s' * (size > 1)}"
-        results = on_ranks(_sum, world_size, fn, shape, case=case, clock="virtual", link=ONE_MS)
-        _check_sums(results, world_size, size, case)
-        check_messages_only(results, case)
-        if (count := sum(results.ledger.count(name) for name in SENDS)) != 2 * (world_size - 1):
-            raise Wrong(
-                f"{case}: {count} messages were sent, a tree needs 2 (N - 1) = {2 * (world_size - 1)}: "
-                "each rank but the root sends its part up once and gets the sum once",
-                picture=results.timeline,
-            )
-        if (sent := sum(results.ledger.sent(name) for name in SENDS)) != (enough := count * size * 8):
-            raise Wrong(
-                f"{case}: {sent} bytes were sent, {count} messages as large as x have {enough}: "
-                "a rank adds what it gets to its own and sends the sum"
-            )
-        steps, bound = max(time for _, time in results) // MS, 2 * (world_size - 1).bit_length()
-        if (busiest := max(results.ledger.count(rank=rank) for rank in range(world_size))) > bound:
-            raise Wrong(
-                f"{case}: one rank takes part in {busiest} messages, in a tree at most 2 ceil(log2 N) = {bound}: "
-                "let half of the ranks collect from the other half, not one rank from all",
-                picture=results.timeline,
-            )
-        if steps > bound:
-            raise Wrong(
-                f"{case}: {steps} messages waited for one another, a tree needs 2 ceil(log2 N) = {bound}: "
-                "in each round, half of the remaining ranks must send at the same time",
-                picture=results.timeline,
-            )
-    return "1 to 8 ranks, 2 (N - 1) messages in 2 ceil(log2 N) steps"
-
-
-@exercise(
-    "ranks-3",
-    "An exchange that hangs",
-    "find the bug",
-    minutes=15,
-    trail=True,
-    points=2,
-    hints=(
-        "Run it on 2 ranks and read who waits for whom. What has each rank done before it waits?",
-        "Ask for what you need before you wait for anything: irecv returns at once.",
-        "With 2 ranks both neighbours are the same rank. Messages between two ranks arrive in the order of sending, "
-        "so the receives must be posted in that order too, or carry a tag each.",
-    ),
-)
-def exchange(fn: Callable[..., Any]) -> str:
-    """Repair `exchange(x)`: each rank of a ring gets its left neighbour's last and its right neighbour's first."""
-    needs_function(fn)
-    for world_size, size in ((2, 4), (3, 4), (4, 1), (5, 6)):
-        case = f"{world_size} ranks"
-        results = on_ranks(_exchange, world_size, fn, size, case=case)
-        for rank, found in enumerate(results):
-            left, right = (rank - 1) % world_size, (rank + 1) % world_size
-            expected = [[_ends(left, size)[-1]], [_ends(right, size)[0]]]
-            if found == expected[::-1]:
-                raise Wrong(f"{case}: rank {rank} has both neighbours' elements, but exchanged{_why(world_size)}")
-            if found != expected:
-                raise Wrong(f"{case}: rank {rank} returned {found}, expected (from_left, from_right) = {expected}")
-        check_messages_only(results, case)
-        sent = [sum(results.ledger.sent(name, rank) for name in SENDS) for rank in range(world_size)]
-        if set(sent) != {2 * 8}:
-            raise Wrong(f"{case}: the ranks sent {sent} bytes; two elements of 8 bytes each are enough")
-    return "2 to 5 ranks, two elements each, and no ranks wait in a circle"
 
 
 def check_messages_only(results: "Results", case: str) -> None:
@@ -247,3 +121,106 @@ def _why(world_size: int) -> str:
     if world_size > 2:
         return ""
     return ": with 2 ranks both come from the same rank, in the order in which it sent them"
+
+
+def _judge_tree_all_reduce(fn: Callable[..., Any], world_size: int, shape: Any) -> None:
+    size = prod(shape)
+    case = f"{world_size} rank{'s' * (world_size > 1)}, {' x '.join(map(str, shape))} element{'s' * (size > 1)}"
+    results = on_ranks(_sum, world_size, fn, shape, case=case, clock="virtual", link=ONE_MS)
+    _check_sums(results, world_size, size, case)
+    check_messages_only(results, case)
+    if (count := sum(results.ledger.count(name) for name in SENDS)) != 2 * (world_size - 1):
+        raise Wrong(
+            f"{case}: {count} messages were sent, a tree needs 2 (N - 1) = {2 * (world_size - 1)}: "
+            "each rank but the root sends its part up once and gets the sum once",
+            picture=results.timeline,
+        )
+    if (sent := sum(results.ledger.sent(name) for name in SENDS)) != (enough := count * size * 8):
+        raise Wrong(
+            f"{case}: {sent} bytes were sent, {count} messages as large as x have {enough}: "
+            "a rank adds what it gets to its own and sends the sum"
+        )
+    steps, bound = max(time for _, time in results) // MS, 2 * (world_size - 1).bit_length()
+    if (busiest := max(results.ledger.count(rank=rank) for rank in range(world_size))) > bound:
+        raise Wrong(
+            f"{case}: one rank takes part in {busiest} messages, in a tree at most 2 ceil(log2 N) = {bound}: "
+            "let half of the ranks collect from the other half, not one rank from all",
+            picture=results.timeline,
+        )
+    if steps > bound:
+        raise Wrong(
+            f"{case}: {steps} messages waited for one another, a tree needs 2 ceil(log2 N) = {bound}: "
+            "in each round, half of the remaining ranks must send at the same time",
+            picture=results.timeline,
+        )
+
+
+def _judge_exchange(fn: Callable[..., Any], world_size: int, size: int) -> None:
+    case = f"{world_size} ranks"
+    results = on_ranks(_exchange, world_size, fn, size, case=case)
+    for rank, found in enumerate(results):
+        left, right = (rank - 1) % world_size, (rank + 1) % world_size
+        expected = [[_ends(left, size)[-1]], [_ends(right, size)[0]]]
+        if found == expected[::-1]:
+            raise Wrong(f"{case}: rank {rank} has both neighbours' elements, but exchanged{_why(world_size)}")
+        if found != expected:
+            raise Wrong(f"{case}: rank {rank} returned {found}, expected (from_left, from_right) = {expected}")
+    check_messages_only(results, case)
+    sent = [sum(results.ledger.sent(name, rank) for name in SENDS) for rank in range(world_size)]
+    if set(sent) != {2 * 8}:
+        raise Wrong(f"{case}: the ranks sent {sent} bytes; two elements of 8 bytes each are enough")
+
+
+bytes_on_a_ring = Predict(
+    "ranks-1",
+    "Bytes on a ring",
+    ("rank 0", "rank 1", "rank 2"),
+    _three_ranks,
+    "a tensor of {n} elements",
+    minutes=5,
+    points=1,
+    trail=True,
+    hints=(
+        "Chunks of 7 elements over 3 ranks: 3, 3 and 1. How many messages does each rank send?",
+        "In step s, rank r sends chunk (r - s) mod 3, for s = 0, 1, 2, 3. List the four chunks of each rank.",
+        "Rank 0 sends chunks 0, 2, 1, 0: that is 3 + 1 + 3 + 3 elements of 4 bytes.",
+    ),
+    slips=_slips,
+    n=(7, *range(8, 41)),
+    called={"n": "elements"},
+)
+
+tree_all_reduce = Implement(
+    "ranks-2",
+    "A sum along a tree",
+    "Sum a tensor over any number of ranks: 2 (N - 1) messages in all, at most 2 ceil(log2 N) steps.",
+    cases=((1, (1,)), (2, (1,)), (3, (1,)), (4, (2, 3)), (5, (1,)), (8, (3,))),
+    judge=_judge_tree_all_reduce,
+    right="1 to 8 ranks, 2 (N - 1) messages in 2 ceil(log2 N) steps",
+    minutes=25,
+    points=3,
+    hints=(
+        "First bring the sum to rank 0: in round k = 1, 2, 4, ... a rank whose number is an odd multiple of k sends "
+        "what it has to the rank k below it, and is done.",
+        "Rank r receives in round k if r is a multiple of 2k and r + k exists. That is all that odd sizes need.",
+        "The way back is the same rounds in reverse order, with senders and receivers exchanged, and copying.",
+    ),
+)
+
+exchange = Repair(
+    "ranks-3",
+    "An exchange that hangs",
+    "Repair `exchange(x)`: each rank of a ring gets its left neighbour's last and its right neighbour's first.",
+    cases=((2, 4), (3, 4), (4, 1), (5, 6)),
+    judge=_judge_exchange,
+    right="2 to 5 ranks, two elements each, and no ranks wait in a circle",
+    minutes=15,
+    points=2,
+    trail=True,
+    hints=(
+        "Run it on 2 ranks and read who waits for whom. What has each rank done before it waits?",
+        "Ask for what you need before you wait for anything: irecv returns at once.",
+        "With 2 ranks both neighbours are the same rank. Messages between two ranks arrive in the order of sending, "
+        "so the receives must be posted in that order too, or carry a tag each.",
+    ),
+)

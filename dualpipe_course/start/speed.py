@@ -8,22 +8,13 @@ Chapter: book/start/speed.  The puzzle's step of 128 sequences on dp x p = 64 GP
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 
 NAMES = ("GFLOP per token", "ms at best", "ms at 40%", "MFU in percent", "tokens per GPU", "microbatches")
-EXPECTED = (18, 500, 1_250, 75, 200_000, 28)
-_RULES = (
-    "6 FLOPs for each parameter that takes part",
-    "FLOPs per token times 2 million, over 72 times 1,000 TFLOP/s",
-    "the time of question 2 over the MFU",
-    "6 useful of 8 FLOPs",
-    "4 * 30e9 bytes over 50 GB/s, against 4 * 3e9 FLOPs per token over 1,000 TFLOP/s",
-    "7 / (m + 7) is at most one fifth",
-)
 
 PEAK = 989e12
 
@@ -67,11 +58,6 @@ _FORGOTTEN = {
 
 GPUS, SEQUENCES, LAYERS = 64, 128, 32
 BUDGET, START = 3_200, 3_482  # of eight layers on each of four stages
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("speed"), exercise)
 
 
 def _slips(total: int, active: int, gpus: int, p: int) -> Known:
@@ -121,102 +107,6 @@ def _slips(total: int, active: int, gpus: int, p: int) -> Known:
             (4 * (p - 1) + 1, "one less is still enough"),
         ),
     )
-
-
-@exercise(
-    "speed-1",
-    "Six numbers",
-    "predict",
-    minutes=12,
-    trail=True,
-    points=2,
-    hints=(
-        "Which parameters does a token multiply with, and which gradients does the sum have?",
-        "Recomputed, a parameter costs 2 + 2 + 4 FLOPs. How many of them does the MFU count?",
-        "The page's inequality had the same parameters on both sides. Write both times again: bytes over the cable, "
-        "FLOPs of the backward over the arithmetic.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda total, active, gpus, p: (
-            6 * active,
-            12e6 * active / gpus / 1000,
-            30e6 * active / gpus / 1000,
-            75,
-            20_000 * total / active,
-            4 * (p - 1),
-        ),
-        "has {total} billion parameters, but each token multiplies with {active} billion",
-        "on {gpus} GPUs that",
-        "of all {total} billion parameters",
-        "A pipeline of {p} GPUs",
-        total=(30, 45, 60, 90),
-        active=(3, 6),
-        gpus=(72, 24, 36, 48),
-        p=(8, 4, 6, 10, 12),
-        slips=_slips,
-        called={"total": "billion parameters", "active": "active billion", "gpus": "GPUs", "p": "GPUs of the pipeline"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict FLOPs, times, a utilization, tokens that hide a sum, and microbatches."""
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, _RULES)
-    return "18 GFLOP per token: 500 ms at best, 1,250 at 40%; MFU 75% recomputed, 200,000 tokens, 28 microbatches"
-
-
-@exercise(
-    "speed-2",
-    "Forgotten factors",
-    "find the bug",
-    minutes=15,
-    trail=True,
-    points=2,
-    hints=(
-        "Each log differs from log A in one thing only. Which line of the function should read that thing?",
-        "How many tokens has a step of log B? How many pairs has attention in log C?",
-        "In log D the head's matrix is the table. What does the function take off, and should it?",
-    ),
-)
-def utilization(fn: Callable[..., Any]) -> str:
-    """Repair `utilization(run)`: the MFU and the share of the arithmetic that the hardware does."""
-    needs_function(fn)
-    for run, (fine, value) in zip(RUNS, call_each(fn, [(run,) for run in RUNS]), strict=True):
-        where = _words(run)
-        if not fine:
-            raise Wrong(ended(where, value))
-        found = plain(value)
-        if not isinstance(found, list) or len(found) != 2 or not all(type(x) in (int, float) for x in found):
-            raise Wrong(f"{where}: return two shares, the MFU and that of the hardware")
-        expected = shares_of(run)
-        if not _close(found, expected):
-            slips = [words for name, words in _FORGOTTEN.items() if _close(found, shares_of(run, name))]
-            why = slips[0] if slips else "more than one thing is counted wrong"
-            raise Wrong(f"{where}: got {found[0]:.2%} and {found[1]:.2%}, "
-                        f"expected {expected[0]:.2%} and {expected[1]:.2%}: {why}")  # fmt: skip
-    return f"both shares are right in {len(RUNS)} logs"
-
-
-@exercise(
-    "speed-3",
-    "Sixty-four GPUs",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "Compute one stage and two stages first. Which kind of waiting is large in either?",
-        "The slowest stage sets the pace: with four stages, is eight layers each the best? The head is work too.",
-        "The sum is bare longest where many gradients meet little work. The table has gradients and no work.",
-    ),
-)
-def sixty_four(answer: object) -> str:
-    """Split 64 GPUs over stages and copies so that a step takes at most 3,200 ms."""
-    stages = _parse(answer)
-    work, bare = step_ms(stages)
-    total = work + bare
-    words = f"{total:,.0f} ms, of which the pipeline takes {work:,.0f} and the sum stands bare for {bare:,.0f}"
-    if total > BUDGET:
-        raise Wrong(f"legal: {words}; {BUDGET:,} ms are possible", score=partial_score(total, START, BUDGET))
-    return f"at most {BUDGET:,} ms: stages even in time, and a sum that is shared by them"
 
 
 def shares_of(run: Run, forgotten: str = "") -> tuple[float, float]:
@@ -272,3 +162,93 @@ def _parse(answer: object) -> list[int]:
     if GPUS % len(stages):
         raise Wrong(f"{len(stages)} stages do not divide {GPUS} GPUs")
     return stages
+
+
+def _judge_utilization(fn: Callable[..., Any]) -> str:
+    for run, (fine, value) in zip(RUNS, call_each(fn, [(run,) for run in RUNS]), strict=True):
+        where = _words(run)
+        if not fine:
+            raise Wrong(ended(where, value))
+        found = plain(value)
+        if not isinstance(found, list) or len(found) != 2 or not all(type(x) in (int, float) for x in found):
+            raise Wrong(f"{where}: return two shares, the MFU and that of the hardware")
+        expected = shares_of(run)
+        if not _close(found, expected):
+            slips = [words for name, words in _FORGOTTEN.items() if _close(found, shares_of(run, name))]
+            why = slips[0] if slips else "more than one thing is counted wrong"
+            raise Wrong(f"{where}: got {found[0]:.2%} and {found[1]:.2%}, "
+                        f"expected {expected[0]:.2%} and {expected[1]:.2%}: {why}")  # fmt: skip
+    return f"both shares are right in {len(RUNS)} logs"
+
+
+def _judge_sixty_four(answer: object) -> str:
+    stages = _parse(answer)
+    work, bare = step_ms(stages)
+    total = work + bare
+    words = f"{total:,.0f} ms, of which the pipeline takes {work:,.0f} and the sum stands bare for {bare:,.0f}"
+    if total > BUDGET:
+        raise Wrong(f"legal: {words}; {BUDGET:,} ms are possible", score=partial_score(total, START, BUDGET))
+    return f"at most {BUDGET:,} ms: stages even in time, and a sum that is shared by them"
+
+
+numbers = Predict(
+    "speed-1",
+    "Six numbers",
+    NAMES,
+    lambda total, active, gpus, p: (
+        6 * active,
+        12e6 * active / gpus / 1000,
+        30e6 * active / gpus / 1000,
+        75,
+        20_000 * total / active,
+        4 * (p - 1),
+    ),
+    "has {total} billion parameters, but each token multiplies with {active} billion",
+    "on {gpus} GPUs that",
+    "of all {total} billion parameters",
+    "A pipeline of {p} GPUs",
+    minutes=12,
+    points=2,
+    trail=True,
+    hints=(
+        "Which parameters does a token multiply with, and which gradients does the sum have?",
+        "Recomputed, a parameter costs 2 + 2 + 4 FLOPs. How many of them does the MFU count?",
+        "The page's inequality had the same parameters on both sides. Write both times again: bytes over the cable, "
+        "FLOPs of the backward over the arithmetic.",
+    ),
+    slips=_slips,
+    total=(30, 45, 60, 90),
+    active=(3, 6),
+    gpus=(72, 24, 36, 48),
+    p=(8, 4, 6, 10, 12),
+    called={"total": "billion parameters", "active": "active billion", "gpus": "GPUs", "p": "GPUs of the pipeline"},
+)
+
+utilization = Repair(
+    "speed-2",
+    "Forgotten factors",
+    "Repair `utilization(run)`: the MFU and the share of the arithmetic that the hardware does.",
+    judge=_judge_utilization,
+    minutes=15,
+    points=2,
+    trail=True,
+    hints=(
+        "Each log differs from log A in one thing only. Which line of the function should read that thing?",
+        "How many tokens has a step of log B? How many pairs has attention in log C?",
+        "In log D the head's matrix is the table. What does the function take off, and should it?",
+    ),
+)
+
+sixty_four = Puzzle(
+    "speed-3",
+    "Sixty-four GPUs",
+    "Split 64 GPUs over stages and copies so that a step takes at most 3,200 ms.",
+    judge=_judge_sixty_four,
+    minutes=20,
+    points=3,
+    hints=(
+        "Compute one stage and two stages first. Which kind of waiting is large in either?",
+        "The slowest stage sets the pace: with four stages, is eight layers each the best? The head is work too.",
+        "The sum is bare longest where many gradients meet little work. The table has gradients and no work.",
+    ),
+)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
-from dualpipe_course.trial import needs_function, needs_ints, on_ranks
+from dualpipe_course.trial import needs_ints, on_ranks
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.timeline import Message, Span, Timeline
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dualpipe_lab.launch.launcher import Results
 
 MS = 1_000_000
-MAKESPAN_MS = 29
 SIZE = 250  # numbers of a block, 1,000 bytes in float32
 SHOWN = ("JOBS",)  # what an answer may use
 JOBS = ((10, 4), (9, 7), (5, 2), (3, 8), (1, 6))  # (ms on the link, ms of work) of each message
@@ -47,85 +46,6 @@ class Relay(NamedTuple):
         ranks, blocks, work, transfer, latency = self
         slowest = max(work, transfer) if ranks > 1 else work
         return ranks * work + (ranks - 1) * (transfer + latency) + (blocks - 1) * slowest
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("time"), exercise)
-
-
-@exercise(
-    "time-1",
-    "When is it over?",
-    "predict",
-    minutes=5,
-    points=1,
-    hints=(
-        "1 MB at 1 Gbit/s occupies the link for 8 ms, and is there 3 ms after its last byte has left.",
-        "The first message leaves from 4 to 12 and is there at 15. The second is handed over at 7: when can it leave?",
-        "The second leaves from 12 to 20 and is there at 23. Rank 1 is busy with the first until 21.",
-    ),
-)
-def two_messages(answer: object) -> str:
-    """Predict the makespan of two messages and the work around them, in ms."""
-    (found,) = needs_ints(answer, ("the makespan in ms",))
-    if found != MAKESPAN_MS:
-        raise Wrong(_MISTAKES.get(found, f"{found} ms is not it; write down when each message leaves and is there"))
-    return "the second message waits for the link, and rank 1 for the second message: 29 ms"
-
-
-@exercise(
-    "time-2",
-    "Hide the messages",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Which call returns only when the message has left? Which one returns at once?",
-        "isend(...) followed at once by wait() is send. Keep the Work objects, wait for them at the end.",
-        "Each rank, for each block: receive, work, hand over; then the next block.",
-    ),
-)
-def relay(fn: Callable[..., Any]) -> str:
-    """Hand blocks down a line of ranks, so that sending one hides behind the work on the next."""
-    needs_function(fn)
-    cases = [Relay(1, 2, 5, 8), Relay(2, 1, 5, 8), Relay(2, 2, 5, 3), Relay(3, 4, 10, 8), Relay(4, 5, 4, 9, 2)]
-    for case in cases:
-        name = f"{case.ranks} rank(s), {case.blocks} block(s), work {case.work_ms} ms, transfer {case.transfer_ms} ms"
-        link = Link(gbps=1000 * 8 / (case.transfer_ms * MS), latency_ms=case.latency_ms)  # 1,000 bytes
-        results = on_ranks(_relay, case.ranks, fn, case, case=name, clock="virtual", link=link)
-        _check_relay(results, case, name)
-    return "every transfer hides behind work: makespan and values exact on 1 to 4 ranks"
-
-
-@exercise(
-    "time-3",
-    "Five messages, one link",
-    "puzzle",
-    minutes=10,
-    points=2,
-    hints=(
-        "Rank 1 is idle until the first message is there. Which message should be first?",
-        "After the last message has arrived, its work is still to do. Which message should be last?",
-        "Messages with less transfer than work go first, the shortest transfer first; the others last, "
-        "the longest work first (Johnson 1954).",
-    ),
-)
-def order_of_messages(order: object) -> str:
-    """Order five messages on one link so that the work on them ends early."""
-    numbers = needs_ints(order, tuple(f"place {place}" for place in range(len(JOBS))))
-    if sorted(numbers) != list(range(len(JOBS))):
-        raise Wrong(f"the order must hold each of the messages 0 to {len(JOBS) - 1} once, got {numbers}")
-    timeline = draw_order(numbers)
-    found, best, start = timeline.makespan, best_ms(), draw_order(list(range(len(JOBS)))).makespan
-    score = max(0.0, float((start - found) / (start - best)))
-    if found > BUDGET_MS:
-        raise Wrong(
-            f"legal: {found} ms, the budget is {BUDGET_MS}, the order 0 1 2 3 4 takes {start}; where is rank 1 idle?",
-            score=round(score, 2) * 0.9,
-            picture=timeline,
-        )
-    return f"{found} ms; no order takes less than {best} ms"
 
 
 def draw_order(order: list[int]) -> Timeline:
@@ -192,3 +112,74 @@ def _check_relay(results: "Results", case: Relay, name: str) -> None:
             "some rank waits for its message to leave, although it could work on the next block",
             picture=results.timeline,
         )
+
+
+def _judge_relay(fn: Callable[..., Any]) -> str:
+    cases = [Relay(1, 2, 5, 8), Relay(2, 1, 5, 8), Relay(2, 2, 5, 3), Relay(3, 4, 10, 8), Relay(4, 5, 4, 9, 2)]
+    for case in cases:
+        name = f"{case.ranks} rank(s), {case.blocks} block(s), work {case.work_ms} ms, transfer {case.transfer_ms} ms"
+        link = Link(gbps=1000 * 8 / (case.transfer_ms * MS), latency_ms=case.latency_ms)  # 1,000 bytes
+        results = on_ranks(_relay, case.ranks, fn, case, case=name, clock="virtual", link=link)
+        _check_relay(results, case, name)
+    return "every transfer hides behind work: makespan and values exact on 1 to 4 ranks"
+
+
+def _judge_order_of_messages(order: object) -> str:
+    numbers = needs_ints(order, tuple(f"place {place}" for place in range(len(JOBS))))
+    if sorted(numbers) != list(range(len(JOBS))):
+        raise Wrong(f"the order must hold each of the messages 0 to {len(JOBS) - 1} once, got {numbers}")
+    timeline = draw_order(numbers)
+    found, best, start = timeline.makespan, best_ms(), draw_order(list(range(len(JOBS)))).makespan
+    score = max(0.0, float((start - found) / (start - best)))
+    if found > BUDGET_MS:
+        raise Wrong(
+            f"legal: {found} ms, the budget is {BUDGET_MS}, the order 0 1 2 3 4 takes {start}; where is rank 1 idle?",
+            score=round(score, 2) * 0.9,
+            picture=timeline,
+        )
+    return f"{found} ms; no order takes less than {best} ms"
+
+
+two_messages = Predict(
+    "time-1",
+    "When is it over?",
+    ("the makespan in ms",),
+    lambda: (29,),
+    minutes=5,
+    points=1,
+    hints=(
+        "1 MB at 1 Gbit/s occupies the link for 8 ms, and is there 3 ms after its last byte has left.",
+        "The first message leaves from 4 to 12 and is there at 15. The second is handed over at 7: when can it leave?",
+        "The second leaves from 12 to 20 and is there at 23. Rank 1 is busy with the first until 21.",
+    ),
+    slips=(_MISTAKES,),
+)
+
+relay = Implement(
+    "time-2",
+    "Hide the messages",
+    "Hand blocks down a line of ranks, so that sending one hides behind the work on the next.",
+    judge=_judge_relay,
+    minutes=15,
+    points=3,
+    hints=(
+        "Which call returns only when the message has left? Which one returns at once?",
+        "isend(...) followed at once by wait() is send. Keep the Work objects, wait for them at the end.",
+        "Each rank, for each block: receive, work, hand over; then the next block.",
+    ),
+)
+
+order_of_messages = Puzzle(
+    "time-3",
+    "Five messages, one link",
+    "Order five messages on one link so that the work on them ends early.",
+    judge=_judge_order_of_messages,
+    minutes=10,
+    points=2,
+    hints=(
+        "Rank 1 is idle until the first message is there. Which message should be first?",
+        "After the last message has arrived, its work is still to do. Which message should be last?",
+        "Messages with less transfer than work go first, the shortest transfer first; the others last, "
+        "the longest work first (Johnson 1954).",
+    ),
+)

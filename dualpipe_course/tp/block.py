@@ -6,26 +6,20 @@ Chapter: book/tp/block.  Gradients are judged against one process in float64, me
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, in_words
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.variants import Known
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("bytes with all tokens", "bytes with cut tokens", "collectives", "bytes kept")
-EXPECTED = (234_881_024, 293_601_280, 10, 16_777_216)
 _BELOW = {"dx": ". What the other ranks found out about these tokens belongs in it, once"}
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("block"), exercise)
 
 
 def _slips(tokens: int, t: int) -> Known:
@@ -56,99 +50,6 @@ def _slips(tokens: int, t: int) -> Known:
             (2 * size + 2 * size / t, gathered),
         ),
     )
-
-
-@exercise(
-    "block-1",
-    "A layer of Llama 3 8B",
-    "predict",
-    minutes=15,
-    trail=True,
-    points=1,
-    hints=(
-        "T h numbers of 2 bytes are 33,554,432 bytes; half a sum of them sends 7/8 of that per rank.",
-        "Two pairs, a sum forward and a sum backward each: how many halves? Whose input is gathered twice?",
-        "Four inputs of T h numbers, of which each rank keeps its tokens.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda tokens, t: (65_536 * tokens * (t - 1) // t, 81_920 * tokens * (t - 1) // t, 10, 32_768 * tokens // t),
-        "a microbatch {tokens:,} tokens",
-        "and {t} ranks share",
-        tokens=(4096, 1024, 2048, 3072, 5120, 6144, 8192, 16_384),
-        t=(8, 2, 4),
-        slips=_slips,
-        called={"t": "ranks"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict bytes sent with all and with cut tokens, the collectives, and bytes of inputs kept, on 8 ranks."""
-    general = (
-        "four sums of T h numbers, of which 2 (t - 1) / t are sent",
-        "ten halves of such sums",
-        "a sum is two halves, and two inputs are gathered again",
-        "four inputs of T h / t numbers of 2 bytes",
-    )
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "234,881,024 and 293,601,280 bytes sent, 10 collectives, 16,777,216 bytes kept"
-
-
-@exercise(
-    "block-2",
-    "The end of a step",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "A weight of which a rank has rows or columns has a complete gradient. Which weights do all ranks have?",
-        "Of those: does every rank use it for the same tokens and heads? If so, its gradient is complete too.",
-        "Norms between the pairs see cut tokens under sequence parallelism only, q_norm and k_norm other heads always.",
-    ),
-)
-def end_of_step(fn: Callable[..., Any]) -> str:
-    """Write `finish(grads, sequence_parallel)`: afterwards all gradients are those of one process; one message."""
-    needs_function(fn)
-    for num_ranks in (1, 2, 4):
-        answer = Without(fn, "dualpipe_lab.tp.grads:sum_partial_gradients")
-        results = on_ranks(_step, num_ranks, answer, case=f"on {num_ranks} rank(s)")
-        for place, name in enumerate(CASES):
-            _judge([found[place] for found in results], f"{num_ranks} rank(s), {name}")
-    return f"all gradients equal one process in {3 * len(CASES)} cases, with one message or none"
-
-
-@exercise(
-    "block-3",
-    "Loss right, layers below wrong",
-    "find the bug",
-    minutes=15,
-    trail=True,
-    points=3,
-    hints=(
-        "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",
-        "So each rank finds a partial sum of the gradient of all tokens, and a slice of one partial sum is no sum. A "
-        "row of dW is a sum over all tokens: whose tokens does the backward have?",
-        "grad belongs to all tokens. dW needs the input of all tokens, and the backward may gather it; dx is a sum "
-        "over the ranks, of which each wants its own tokens.",
-    ),
-)
-def below(fn: Callable[..., Any]) -> str:
-    """Repair `pair(x, first, second)` between cut tokens, which gathers its input once more and keeps it nowhere."""
-    needs_function(fn)
-    sizes: tuple[tuple[int, tuple[int, ...], int], ...] = (
-        (1, (2, 2), 3), (2, (2, 3), 4), (2, (2, 4, 3), 5), (4, (4, 2), 7), (4, (2, 8, 3), 8), (4, (2, 4, 16), 8),
-    )  # fmt: skip
-    for num_ranks, shape, wide in sizes:
-        shapes = {"x": shape, "first": (wide, shape[-1]), "second": (shape[-1], wide)}
-        cuts = {"x": -2, "first": 0, "second": 1}
-        case = layers.Case(num_ranks, shapes, cuts, shape, -2, counts_kept=True)
-        answer, size = Without(fn, *layers.LIBRARY), layers.num_bytes(shape)
-        why = "A rank keeps its own tokens of the input, so the backward gathers them once more."
-        tokens, own = size // shape[-1] // 8, -(-size // num_ranks)
-        most = 2 * 8 * tokens * -(-wide // num_ranks) + 2 * own  # of what is wide, and of this rank's tokens, two each
-        limits = [Limit("kept bytes", most, _KEPT, scope="largest")] if num_ranks > 2 else []
-        back = size * 3 // 2
-        layers.check_layer(answer, _pair, case, forward=size, backward=back, because=why, hints=_BELOW, limits=limits)
-    return f"outputs and all gradients equal one process in {len(sizes)} cases, and only a rank's own tokens are kept"
 
 
 _KEPT = "a rank keeps {found:,} bytes for the backward, {most:,} are enough: its own tokens of the input, not all"
@@ -221,3 +122,83 @@ def _gradient_in_words(off: Off) -> str:
 
 def _pair(x: "Tensor", first: "Tensor", second: "Tensor") -> "Tensor":
     return (x @ first.t()).tanh() @ second.t()
+
+
+def _judge_end_of_step(fn: Callable[..., Any], num_ranks: int) -> None:
+    answer = Without(fn, "dualpipe_lab.tp.grads:sum_partial_gradients")
+    results = on_ranks(_step, num_ranks, answer, case=f"on {num_ranks} rank(s)")
+    for place, name in enumerate(CASES):
+        _judge([found[place] for found in results], f"{num_ranks} rank(s), {name}")
+
+
+def _judge_below(fn: Callable[..., Any]) -> str:
+    sizes: tuple[tuple[int, tuple[int, ...], int], ...] = (
+        (1, (2, 2), 3), (2, (2, 3), 4), (2, (2, 4, 3), 5), (4, (4, 2), 7), (4, (2, 8, 3), 8), (4, (2, 4, 16), 8),
+    )  # fmt: skip
+    for num_ranks, shape, wide in sizes:
+        shapes = {"x": shape, "first": (wide, shape[-1]), "second": (shape[-1], wide)}
+        cuts = {"x": -2, "first": 0, "second": 1}
+        case = layers.Case(num_ranks, shapes, cuts, shape, -2, counts_kept=True)
+        answer, size = Without(fn, *layers.LIBRARY), layers.num_bytes(shape)
+        why = "A rank keeps its own tokens of the input, so the backward gathers them once more."
+        tokens, own = size // shape[-1] // 8, -(-size // num_ranks)
+        most = 2 * 8 * tokens * -(-wide // num_ranks) + 2 * own  # of what is wide, and of this rank's tokens, two each
+        limits = [Limit("kept bytes", most, _KEPT, scope="largest")] if num_ranks > 2 else []
+        back = size * 3 // 2
+        layers.check_layer(answer, _pair, case, forward=size, backward=back, because=why, hints=_BELOW, limits=limits)
+    return f"outputs and all gradients equal one process in {len(sizes)} cases, and only a rank's own tokens are kept"
+
+
+numbers = Predict(
+    "block-1",
+    "A layer of Llama 3 8B",
+    NAMES,
+    lambda tokens, t: (65_536 * tokens * (t - 1) // t, 81_920 * tokens * (t - 1) // t, 10, 32_768 * tokens // t),
+    "a microbatch {tokens:,} tokens",
+    "and {t} ranks share",
+    minutes=15,
+    points=1,
+    trail=True,
+    hints=(
+        "T h numbers of 2 bytes are 33,554,432 bytes; half a sum of them sends 7/8 of that per rank.",
+        "Two pairs, a sum forward and a sum backward each: how many halves? Whose input is gathered twice?",
+        "Four inputs of T h numbers, of which each rank keeps its tokens.",
+    ),
+    slips=_slips,
+    tokens=(4096, 1024, 2048, 3072, 5120, 6144, 8192, 16_384),
+    t=(8, 2, 4),
+    called={"t": "ranks"},
+)
+
+end_of_step = Implement(
+    "block-2",
+    "The end of a step",
+    "Write `finish(grads, sequence_parallel)`: afterwards all gradients are those of one process; one message.",
+    cases=((1,), (2,), (4,)),
+    judge=_judge_end_of_step,
+    right=f"all gradients equal one process in {3 * len(CASES)} cases, with one message or none",
+    minutes=20,
+    points=3,
+    hints=(
+        "A weight of which a rank has rows or columns has a complete gradient. Which weights do all ranks have?",
+        "Of those: does every rank use it for the same tokens and heads? If so, its gradient is complete too.",
+        "Norms between the pairs see cut tokens under sequence parallelism only, q_norm and k_norm other heads always.",
+    ),
+)
+
+below = Repair(
+    "block-3",
+    "Loss right, layers below wrong",
+    "Repair `pair(x, first, second)` between cut tokens, which gathers its input once more and keeps it nowhere.",
+    judge=_judge_below,
+    minutes=15,
+    points=3,
+    trail=True,
+    hints=(
+        "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",
+        "So each rank finds a partial sum of the gradient of all tokens, and a slice of one partial sum is no sum. A "
+        "row of dW is a sum over all tokens: whose tokens does the backward have?",
+        "grad belongs to all tokens. dW needs the input of all tokens, and the backward may gather it; dx is a sum "
+        "over the ranks, of which each wants its own tokens.",
+    ),
+)

@@ -7,12 +7,9 @@ chunks by the largest tensor of logits that an operation makes.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, in_words
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,122 +18,9 @@ IGNORE_INDEX, TOKENS, WIDTH = -100, 10, 11
 LIBRARY = tuple(f"dualpipe_lab.tp.{name}" for name in ("chunked_cross_entropy", "cross_entropy", "lm_head"))
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("chunked_loss"), exercise)
-
-
-@exercise(
-    "chunked_loss-1",
-    "A long document",
-    "predict",
-    minutes=6,
-    points=1,
-    hints=(
-        "A rank has an eighth of the words. Only one chunk's logits exist at a time, 2 bytes each.",
-        "Count the collectives of the chunks first. Then those behind the last chunk, forward and backward.",
-        "The forward has one product of 2 T h V / t operations. Which three does the backward have?",
-    ),
-    variants=Variants(
-        ("bytes of a chunk's logits", "collectives", "operations of a rank"),
-        lambda tokens, words, chunk: (chunk * words // 4, 3, 4096 * tokens * words),
-        "One document of {tokens:,} tokens",
-        "{words:,} words on 8 ranks",
-        "chunks of {chunk:,} tokens",
-        tokens=(32_768, 16_384, 65_536),
-        words=(128_000, 64_000, 96_000, 160_000),
-        chunk=(1024, 512, 2048),
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict a chunk's bytes of logits, collectives, operations: 32,768 tokens in chunks of 1,024, 128,000 words."""
-    slips = (
-        {
-            1_048_576_000: "those are the logits of all 32 chunks",
-            262_144_000: "each of 8 ranks has the logits of 16,000 words",
-            65_536_000: "a logit in bf16 has 2 bytes",
-        },
-        {
-            96: "the chunks send nothing; what they leave is exchanged once",
-            65: "the chunks send nothing; what they leave is exchanged once",
-            34: "the sum of dx is one collective too, behind the last chunk",
-            2: "the backward sums dx over the ranks",
-            4: "the sums of exponentials and the targets' logits travel in one message",
-        },
-        {
-            12_884_901_888_000: "the backward computes the logits once more",
-            137_438_953_472_000: "a rank multiplies with its own eighth of the words",
-            8_589_934_592_000: "a product adds as often as it multiplies: 2 operations",
-        },
-    )
-    general = (
-        "1,024 tokens times 16,000 words, 2 bytes each",
-        "a maximum, a message of sums, and the sum of dx",
-        "4 products of 2 T h V / t operations",
-    )
-    names = ("bytes of a chunk's logits", "collectives", "operations of a rank")
-    check_ints(answer, names, (32_768_000, 3, 17_179_869_184_000), slips, general)
-    return "32,768,000 bytes of logits at a time, 3 collectives, 17,179,869,184,000 operations"
-
-
-@exercise(
-    "chunked_loss-2",
-    "Three numbers per token",
-    "implement",
-    minutes=20,
-    points=4,
-    hints=(
-        "Make three tensors with a number per token, m, s and at, and fill them chunk by chunk. "
-        "A rank without words has m = -inf and s = 0.",
-        "Behind the last chunk: M = m.clone(), an all-reduce with 'max', then s * (m - M).exp().",
-        "Stack s and at for one sum. The loss is M + log s - at, and 0 where the target is -100.",
-    ),
-)
-def losses(fn: Callable[..., Any]) -> str:
-    """Write `losses(x, weight, targets, first, chunk)`: the loss of every token, with one chunk's logits at a time."""
-    needs_function(fn)
-    for num_ranks, words, chunk in ((1, 6, 4), (2, 12, 5), (2, 7, 1), (4, 9, 3), (4, 6, 4), (2, 8, 100)):
-        case = f"{words} words on {num_ranks} rank(s), chunks of {chunk}"
-        most = 2 * (num_ranks - 1) * 3 * TOKENS * 8
-        limits = [
-            Limit("rows", chunk, _ROWS, scope="each"),
-            Limit("bytes", most, _BYTES, least=most / 3),
-            Limit("calls", 3, _CALLS, least=min(num_ranks - 1, 1), scope="each"),
-        ]
-        answer = Without(fn, *LIBRARY)
-        compare_on_ranks(
-            _losses, num_ranks, answer, words, chunk, case=case, why=_loss_in_words, limits=limits, at=", rank {rank}: "
-        )
-    return "the losses equal one process on 1 to 4 ranks, with one chunk's logits at a time and no message per chunk"
-
-
 _ROWS = "an operation made logits of {found:.0f} tokens at once, and a chunk has {most:.0f}"
 _BYTES = "the ranks sent {found:,} bytes in all; all-reduces of three numbers per token send {most:,}"
 _CALLS = "rank {rank} called {found} collectives; at most {most} are needed, behind the last chunk"
-
-
-@exercise(
-    "chunked_loss-3",
-    "Chunks with few targets",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "With the same number of targets in each chunk the gradients differ from the right ones by one factor. Which?",
-        "The loss is the sum over all valid targets, divided by their number. Does a chunk know that number?",
-        "Count the valid targets once, in front of the loop, and at least 1: a batch without any has gradient 0.",
-    ),
-)
-def gradients(fn: Callable[..., Any]) -> str:
-    """Repair `gradients(x, weight, targets, first, chunk, M, L)`, whose result depends on the size of the chunks."""
-    needs_function(fn)
-    for num_ranks, words, chunk, kept in ((1, 6, 5, 10), (2, 8, 4, 10), (2, 8, 4, 5), (4, 9, 3, 7), (2, 7, 10, 0)):
-        case = f"{kept} targets of {TOKENS} tokens, chunks of {chunk}, {num_ranks} rank(s)"
-        answer = Without(fn, *LIBRARY, *AUTOGRAD)
-        compare_on_ranks(
-            _gradients, num_ranks, answer, words, chunk, kept, case=case, why=in_words, at=", rank {rank}: "
-        )
-    return "dx and dW equal one process for any chunks, also where a chunk or the batch has no target"
 
 
 def _loss_in_words(off: Off) -> str:
@@ -224,3 +108,99 @@ def _gradients(rank: int, world_size: int, fn: Callable[..., Any], words: int, c
         for values in ((dx, d_weight), (full_x.grad, full_weight.grad[start:stop]))
     )
     return Found(found, expected)
+
+
+_SLIPS = (
+    {
+        1_048_576_000: "those are the logits of all 32 chunks",
+        262_144_000: "each of 8 ranks has the logits of 16,000 words",
+        65_536_000: "a logit in bf16 has 2 bytes",
+    },
+    {
+        96: "the chunks send nothing; what they leave is exchanged once",
+        65: "the chunks send nothing; what they leave is exchanged once",
+        34: "the sum of dx is one collective too, behind the last chunk",
+        2: "the backward sums dx over the ranks",
+        4: "the sums of exponentials and the targets' logits travel in one message",
+    },
+    {
+        12_884_901_888_000: "the backward computes the logits once more",
+        137_438_953_472_000: "a rank multiplies with its own eighth of the words",
+        8_589_934_592_000: "a product adds as often as it multiplies: 2 operations",
+    },
+)
+
+
+def _judge_losses(fn: Callable[..., Any], num_ranks: int, words: int, chunk: int) -> None:
+    case = f"{words} words on {num_ranks} rank(s), chunks of {chunk}"
+    most = 2 * (num_ranks - 1) * 3 * TOKENS * 8
+    limits = [
+        Limit("rows", chunk, _ROWS, scope="each"),
+        Limit("bytes", most, _BYTES, least=most / 3),
+        Limit("calls", 3, _CALLS, least=min(num_ranks - 1, 1), scope="each"),
+    ]
+    answer = Without(fn, *LIBRARY)
+    compare_on_ranks(
+        _losses, num_ranks, answer, words, chunk, case=case, why=_loss_in_words, limits=limits, at=", rank {rank}: "
+    )
+
+
+def _judge_gradients(fn: Callable[..., Any], num_ranks: int, words: int, chunk: int, kept: int) -> None:
+    case = f"{kept} targets of {TOKENS} tokens, chunks of {chunk}, {num_ranks} rank(s)"
+    answer = Without(fn, *LIBRARY, *AUTOGRAD)
+    compare_on_ranks(_gradients, num_ranks, answer, words, chunk, kept, case=case, why=in_words, at=", rank {rank}: ")
+
+
+numbers = Predict(
+    "chunked_loss-1",
+    "A long document",
+    ("bytes of a chunk's logits", "collectives", "operations of a rank"),
+    lambda tokens, words, chunk: (chunk * words // 4, 3, 4096 * tokens * words),
+    "One document of {tokens:,} tokens",
+    "{words:,} words on 8 ranks",
+    "chunks of {chunk:,} tokens",
+    minutes=6,
+    points=1,
+    hints=(
+        "A rank has an eighth of the words. Only one chunk's logits exist at a time, 2 bytes each.",
+        "Count the collectives of the chunks first. Then those behind the last chunk, forward and backward.",
+        "The forward has one product of 2 T h V / t operations. Which three does the backward have?",
+    ),
+    slips=_SLIPS,
+    tokens=(32_768, 16_384, 65_536),
+    words=(128_000, 64_000, 96_000, 160_000),
+    chunk=(1024, 512, 2048),
+)
+
+losses = Implement(
+    "chunked_loss-2",
+    "Three numbers per token",
+    "Write `losses(x, weight, targets, first, chunk)`: the loss of every token, with one chunk's logits at a time.",
+    cases=((1, 6, 4), (2, 12, 5), (2, 7, 1), (4, 9, 3), (4, 6, 4), (2, 8, 100)),
+    judge=_judge_losses,
+    right="the losses equal one process on 1 to 4 ranks, with one chunk's logits at a time and no message per chunk",
+    minutes=20,
+    points=4,
+    hints=(
+        "Make three tensors with a number per token, m, s and at, and fill them chunk by chunk. "
+        "A rank without words has m = -inf and s = 0.",
+        "Behind the last chunk: M = m.clone(), an all-reduce with 'max', then s * (m - M).exp().",
+        "Stack s and at for one sum. The loss is M + log s - at, and 0 where the target is -100.",
+    ),
+)
+
+gradients = Repair(
+    "chunked_loss-3",
+    "Chunks with few targets",
+    "Repair `gradients(x, weight, targets, first, chunk, M, L)`, whose result depends on the size of the chunks.",
+    cases=((1, 6, 5, 10), (2, 8, 4, 10), (2, 8, 4, 5), (4, 9, 3, 7), (2, 7, 10, 0)),
+    judge=_judge_gradients,
+    right="dx and dW equal one process for any chunks, also where a chunk or the batch has no target",
+    minutes=10,
+    points=2,
+    hints=(
+        "With the same number of targets in each chunk the gradients differ from the right ones by one factor. Which?",
+        "The loss is the sum over all valid targets, divided by their number. Does a chunk know that number?",
+        "Count the valid targets once, in front of the loop, and at least 1: a batch without any has gradient 0.",
+    ),
+)

@@ -6,19 +6,16 @@ Chapter: book/tp/column-parallel.  Outputs and gradients are judged against one 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Limit
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.variants import Known
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("numbers held", "bytes forward", "bytes backward", "bytes gathered")
-EXPECTED = (27, 0, 288, 216)
 # ranks, shape of x, outputs: on 4 ranks 6 outputs are cut into 2 2 2 0
 SIZES = (
     (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
@@ -40,11 +37,6 @@ _BEHIND = (
     "f stands behind the product, where every rank has other outputs, and sums their dy; "
     "it belongs before the product, on what all ranks hold alike"
 )
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("column_parallel"), exercise)
 
 
 def _slips(h: int, f: int, tokens: int) -> Known:
@@ -76,46 +68,68 @@ def _slips(h: int, f: int, tokens: int) -> Known:
     )
 
 
-@exercise(
+def _two_inputs(x: "Tensor", z: "Tensor", weight: "Tensor", other: "Tensor", bias: "Tensor") -> "Tensor":
+    return x @ weight.t() + z @ other.t() + bias
+
+
+def _scaled(x: "Tensor", scale: "Tensor", weight: "Tensor") -> "Tensor":
+    return (x * scale) @ weight.t()
+
+
+def _judge_layer(fn: Callable[..., Any], num_ranks: Any, shape: Any, outputs: Any) -> None:
+    z_shape = (*shape[:-1], shape[-1] + 1)
+    shapes = {"x": shape, "z": z_shape, "weight": (outputs, shape[-1]), "other": (outputs, z_shape[-1])}
+    cuts = {"x": None, "z": None, "weight": 0, "other": 0, "bias": 0}
+    case = layers.Case(num_ranks, shapes | {"bias": (outputs,)}, cuts, (*shape[:-1], outputs), out_cut=-1)
+    size = layers.num_bytes(shape) + layers.num_bytes(z_shape)
+    layers.check_layer(
+        Without(fn, *layers.LIBRARY),
+        _two_inputs,
+        case,
+        backward=size,
+        because="Only dx and dz are summed, once.",
+        limits=ONE_MESSAGE if num_ranks > 1 else (),
+    )
+
+
+def _judge_scaled(fn: Callable[..., Any], num_ranks: Any, shape: Any, outputs: Any) -> None:
+    shapes = {"x": shape, "scale": shape[-1:], "weight": (outputs, shape[-1])}
+    case = layers.Case(num_ranks, shapes, {"x": None, "scale": None, "weight": 0}, (*shape[:-1], outputs), out_cut=-1)
+    why = "One sum is enough: behind it, dx and dscale are the same on all ranks."
+    size = layers.num_bytes(shape)
+    layers.check_layer(fn, _scaled, case, backward=size, because=why, hints=_TOO_EARLY, behind=_BEHIND)
+
+
+numbers = Predict(
     "column_parallel-1",
     "What a column holds and sends",
-    "predict",
+    NAMES,
+    lambda h, f, tokens: (f / 4 * (h + 1), 0, 6 * tokens * h, 3 * tokens * f),
+    "with {h} inputs, {f} outputs",
+    "It gets {tokens} tokens",
     minutes=5,
-    trail=True,
     points=1,
+    trail=True,
     hints=(
         "Each rank has 3 of the 12 outputs: 3 rows of the weight, 3 elements of the bias.",
         "The only message of the layer sums dx: 6 tokens of 8 numbers. An all-reduce sends 2 (t - 1) / t of its bytes.",
         "Gathering y moves 6 tokens of 12 numbers; each rank sends (t - 1) / t of those bytes.",
     ),
-    variants=Variants(
-        NAMES,
-        lambda h, f, tokens: (f / 4 * (h + 1), 0, 6 * tokens * h, 3 * tokens * f),
-        "with {h} inputs, {f} outputs",
-        "It gets {tokens} tokens",
-        h=(8, 6, 10, 16),
-        f=(12, 8, 16, 20, 24),
-        tokens=(6, 5, 8, 10),
-        slips=_slips,
-        called={"h": "inputs", "f": "outputs"},
-    ),
+    slips=_slips,
+    h=(8, 6, 10, 16),
+    f=(12, 8, 16, 20, 24),
+    tokens=(6, 5, 8, 10),
+    called={"h": "inputs", "f": "outputs"},
 )
-def numbers(answer: object) -> str:
-    """Predict what a rank holds, what it sends forward and backward, and what gathering the output would add."""
-    general = (
-        "3 rows of 8 and 3 biases",
-        "each rank computes its own outputs from what it has",
-        "2 (t - 1) / t of the bytes of dx, which is 6 by 8",
-        "(t - 1) / t of the bytes of y, which is 6 by 12",
-    )
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "27 numbers held, 0 bytes forward, 288 backward, 216 more to gather the output"
 
-
-@exercise(
+layer = Implement(
     "column_parallel-2",
     "Two inputs, one message",
-    "implement",
+    "Write `column_linear(x, z, weight, other, bias)`: this rank's outputs of two inputs, one message backward.",
+    cases=SIZES,
+    judge=_judge_layer,
+    right=f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without outputs included; "
+    "one message",
     minutes=15,
     points=3,
     hints=(
@@ -124,58 +138,20 @@ def numbers(answer: object) -> str:
         "One flat tensor, torch.cat([dx.flatten(), dz.flatten()]), one comm.all_reduce, and split it again.",
     ),
 )
-def layer(fn: Callable[..., Any]) -> str:
-    """Write `column_linear(x, z, weight, other, bias)`: this rank's outputs of two inputs, one message backward."""
-    needs_function(fn)
-    for num_ranks, shape, outputs in SIZES:
-        z_shape = (*shape[:-1], shape[-1] + 1)
-        shapes = {"x": shape, "z": z_shape, "weight": (outputs, shape[-1]), "other": (outputs, z_shape[-1])}
-        cuts = {"x": None, "z": None, "weight": 0, "other": 0, "bias": 0}
-        case = layers.Case(num_ranks, shapes | {"bias": (outputs,)}, cuts, (*shape[:-1], outputs), out_cut=-1)
-        size = layers.num_bytes(shape) + layers.num_bytes(z_shape)
-        layers.check_layer(
-            Without(fn, *layers.LIBRARY),
-            _two_inputs,
-            case,
-            backward=size,
-            because="Only dx and dz are summed, once.",
-            limits=ONE_MESSAGE if num_ranks > 1 else (),
-        )
-    return (
-        f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without outputs included; one message"
-    )
 
-
-@exercise(
+scaled = Repair(
     "column_parallel-3",
     "Two ranks, two scales",
-    "find the bug",
+    "Repair a layer whose replicated scale gets another gradient on every rank.",
+    cases=SIZES,
+    judge=_judge_scaled,
+    right=f"all gradients equal one process in {len(SIZES)} cases, with a single sum",
     minutes=10,
-    trail=True,
     points=2,
+    trail=True,
     hints=(
         "The outputs are right. Compare dx and dscale on two ranks: what does the sum over the ranks give?",
         "copy_to_ranks belongs where a tensor that all ranks hold alike is first used by each in its own way.",
         "x and scale are multiplied by all ranks alike. The product with this rank's rows is what differs.",
     ),
 )
-def scaled(fn: Callable[..., Any]) -> str:
-    """Repair a layer whose replicated scale gets another gradient on every rank."""
-    needs_function(fn)
-    for num_ranks, shape, outputs in SIZES:
-        shapes = {"x": shape, "scale": shape[-1:], "weight": (outputs, shape[-1])}
-        case = layers.Case(
-            num_ranks, shapes, {"x": None, "scale": None, "weight": 0}, (*shape[:-1], outputs), out_cut=-1
-        )
-        why = "One sum is enough: behind it, dx and dscale are the same on all ranks."
-        size = layers.num_bytes(shape)
-        layers.check_layer(fn, _scaled, case, backward=size, because=why, hints=_TOO_EARLY, behind=_BEHIND)
-    return f"all gradients equal one process in {len(SIZES)} cases, with a single sum"
-
-
-def _two_inputs(x: "Tensor", z: "Tensor", weight: "Tensor", other: "Tensor", bias: "Tensor") -> "Tensor":
-    return x @ weight.t() + z @ other.t() + bias
-
-
-def _scaled(x: "Tensor", scale: "Tensor", weight: "Tensor") -> "Tensor":
-    return (x * scale) @ weight.t()

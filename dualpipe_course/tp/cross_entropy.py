@@ -6,7 +6,6 @@ Chapter: book/tp/cross-entropy.  Losses are judged against one process in float6
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import (
     Found,
     Limit,
@@ -18,11 +17,11 @@ from dualpipe_course.comparison import (
     compare_on_ranks,
     in_words,
 )
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,132 +34,6 @@ LIBRARY = tuple(  # switched off while an answer runs
 )
 CASES = ("equal logits", "random logits", "logits of +-8192", "targets of -100", "no target but -100")
 _MAXIMA = "exponentials to which ranks subtracted different maxima were added up"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("cross_entropy"), exercise)
-
-
-@exercise(
-    "cross_entropy-1",
-    "The bytes of a loss",
-    "predict",
-    minutes=12,
-    points=1,
-    hints=(
-        "Three numbers per token: the maximum, the sum of exponentials, the target's logit. Four bytes each.",
-        "An all-reduce sends 2 (t - 1) / t of its tensor from each rank, a gather (t - 1) / t of the whole result.",
-        "Label smoothing spreads a part of the target over all entries: it needs the sum of all shifted logits too.",
-    ),
-    variants=Variants(
-        ("bytes of the loss", "bytes of a gather", "bytes with smoothing"),
-        lambda tokens, words, t: (
-            24 * tokens * (t - 1) // t,
-            2 * tokens * words * (t - 1) // t,
-            32 * tokens * (t - 1) // t,
-        ),
-        "{tokens:,} tokens, a vocabulary of {words:,} entries cut over {t} ranks",
-        tokens=(4096, 1024, 2048, 8192),
-        words=(120_000, 64_000, 96_000, 128_000),
-        t=(8, 4, 16),
-        called={"t": "ranks", "words": "vocabulary"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict bytes of the loss, of gathered logits, and of a smoothed loss: 4,096 tokens, 120,000 entries, 8 ranks."""
-    slips = (
-        {
-            43_008: "each byte passes a rank twice, as a partial sum and finished",
-            98_304: "of both ways, 7/8 leave the rank",
-            57_344: "that is two numbers per token; the maximum is the third",
-            114_688: "three numbers per token are enough without smoothing",
-        },
-        {
-            983_040_000: "a rank's own eighth does not travel to it",
-            1_720_320_000: "a gather passes each byte once, and a logit in bf16 has 2 bytes",
-            430_080_000: "count bytes: a logit in bf16 has 2 of them",
-        },
-        {
-            86_016: "smoothing needs a fourth number, the sum of all shifted logits",
-            172_032: "one number more, not three",
-        },
-    )
-    general = ("2 (t - 1) / t of 3 T numbers of 4 bytes", "7/8 of T V logits of 2 bytes", "one number more per token")
-    names = ("bytes of the loss", "bytes of a gather", "bytes with smoothing")
-    check_ints(answer, names, (86_016, 860_160_000, 114_688), slips, general)
-    return "86,016 bytes instead of 860,160,000, and 114,688 with label smoothing"
-
-
-@exercise(
-    "cross_entropy-2",
-    "Loss and gradient of one's own columns",
-    "implement",
-    minutes=25,
-    points=4,
-    hints=(
-        "M = y.amax(1) and an all-reduce with 'max'. A rank without columns contributes -inf: build M with new_full.",
-        "Clamp the column of targets that are not here, look up, and multiply by the mask; -100 is no rank's target.",
-        "The gradient is softmax minus one-hot, zero where the target is -100, over max(n, 1) valid targets. "
-        "All ranks have all targets, so n needs no message.",
-    ),
-)
-def loss_and_gradient(fn: Callable[..., Any]) -> str:
-    """Write `loss_and_gradient(y, targets, first)`: the mean loss and the gradient of this rank's logits."""
-    needs_function(fn)
-    for num_ranks, vocabulary in ((1, 4), (2, 16), (2, 7), (4, 8), (3, 4)):
-        why = "Logits stay where they are, and the backward needs no message."
-        _check_cases(fn, num_ranks, vocabulary, CASES, means=True, because=why)
-    return "loss and gradient equal one process on 25 batches, a rank without columns included; 3 numbers per token"
-
-
-@exercise(
-    "cross_entropy-3",
-    "A maximum of one's own",
-    "find the bug",
-    minutes=5,
-    points=2,
-    hints=(
-        "Put equal logits in: the result is right. What is different about ranks whose logits are not equal?",
-        "Sums of exponentials may be added if the same number was subtracted from all logits of a token.",
-        "One more all-reduce, of the maximum, before anything is subtracted. It is needed for the target as well.",
-    ),
-)
-def losses(fn: Callable[..., Any]) -> str:
-    """Repair `losses(y, targets, first)`, which gives too small a loss as soon as the ranks' maxima differ."""
-    needs_function(fn)
-    for num_ranks, vocabulary in ((1, 4), (2, 16), (3, 7), (4, 8)):
-        why = "One maximum per token is all that is missing."
-        _check_cases(fn, num_ranks, vocabulary, CASES[:3], means=False, because=why)
-    return "the losses equal one process for any logits, +-8192 included"
-
-
-@exercise(
-    "cross_entropy-4",
-    "The gradient of a gather",
-    "find the bug",
-    minutes=5,
-    points=2,
-    hints=(
-        "Compare y.grad on 2 and on 4 ranks. By which factor do they differ?",
-        "Every rank computes the same loss from the gathered logits. Is the gradient of a column to be added up?",
-        "Look at the table in the docstring of dualpipe_lab.tp.mappings: which gather has a slice as its backward?",
-    ),
-)
-def gathered(fn: Callable[..., Any]) -> str:
-    """Repair `gathered_loss(y, targets)`: gather the logits, return the loss, leave its gradient in `y.grad`."""
-    needs_function(fn)
-    for num_ranks in (1, 2, 4):
-        case, answer = f"{num_ranks} rank(s)", Without(fn, *LIBRARY)
-        where = f"{4 * num_ranks} entries on {case}, {CASES[1]}"
-        results = compare_on_ranks(_gathered, num_ranks, answer, case=where, why=_loss_in_words, at=", rank {rank}: ")
-        sent = results.ledger.sent() - results.ledger.sent("all_gather_single")
-        if sent or results.ledger.count("all_gather_single", 0) != 1:
-            raise Wrong(
-                f"{case}: beside one gather the ranks sent {sent} bytes; the backward only picks this rank's columns, "
-                "and that is no message"
-            )
-    return "loss and gradient equal one process on 1, 2 and 4 ranks, and the backward sent nothing"
 
 
 def _check_cases(
@@ -270,3 +143,118 @@ def _gathered(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     loss = fn(shard, targets)
     assert shard.grad is not None, "y.grad is empty: call backward on a loss that depends on y"
     return _beside(loss, shard.grad, y, targets, own)
+
+
+_SLIPS = (
+    {
+        43_008: "each byte passes a rank twice, as a partial sum and finished",
+        98_304: "of both ways, 7/8 leave the rank",
+        57_344: "that is two numbers per token; the maximum is the third",
+        114_688: "three numbers per token are enough without smoothing",
+    },
+    {
+        983_040_000: "a rank's own eighth does not travel to it",
+        1_720_320_000: "a gather passes each byte once, and a logit in bf16 has 2 bytes",
+        430_080_000: "count bytes: a logit in bf16 has 2 of them",
+    },
+    {
+        86_016: "smoothing needs a fourth number, the sum of all shifted logits",
+        172_032: "one number more, not three",
+    },
+)
+
+
+def _judge_loss_and_gradient(fn: Callable[..., Any], num_ranks: int, vocabulary: int) -> None:
+    why = "Logits stay where they are, and the backward needs no message."
+    _check_cases(fn, num_ranks, vocabulary, CASES, means=True, because=why)
+
+
+def _judge_losses(fn: Callable[..., Any], num_ranks: int, vocabulary: int) -> None:
+    why = "One maximum per token is all that is missing."
+    _check_cases(fn, num_ranks, vocabulary, CASES[:3], means=False, because=why)
+
+
+def _judge_gathered(fn: Callable[..., Any], num_ranks: int) -> None:
+    case, answer = f"{num_ranks} rank(s)", Without(fn, *LIBRARY)
+    where = f"{4 * num_ranks} entries on {case}, {CASES[1]}"
+    results = compare_on_ranks(_gathered, num_ranks, answer, case=where, why=_loss_in_words, at=", rank {rank}: ")
+    sent = results.ledger.sent() - results.ledger.sent("all_gather_single")
+    if sent or results.ledger.count("all_gather_single", 0) != 1:
+        raise Wrong(
+            f"{case}: beside one gather the ranks sent {sent} bytes; the backward only picks this rank's columns, "
+            "and that is no message"
+        )
+
+
+numbers = Predict(
+    "cross_entropy-1",
+    "The bytes of a loss",
+    ("bytes of the loss", "bytes of a gather", "bytes with smoothing"),
+    lambda tokens, words, t: (
+        24 * tokens * (t - 1) // t,
+        2 * tokens * words * (t - 1) // t,
+        32 * tokens * (t - 1) // t,
+    ),
+    "{tokens:,} tokens, a vocabulary of {words:,} entries cut over {t} ranks",
+    minutes=12,
+    points=1,
+    hints=(
+        "Three numbers per token: the maximum, the sum of exponentials, the target's logit. Four bytes each.",
+        "An all-reduce sends 2 (t - 1) / t of its tensor from each rank, a gather (t - 1) / t of the whole result.",
+        "Label smoothing spreads a part of the target over all entries: it needs the sum of all shifted logits too.",
+    ),
+    slips=_SLIPS,
+    tokens=(4096, 1024, 2048, 8192),
+    words=(120_000, 64_000, 96_000, 128_000),
+    t=(8, 4, 16),
+    called={"t": "ranks", "words": "vocabulary"},
+)
+
+loss_and_gradient = Implement(
+    "cross_entropy-2",
+    "Loss and gradient of one's own columns",
+    "Write `loss_and_gradient(y, targets, first)`: the mean loss and the gradient of this rank's logits.",
+    cases=((1, 4), (2, 16), (2, 7), (4, 8), (3, 4)),
+    judge=_judge_loss_and_gradient,
+    right="loss and gradient equal one process on 25 batches, a rank without columns included; 3 numbers per token",
+    minutes=25,
+    points=4,
+    hints=(
+        "M = y.amax(1) and an all-reduce with 'max'. A rank without columns contributes -inf: build M with new_full.",
+        "Clamp the column of targets that are not here, look up, and multiply by the mask; -100 is no rank's target.",
+        "The gradient is softmax minus one-hot, zero where the target is -100, over max(n, 1) valid targets. "
+        "All ranks have all targets, so n needs no message.",
+    ),
+)
+
+losses = Repair(
+    "cross_entropy-3",
+    "A maximum of one's own",
+    "Repair `losses(y, targets, first)`, which gives too small a loss as soon as the ranks' maxima differ.",
+    cases=((1, 4), (2, 16), (3, 7), (4, 8)),
+    judge=_judge_losses,
+    right="the losses equal one process for any logits, +-8192 included",
+    minutes=5,
+    points=2,
+    hints=(
+        "Put equal logits in: the result is right. What is different about ranks whose logits are not equal?",
+        "Sums of exponentials may be added if the same number was subtracted from all logits of a token.",
+        "One more all-reduce, of the maximum, before anything is subtracted. It is needed for the target as well.",
+    ),
+)
+
+gathered = Repair(
+    "cross_entropy-4",
+    "The gradient of a gather",
+    "Repair `gathered_loss(y, targets)`: gather the logits, return the loss, leave its gradient in `y.grad`.",
+    cases=((1,), (2,), (4,)),
+    judge=_judge_gathered,
+    right="loss and gradient equal one process on 1, 2 and 4 ranks, and the backward sent nothing",
+    minutes=5,
+    points=2,
+    hints=(
+        "Compare y.grad on 2 and on 4 ranks. By which factor do they differ?",
+        "Every rank computes the same loss from the gathered logits. Is the gradient of a column to be added up?",
+        "Look at the table in the docstring of dualpipe_lab.tp.mappings: which gather has a slice as its backward?",
+    ),
+)

@@ -6,12 +6,9 @@ Chapter: book/tp/embedding.  Tables and gradients are whole numbers, so every bi
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, other_dtype
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,120 +18,6 @@ LIBRARY = tuple(  # switched off while an answer runs
 )
 WIDTH, TOKENS = 3, 12
 CASES = ((1, 4), (2, 6), (2, 7), (4, 11), (3, 4))  # ranks and rows of the table; the last rank of the last has none
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("embedding"), exercise)
-
-
-@exercise(
-    "embedding-1",
-    "Rows and bytes",
-    "predict",
-    minutes=6,
-    points=1,
-    hints=(
-        "The sum over the ranks is that of T h numbers, of 2 bytes each.",
-        "An all-reduce sends 2 (t - 1) / t of its tensor. And which rank has everything that the backward needs?",
-        "Seven ranks have 50,257 / 8, rounded up. The last rank has what is left.",
-    ),
-    variants=Variants(
-        ("bytes forward", "bytes backward", "rows of the last rank"),
-        lambda rows, h, tokens: (3.5 * tokens * h, 0, rows - 7 * -(-rows // 8)),
-        "A table of {rows:,} rows with {h:,} numbers each",
-        "A microbatch has {tokens:,} tokens",
-        rows=(50_257, 30_522, 32_003, 64_001),
-        h=(4096, 2048, 8192),
-        tokens=(2048, 512, 1024, 4096),
-        called={"h": "numbers of a row"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict bytes forward and backward, and the last rank's rows: 2,048 tokens of 4,096, 50,257 rows, 8 ranks."""
-    slips = (
-        {
-            14_680_064: "each byte passes a rank twice, as a partial sum and finished",
-            33_554_432: "of both ways, 7/8 leave the rank",
-            16_777_216: "that is the tensor; an all-reduce sends 2 (t - 1) / t of it",
-            58_720_256: "a number in bf16 has 2 bytes",
-        },
-        {29_360_128: "every rank has the gradient of x already, and adds up its own rows locally"},
-        {
-            6_283: "that is a full part; seven of them leave less for the last",
-            6_282: "50,257 / 8 is rounded up for the first seven ranks",
-        },
-    )
-    general = (
-        "2 (t - 1) / t of T h numbers of 2 bytes",
-        "count the messages of the backward",
-        "V minus seven full parts",
-    )
-    names = ("bytes forward", "bytes backward", "rows of the last rank")
-    check_ints(answer, names, (29_360_128, 0, 6_276), slips, general)
-    return "29,360,128 bytes forward, none backward, and 6,276 rows on the last rank"
-
-
-@exercise(
-    "embedding-2",
-    "The row that leaks",
-    "find the bug",
-    minutes=6,
-    points=2,
-    hints=(
-        "Look up a token of rank 1 on two ranks. What does rank 0 contribute to it?",
-        "A token of another rank is looked up at row 0 so that the index is legal. What has to become of the result?",
-        "Zeros for all tokens that are not here. And a rank without rows has no row 0: index only with what is yours.",
-    ),
-)
-def look_up(fn: Callable[..., Any]) -> str:
-    """Repair `look_up(ids, table, first)`: the rows of all tokens, the same on every rank."""
-    needs_function(fn)
-    for num_ranks, rows in CASES:
-        _check(_look_up, fn, num_ranks, rows, 2 * (num_ranks - 1), "One sum of the looked-up rows is all that travels.")
-    return "the rows of one table on 1 to 4 ranks, one of them without a row"
-
-
-@exercise(
-    "embedding-3",
-    "A word that occurs twice",
-    "find the bug",
-    minutes=3,
-    points=1,
-    hints=(
-        "Try ids without repetitions, then one word three times.",
-        "d[row] = grad writes three times to the same place. What is left there?",
-        "d.index_add_(0, row, grad) adds every occurrence.",
-    ),
-)
-def gradient(fn: Callable[..., Any]) -> str:
-    """Repair `table_gradient(ids, grad, num_rows, first)`: the gradient of this rank's rows."""
-    needs_function(fn)
-    for num_ranks, rows in CASES:
-        _check(_gradient, fn, num_ranks, rows, 0, "Every rank has the gradients of all tokens; nothing travels.")
-    return "every occurrence counts, on 1 to 4 ranks, and nothing is sent"
-
-
-@exercise(
-    "embedding-4",
-    "Tokens that go on cut",
-    "implement",
-    minutes=20,
-    points=4,
-    hints=(
-        "Forward: a tensor of all tokens, own rows or zeros, then comm.reduce_scatter_single(own_tokens, all_tokens).",
-        "Backward: grad is that of this rank's tokens. comm.all_gather_single(all_tokens, own_tokens) gives all of it.",
-        "Then add up: new zeros of the table's shape, index_add_ with the rows that are here. Save rows and mask "
-        "in the forward; collectives want contiguous tensors.",
-    ),
-)
-def tokens(fn: Callable[..., Any]) -> str:
-    """Write the function behind `look_up_tokens(ids, table, first)`: this rank's tokens, and their backward."""
-    needs_function(fn)
-    for num_ranks, rows in CASES:
-        why = "A reduce-scatter forward and a gather backward are half a sum each."
-        _check(_tokens, fn, num_ranks, rows, 2 * 2 * (num_ranks - 1), why)
-    return "own tokens forward and all gradients backward, for the bytes of one sum"
 
 
 def _check(
@@ -254,3 +137,102 @@ def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Fo
         },
         refused=other_dtype(table, x),
     )
+
+
+_SLIPS = (
+    {
+        14_680_064: "each byte passes a rank twice, as a partial sum and finished",
+        33_554_432: "of both ways, 7/8 leave the rank",
+        16_777_216: "that is the tensor; an all-reduce sends 2 (t - 1) / t of it",
+        58_720_256: "a number in bf16 has 2 bytes",
+    },
+    {29_360_128: "every rank has the gradient of x already, and adds up its own rows locally"},
+    {
+        6_283: "that is a full part; seven of them leave less for the last",
+        6_282: "50,257 / 8 is rounded up for the first seven ranks",
+    },
+)
+
+
+def _judge_look_up(fn: Callable[..., Any], num_ranks: Any, rows: Any) -> None:
+    _check(_look_up, fn, num_ranks, rows, 2 * (num_ranks - 1), "One sum of the looked-up rows is all that travels.")
+
+
+def _judge_gradient(fn: Callable[..., Any], num_ranks: Any, rows: Any) -> None:
+    _check(_gradient, fn, num_ranks, rows, 0, "Every rank has the gradients of all tokens; nothing travels.")
+
+
+def _judge_tokens(fn: Callable[..., Any], num_ranks: Any, rows: Any) -> None:
+    why = "A reduce-scatter forward and a gather backward are half a sum each."
+    _check(_tokens, fn, num_ranks, rows, 2 * 2 * (num_ranks - 1), why)
+
+
+numbers = Predict(
+    "embedding-1",
+    "Rows and bytes",
+    ("bytes forward", "bytes backward", "rows of the last rank"),
+    lambda rows, h, tokens: (3.5 * tokens * h, 0, rows - 7 * -(-rows // 8)),
+    "A table of {rows:,} rows with {h:,} numbers each",
+    "A microbatch has {tokens:,} tokens",
+    minutes=6,
+    points=1,
+    hints=(
+        "The sum over the ranks is that of T h numbers, of 2 bytes each.",
+        "An all-reduce sends 2 (t - 1) / t of its tensor. And which rank has everything that the backward needs?",
+        "Seven ranks have 50,257 / 8, rounded up. The last rank has what is left.",
+    ),
+    slips=_SLIPS,
+    rows=(50_257, 30_522, 32_003, 64_001),
+    h=(4096, 2048, 8192),
+    tokens=(2048, 512, 1024, 4096),
+    called={"h": "numbers of a row"},
+)
+
+look_up = Repair(
+    "embedding-2",
+    "The row that leaks",
+    "Repair `look_up(ids, table, first)`: the rows of all tokens, the same on every rank.",
+    cases=CASES,
+    judge=_judge_look_up,
+    right="the rows of one table on 1 to 4 ranks, one of them without a row",
+    minutes=6,
+    points=2,
+    hints=(
+        "Look up a token of rank 1 on two ranks. What does rank 0 contribute to it?",
+        "A token of another rank is looked up at row 0 so that the index is legal. What has to become of the result?",
+        "Zeros for all tokens that are not here. And a rank without rows has no row 0: index only with what is yours.",
+    ),
+)
+
+gradient = Repair(
+    "embedding-3",
+    "A word that occurs twice",
+    "Repair `table_gradient(ids, grad, num_rows, first)`: the gradient of this rank's rows.",
+    cases=CASES,
+    judge=_judge_gradient,
+    right="every occurrence counts, on 1 to 4 ranks, and nothing is sent",
+    minutes=3,
+    points=1,
+    hints=(
+        "Try ids without repetitions, then one word three times.",
+        "d[row] = grad writes three times to the same place. What is left there?",
+        "d.index_add_(0, row, grad) adds every occurrence.",
+    ),
+)
+
+tokens = Implement(
+    "embedding-4",
+    "Tokens that go on cut",
+    "Write the function behind `look_up_tokens(ids, table, first)`: this rank's tokens, and their backward.",
+    cases=CASES,
+    judge=_judge_tokens,
+    right="own tokens forward and all gradients backward, for the bytes of one sum",
+    minutes=20,
+    points=4,
+    hints=(
+        "Forward: a tensor of all tokens, own rows or zeros, then comm.reduce_scatter_single(own_tokens, all_tokens).",
+        "Backward: grad is that of this rank's tokens. comm.all_gather_single(all_tokens, own_tokens) gives all of it.",
+        "Then add up: new zeros of the table's shape, index_add_ with the rows that are here. Save rows and mask "
+        "in the forward; collectives want contiguous tensors.",
+    ),
+)

@@ -6,20 +6,18 @@ Chapter: book/tp/gqa.  Gradients and weights are judged against one process, mes
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, other_dtype
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import difference
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("KV head", "numbers held", "bytes cached", "bytes sent for copies")
-EXPECTED = (1, 1280, 128, 5120)
 _SLIPS = (
     {
         0: "neighbours share a KV head, and rank 2 has query heads 4 and 5; heads are not dealt out in turn",
@@ -50,108 +48,6 @@ CASES = ((1, 2, 1), (2, 4, 2), (2, 2, 1), (4, 4, 4), (4, 4, 2), (4, 4, 1))  # ra
 STEPS = ((2, 4, 2, 1), (2, 2, 1, 1), (4, 4, 2, 2), (4, 4, 1, 3))  # and microbatches
 RATE = 0.5
 Span = tuple[int, int]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("gqa"), exercise)
-
-
-@exercise(
-    "gqa-1",
-    "Eight heads that read two",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "Four neighbours read one KV head. Rank 2 has query heads 4 and 5.",
-        "One KV head of 16 features: 16 rows of 40 in W_k, and as many in W_v. Per token, 16 keys and 16 values.",
-        "Two ranks hold it, so the sum sends 2 (2 - 1) / 2 of the bytes of dW_k and dW_v.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda d: (1, 80 * d, 8 * d, 320 * d),
-        "2 KV heads of {d} features",
-        d=(16, *range(4, 97, 4)),
-        called={"d": "features of a head"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what rank 2 of 4 holds, caches and sends for its copy of a KV head."""
-    general = (
-        "query head i reads KV head i // 4",
-        "16 rows of 40, twice",
-        "16 keys and 16 values of 4 bytes",
-        "2 (1 - a_kv / t) of the bytes of dW_k and dW_v",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "KV head 1, 1,280 numbers held, 128 bytes cached per token, 5,120 sent for the copies"
-
-
-@exercise(
-    "gqa-2",
-    "Who reads what, and who else",
-    "implement",
-    minutes=8,
-    points=2,
-    hints=(
-        "The rank's query heads begin at rank * (num_heads // num_ranks).",
-        "Query head i reads KV head i // (num_heads // num_kv_heads): take the first and the last query head.",
-        "With more ranks than KV heads, num_ranks // num_kv_heads neighbours hold the same one; else a rank is alone.",
-    ),
-)
-def heads(fn: Callable[..., Any]) -> str:
-    """Write `heads_of(rank, num_ranks, num_heads, num_kv_heads)`: query heads, KV heads, ranks with these."""
-    cases = list(_cases())
-    for case, (fine, found) in zip(cases, call_each(fn, cases), strict=True):
-        rank, num_ranks, num_heads, num_kv_heads = case
-        where = f"rank {rank} of {num_ranks}, {num_heads} query heads and {num_kv_heads} KV head(s)"
-        if not fine:
-            raise Wrong(ended(where, found))
-        if (problem := _why_heads(found, *case)) is not None:
-            raise Wrong(f"{where}: {problem}")
-    return f"query heads, KV heads and their holders are right in {len(cases)} cases, MQA and MHA included"
-
-
-@exercise(
-    "gqa-3",
-    "Three weights behind one input",
-    "implement",
-    minutes=12,
-    points=3,
-    hints=(
-        "x was read three times on every rank: add the three parts of dx locally, then sum once over all ranks.",
-        "d_keys has what this rank's query heads contribute; others read the same KV head on the ranks of `copies`.",
-        "dk = d_keys.T @ x is linear in d_keys: sum dk and dv over `copies`. dx needs nothing more than its sum.",
-    ),
-)
-def projections(fn: Callable[..., Any]) -> str:
-    """Write `projections_backward(d_queries, d_keys, d_values, x, q, k, v, copies)`: dx, dq, dk and dv."""
-    needs_function(fn)
-    for case in CASES:
-        _check_projections(fn, *case)
-    return f"all gradients equal one process in {len(CASES)} cases, with and without copies; no byte too many"
-
-
-@exercise(
-    "gqa-4",
-    "Copies that go their own ways",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Four query heads read one KV head on four ranks. Compare its four copies after a step.",
-        "Each copy has the gradient that its own query heads ask for. Who has the others?",
-        "All-reduce the gradients of layer.k and layer.v over layer.replicas, once, after the last microbatch; or call "
-        "sum_partial_gradients of dualpipe_lab.tp.grads there.",
-    ),
-)
-def step(fn: Callable[..., Any]) -> str:
-    """Repair a training step after which the copies of a KV head differ."""
-    needs_function(fn)
-    for case in STEPS:
-        _check_step(fn, *case)
-    return f"all weights equal one process in {len(STEPS)} cases of 1 to 3 microbatches, and the copies agree"
 
 
 def _cases() -> Iterator[tuple[int, int, int, int]]:
@@ -323,3 +219,81 @@ def _train(rank: int, world_size: int, fn: Callable[..., Any], num_heads: int, n
         moved[f"W_{name[0]}"] = Numbers.of(weight - of(before[name]))
         right[f"W_{name[0]}"] = Numbers.of(of(expected[name]) - of(before[name]))
     return Found(moved, right)
+
+
+def _judge_heads(fn: Callable[..., Any]) -> str:
+    cases = list(_cases())
+    for case, (fine, found) in zip(cases, call_each(fn, cases), strict=True):
+        rank, num_ranks, num_heads, num_kv_heads = case
+        where = f"rank {rank} of {num_ranks}, {num_heads} query heads and {num_kv_heads} KV head(s)"
+        if not fine:
+            raise Wrong(ended(where, found))
+        if (problem := _why_heads(found, *case)) is not None:
+            raise Wrong(f"{where}: {problem}")
+    return f"query heads, KV heads and their holders are right in {len(cases)} cases, MQA and MHA included"
+
+
+numbers = Predict(
+    "gqa-1",
+    "Eight heads that read two",
+    NAMES,
+    lambda d: (1, 80 * d, 8 * d, 320 * d),
+    "2 KV heads of {d} features",
+    minutes=8,
+    points=1,
+    hints=(
+        "Four neighbours read one KV head. Rank 2 has query heads 4 and 5.",
+        "One KV head of 16 features: 16 rows of 40 in W_k, and as many in W_v. Per token, 16 keys and 16 values.",
+        "Two ranks hold it, so the sum sends 2 (2 - 1) / 2 of the bytes of dW_k and dW_v.",
+    ),
+    slips=_SLIPS,
+    d=(16, *range(4, 97, 4)),
+    called={"d": "features of a head"},
+)
+
+heads = Implement(
+    "gqa-2",
+    "Who reads what, and who else",
+    "Write `heads_of(rank, num_ranks, num_heads, num_kv_heads)`: query heads, KV heads, ranks with these.",
+    judge=_judge_heads,
+    minutes=8,
+    points=2,
+    hints=(
+        "The rank's query heads begin at rank * (num_heads // num_ranks).",
+        "Query head i reads KV head i // (num_heads // num_kv_heads): take the first and the last query head.",
+        "With more ranks than KV heads, num_ranks // num_kv_heads neighbours hold the same one; else a rank is alone.",
+    ),
+)
+
+projections = Implement(
+    "gqa-3",
+    "Three weights behind one input",
+    "Write `projections_backward(d_queries, d_keys, d_values, x, q, k, v, copies)`: dx, dq, dk and dv.",
+    cases=CASES,
+    judge=_check_projections,
+    right=f"all gradients equal one process in {len(CASES)} cases, with and without copies; no byte too many",
+    minutes=12,
+    points=3,
+    hints=(
+        "x was read three times on every rank: add the three parts of dx locally, then sum once over all ranks.",
+        "d_keys has what this rank's query heads contribute; others read the same KV head on the ranks of `copies`.",
+        "dk = d_keys.T @ x is linear in d_keys: sum dk and dv over `copies`. dx needs nothing more than its sum.",
+    ),
+)
+
+step = Repair(
+    "gqa-4",
+    "Copies that go their own ways",
+    "Repair a training step after which the copies of a KV head differ.",
+    cases=STEPS,
+    judge=_check_step,
+    right=f"all weights equal one process in {len(STEPS)} cases of 1 to 3 microbatches, and the copies agree",
+    minutes=10,
+    points=2,
+    hints=(
+        "Four query heads read one KV head on four ranks. Compare its four copies after a step.",
+        "Each copy has the gradient that its own query heads ask for. Who has the others?",
+        "All-reduce the gradients of layer.k and layer.v over layer.replicas, once, after the last microbatch; or call "
+        "sum_partial_gradients of dualpipe_lab.tp.grads there.",
+    ),
+)

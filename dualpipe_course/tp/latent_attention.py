@@ -6,19 +6,15 @@ Chapter: book/tp/latent-attention.  Outputs are judged against unfolded keys and
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import TOLERANCE
-from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.tp.layers import draw
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("numbers cached", "numbers of the weight", "bytes in a backward", "times fewer")
-EXPECTED = (32, 1_232, 2_016, 8)
 _SLIPS = (
     {
         28: "the key position is needed too, 4 numbers that all heads share",
@@ -75,102 +71,6 @@ class Case(NamedTuple):
 CASES = (
     Case(1, 2, 2, 2, 3, 1), Case(2, 3, 2, 4, 5, 6), Case(3, 4, 2, 3, 2, 9), Case(2, 8, 4, 6, 4, 64),
 )  # fmt: skip
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("latent_attention"), exercise)
-
-
-@exercise(
-    "latent_attention-1",
-    "Eight heads, one latent",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "Later tokens need the latent of keys and values and the key position. Which of them has heads?",
-        "A head's rows make 12 + 10 numbers out of 28. Three gradients are all-reduced: of both latents and of the "
-        "key position.",
-        "An all-reduce over 4 ranks sends 3/2 of its bytes. On a ring of tokens a key has 16 features, and so has a "
-        "value, filled up.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda tokens, v, queries, keys: (
-            keys + 4,
-            2 * (12 + v) * keys,
-            6 * tokens * (queries + keys + 4),
-            256 / (keys + 4),
-        ),
-        "values have {v}; the queries",
-        "latent has {queries} numbers, that of keys and values {keys}.",
-        "and {tokens} tokens pass through",
-        tokens=(6, 5, 8, 10),
-        v=(10, 8, 12),
-        queries=(24, 20, 32, 40),
-        keys=(28, 12, 60),
-        called={"v": "values"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what a rank of 4 caches, holds and sends, and what latents save on a ring."""
-    general = (
-        "the latent of keys and values, and the key position",
-        "2 heads of 12 + 10 rows, 28 columns",
-        "3/2 of 6 tokens of 24 + 28 + 4 numbers of 4 bytes",
-        "8 heads of 16 + 16 numbers instead of 28 + 4",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "32 numbers cached, 1,232 held, 2,016 bytes in a backward, a ring passes on 8 times fewer numbers"
-
-
-@exercise(
-    "latent_attention-2",
-    "A token that unfolds nothing",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Of a score q . (W c) the part W^T q does not depend on the token: fold the query once per head, then meet "
-        "the latents.",
-        "The key position is no product: its features meet the query's last ones as they are.",
-        "An output is the sum of weights times W_v c. Add up the latents with their weights first, then unfold one sum "
-        "per head.",
-    ),
-)
-def one_token(fn: Callable[..., Any]) -> str:
-    """Write `attend(q, cache, unfold)`: a new token's output from cached latents, with queries folded."""
-    needs_function(fn)
-    words = (
-        "{found:,} FLOPs in matrix products, {most:,} are enough where no cached token is unfolded: fold the query of "
-        "each head once, and unfold one sum of latents per head"
-    )
-    for case in CASES:
-        limits = [Limit("FLOPs", case.folded, words)] if case.tokens > 16 else []
-        compare_on_ranks(_attend, 1, fn, case, case=str(case), at=": ", limits=limits)
-    return f"outputs equal unfolded attention in {len(CASES)} cases, and no cached token is unfolded"
-
-
-@exercise(
-    "latent_attention-3",
-    "A cache that goes bad",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "After the first token everything is right. Look at row 0 after the second one.",
-        "Which rows has a call to norm and to rotate? A cache has rows that were normed and rotated already.",
-        "Norm and rotate the new row alone, at its position, and put it behind the others.",
-    ),
-)
-def growing(fn: Callable[..., Any]) -> str:
-    """Repair `remember(cache, down, gamma, position)`, so that earlier rows of a cache stay as they are."""
-    needs_function(fn)
-    for first, num_tokens in ((0, 1), (0, 2), (3, 4)):
-        case = f"{num_tokens} token(s) from position {first}"
-        compare_on_ranks(_remember, 1, fn, first, num_tokens, case=case, at=": ")
-    return "every row is normed once and rotated once, by its own position"
 
 
 def _attend(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Found:
@@ -234,3 +134,82 @@ def _remember(rank: int, world_size: int, fn: Callable[..., Any], first: int, nu
         name = f"the number of rows after {number + 1} token(s)"
         found[name], expected[name] = Numbers((), [float(len(cache))]), Numbers((), [float(number + 1)])
     return Found(found, expected, slips)
+
+
+def _judge_one_token(fn: Callable[..., Any]) -> str:
+    words = (
+        "{found:,} FLOPs in matrix products, {most:,} are enough where no cached token is unfolded: fold the query of "
+        "each head once, and unfold one sum of latents per head"
+    )
+    for case in CASES:
+        limits = [Limit("FLOPs", case.folded, words)] if case.tokens > 16 else []
+        compare_on_ranks(_attend, 1, fn, case, case=str(case), at=": ", limits=limits)
+    return f"outputs equal unfolded attention in {len(CASES)} cases, and no cached token is unfolded"
+
+
+def _judge_growing(fn: Callable[..., Any], first: int, num_tokens: int) -> None:
+    case = f"{num_tokens} token(s) from position {first}"
+    compare_on_ranks(_remember, 1, fn, first, num_tokens, case=case, at=": ")
+
+
+numbers = Predict(
+    "latent_attention-1",
+    "Eight heads, one latent",
+    NAMES,
+    lambda tokens, v, queries, keys: (
+        keys + 4,
+        2 * (12 + v) * keys,
+        6 * tokens * (queries + keys + 4),
+        256 / (keys + 4),
+    ),
+    "values have {v}; the queries",
+    "latent has {queries} numbers, that of keys and values {keys}.",
+    "and {tokens} tokens pass through",
+    minutes=8,
+    points=1,
+    hints=(
+        "Later tokens need the latent of keys and values and the key position. Which of them has heads?",
+        "A head's rows make 12 + 10 numbers out of 28. Three gradients are all-reduced: of both latents and of the "
+        "key position.",
+        "An all-reduce over 4 ranks sends 3/2 of its bytes. On a ring of tokens a key has 16 features, and so has a "
+        "value, filled up.",
+    ),
+    slips=_SLIPS,
+    tokens=(6, 5, 8, 10),
+    v=(10, 8, 12),
+    queries=(24, 20, 32, 40),
+    keys=(28, 12, 60),
+    called={"v": "values"},
+)
+
+one_token = Implement(
+    "latent_attention-2",
+    "A token that unfolds nothing",
+    "Write `attend(q, cache, unfold)`: a new token's output from cached latents, with queries folded.",
+    judge=_judge_one_token,
+    minutes=15,
+    points=3,
+    hints=(
+        "Of a score q . (W c) the part W^T q does not depend on the token: fold the query once per head, then meet "
+        "the latents.",
+        "The key position is no product: its features meet the query's last ones as they are.",
+        "An output is the sum of weights times W_v c. Add up the latents with their weights first, then unfold one sum "
+        "per head.",
+    ),
+)
+
+growing = Repair(
+    "latent_attention-3",
+    "A cache that goes bad",
+    "Repair `remember(cache, down, gamma, position)`, so that earlier rows of a cache stay as they are.",
+    cases=((0, 1), (0, 2), (3, 4)),
+    judge=_judge_growing,
+    right="every row is normed once and rotated once, by its own position",
+    minutes=10,
+    points=2,
+    hints=(
+        "After the first token everything is right. Look at row 0 after the second one.",
+        "Which rows has a call to norm and to rotate? A cache has rows that were normed and rotated already.",
+        "Norm and rotate the new row alone, at its position, and put it behind the others.",
+    ),
+)

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 EPS = 1e-6
 NAMES = ("bytes for one norm", "bytes per step", "bytes in a forward", "multiple of the gradient")
-EXPECTED = (3_072, 199_680, 384, 4)
 _SLIPS = (
     {
         2_048: "those are the bytes of the weight; an all-reduce sends 2 (t - 1) / t of them",
@@ -50,101 +47,6 @@ _OF_CUT_NORM = {
 _OF_ONE_RANK = {"y": ". On one rank no message matters: is EPS under the root, added to the mean of the squares?"}
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("rmsnorm"), exercise)
-
-
-@exercise(
-    "rmsnorm-1",
-    "What norms send",
-    "predict",
-    minutes=10,
-    points=1,
-    hints=(
-        "A rank adds up its own tokens first. What is left to sum has as many numbers as the weight.",
-        "A partial gradient can wait until the last microbatch: it is linear.",
-        "With cut features a rank has one sum of squares for each of the 64 tokens.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda h, tokens, t, norms: (8 * h * (t - 1) / t, 8 * h * (t - 1) / t * norms, 8 * tokens * (t - 1) / t, t),
-        "A norm has {h:,} features, a microbatch {tokens} tokens, and {t} ranks",
-        "A model has {norms} such norms",
-        h=(512, 256, 1024),
-        tokens=(64, 32, 128),
-        t=(4, 2, 8),
-        norms=(65, 33, 49),
-        called={"h": "features", "t": "ranks"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict the bytes of a norm cut by tokens, of 65 of them per step, of one cut by features; a sum too many."""
-    general = (
-        "2 (t - 1) / t of 512 numbers of 4 bytes",
-        "65 norms, summed once",
-        "2 (t - 1) / t of 64 numbers of 4 bytes",
-        "as many copies of the gradient as there are ranks",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "3,072 bytes for one norm, 199,680 per step, 384 for cut features; a sum too many makes 4 of 1"
-
-
-@exercise(
-    "rmsnorm-2",
-    "A norm whose features are cut",
-    "implement",
-    minutes=15,
-    points=4,
-    hints=(
-        "This rank's squares add up to one number per token. Sum it over the ranks before you divide by hidden_size.",
-        "dx is (gamma dy - normal * mean) / root. Over which features does that mean of gamma dy normal run?",
-        "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma sends nothing.",
-    ),
-)
-def cut_norm(function: Any) -> str:
-    """Write `CutNorm`, an autograd Function: outputs and gradients of one process, one number per token each way."""
-    if not hasattr(function, "apply"):
-        raise Wrong(f"this check takes the class CutNorm, got {type(function).__name__}")
-    fn = Without(lambda *args: function.apply(*args), *layers.LIBRARY, "dualpipe_lab.tp.rms_norm")
-    for num_ranks, shape in SIZES:
-        case = layers.Case(num_ranks, {"x": shape, "gamma": shape[-1:]}, {"x": -1, "gamma": 0}, shape, -1)
-        size = 8 * prod(shape[:-1])
-        why = "One float64 number per token is summed on the way forward, and another on the way back."
-        answer, hints = _given(fn, shape[-1]), _OF_CUT_NORM | (_OF_ONE_RANK if num_ranks == 1 else {})
-        layers.check_layer(answer, _norm, case, forward=size, backward=size, because=why, hints=hints)
-    return f"outputs and gradients equal one process in {len(SIZES)} cases, for one number per token each way"
-
-
-@exercise(
-    "rmsnorm-3",
-    "Weights that drift apart",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Every rank has the whole weight. Do all ranks use it for the same tokens?",
-        "The backward of a copy that ranks use differently is a sum. Which operator copies forward and sums back?",
-        "copy_to_ranks(gamma), and only where tokens are cut: otherwise every rank has the complete gradient.",
-    ),
-)
-def drifting(fn: Callable[..., Any]) -> str:
-    """Repair `scaled(normal, gamma, is_cut)`, so that the weight's gradient is that of one process in both cases."""
-    needs_function(fn)
-    for num_ranks, shape in ((1, (3, 2)), (2, (3, 2)), (4, (8, 3)), (4, (5, 3))):
-        for is_cut in (True, False):
-            cut = 0 if is_cut else None
-            shapes = {"normal": shape, "gamma": shape[-1:]}
-            case = layers.Case(num_ranks, shapes, {"normal": cut, "gamma": None}, shape, cut)
-            where = "tokens cut" if is_cut else "all tokens on every rank"
-            try:
-                size, why = layers.num_bytes(shape[-1:]) * is_cut, "Only the gradient of the weight may travel."
-                layers.check_layer(_given(fn, is_cut), _scale, case, backward=size, because=why)
-            except Wrong as wrong:
-                raise Wrong(f"{where}: {wrong.message}") from None
-    return "the weight's gradient equals one process with tokens cut or whole, on 1 to 4 ranks"
-
-
 def _given(fn: Callable[..., Any], last: Any) -> Callable[..., Any]:
     return lambda *tensors: fn(*tensors, last)
 
@@ -157,3 +59,82 @@ def _norm(x: "Tensor", gamma: "Tensor") -> "Tensor":
 
 def _scale(normal: "Tensor", gamma: "Tensor") -> "Tensor":
     return normal * gamma
+
+
+def _judge_cut_norm(function: Any) -> str:
+    if not hasattr(function, "apply"):
+        raise Wrong(f"this check takes the class CutNorm, got {type(function).__name__}")
+    fn = Without(lambda *args: function.apply(*args), *layers.LIBRARY, "dualpipe_lab.tp.rms_norm")
+    for num_ranks, shape in SIZES:
+        case = layers.Case(num_ranks, {"x": shape, "gamma": shape[-1:]}, {"x": -1, "gamma": 0}, shape, -1)
+        size = 8 * prod(shape[:-1])
+        why = "One float64 number per token is summed on the way forward, and another on the way back."
+        answer, hints = _given(fn, shape[-1]), _OF_CUT_NORM | (_OF_ONE_RANK if num_ranks == 1 else {})
+        layers.check_layer(answer, _norm, case, forward=size, backward=size, because=why, hints=hints)
+    return f"outputs and gradients equal one process in {len(SIZES)} cases, for one number per token each way"
+
+
+def _judge_drifting(fn: Callable[..., Any], num_ranks: int, shape: Any) -> None:
+    for is_cut in (True, False):
+        cut = 0 if is_cut else None
+        shapes = {"normal": shape, "gamma": shape[-1:]}
+        case = layers.Case(num_ranks, shapes, {"normal": cut, "gamma": None}, shape, cut)
+        where = "tokens cut" if is_cut else "all tokens on every rank"
+        try:
+            size, why = layers.num_bytes(shape[-1:]) * is_cut, "Only the gradient of the weight may travel."
+            layers.check_layer(_given(fn, is_cut), _scale, case, backward=size, because=why)
+        except Wrong as wrong:
+            raise Wrong(f"{where}: {wrong.message}") from None
+
+
+numbers = Predict(
+    "rmsnorm-1",
+    "What norms send",
+    NAMES,
+    lambda h, tokens, t, norms: (8 * h * (t - 1) / t, 8 * h * (t - 1) / t * norms, 8 * tokens * (t - 1) / t, t),
+    "A norm has {h:,} features, a microbatch {tokens} tokens, and {t} ranks",
+    "A model has {norms} such norms",
+    minutes=10,
+    points=1,
+    hints=(
+        "A rank adds up its own tokens first. What is left to sum has as many numbers as the weight.",
+        "A partial gradient can wait until the last microbatch: it is linear.",
+        "With cut features a rank has one sum of squares for each of the 64 tokens.",
+    ),
+    slips=_SLIPS,
+    h=(512, 256, 1024),
+    tokens=(64, 32, 128),
+    t=(4, 2, 8),
+    norms=(65, 33, 49),
+    called={"h": "features", "t": "ranks"},
+)
+
+cut_norm = Implement(
+    "rmsnorm-2",
+    "A norm whose features are cut",
+    "Write `CutNorm`, an autograd Function: outputs and gradients of one process, one number per token each way.",
+    judge=_judge_cut_norm,
+    minutes=15,
+    points=4,
+    hints=(
+        "This rank's squares add up to one number per token. Sum it over the ranks before you divide by hidden_size.",
+        "dx is (gamma dy - normal * mean) / root. Over which features does that mean of gamma dy normal run?",
+        "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma sends nothing.",
+    ),
+)
+
+drifting = Repair(
+    "rmsnorm-3",
+    "Weights that drift apart",
+    "Repair `scaled(normal, gamma, is_cut)`, so that the weight's gradient is that of one process in both cases.",
+    cases=((1, (3, 2)), (2, (3, 2)), (4, (8, 3)), (4, (5, 3))),
+    judge=_judge_drifting,
+    right="the weight's gradient equals one process with tokens cut or whole, on 1 to 4 ranks",
+    minutes=10,
+    points=2,
+    hints=(
+        "Every rank has the whole weight. Do all ranks use it for the same tokens?",
+        "The backward of a copy that ranks use differently is a sum. Which operator copies forward and sums back?",
+        "copy_to_ranks(gamma), and only where tokens are cut: otherwise every rank has the complete gradient.",
+    ),
+)

@@ -6,18 +6,15 @@ Chapter: book/tp/row-parallel.  Outputs and gradients are judged against one pro
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.variants import Known
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("numbers held", "bytes forward", "bytes backward", "multiple of the bias")
-EXPECTED = (110, 288, 288, 4)
 # ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
 SIZES = (
     (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
@@ -29,11 +26,6 @@ _BIASED = {
     "dbias": ". The output is right, but the bias must learn on every rank as it does on one",
     "y": ". Subtract the right output: what is left is a multiple of the bias",
 }
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("row_parallel"), exercise)
 
 
 def _slips(h: int, f: int, tokens: int) -> Known:
@@ -63,89 +55,6 @@ def _slips(h: int, f: int, tokens: int) -> Known:
     )
 
 
-@exercise(
-    "row_parallel-1",
-    "What a pair holds and sends",
-    "predict",
-    minutes=8,
-    trail=True,
-    points=1,
-    hints=(
-        "A quarter of 24 is 6. The first weight has 6 rows of 8 here, the second 8 rows of 6.",
-        "The middle never travels. Each direction sums 6 tokens of 8 numbers, 2 (t - 1) / t of their bytes per rank.",
-        "If each of the 4 partial sums contains b, what does their sum contain?",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda h, f, tokens: (f / 4 * (2 * h + 1) + h, 6 * tokens * h, 6 * tokens * h, 4),
-        "from {h} to {f} features",
-        "from {f} to {h}, both",
-        "They get {tokens} tokens",
-        h=(8, 6, 10, 12),
-        f=(24, 16, 20, 32),
-        tokens=(6, 5, 8, 10),
-        slips=_slips,
-        called={"h": "features", "f": "features in the middle"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what a pair of layers holds and sends on 4 ranks, and how often a careless bias counts."""
-    general = (
-        "6 rows of 8 and 6 biases of the first layer; 8 rows of 6 and 8 biases of the second",
-        "2 (t - 1) / t of the bytes of y, which is 6 by 8",
-        "2 (t - 1) / t of the bytes of dx, which is 6 by 8",
-        "as many as there are partial sums",
-    )
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "110 numbers held, 288 bytes forward, 288 backward, a careless bias counts 4 times"
-
-
-@exercise(
-    "row_parallel-2",
-    "A sharded bias",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "linear(x, weight), without the bias, is this rank's partial sum of every output. Who may add which bias?",
-        "A number that one rank alone adds to its partial sum is in the sum once. The others' biases need no message.",
-        "pad(bias, (first, outputs - first - len(bias))) has zeros elsewhere. The backward of g returns grad as it is.",
-    ),
-)
-def layer(fn: Callable[..., Any]) -> str:
-    """Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a sharded bias."""
-    needs_function(fn)
-    for num_ranks, shape, inputs in DEALT:
-        outputs = shape[-1]
-        shapes = {"x": (*shape[:-1], inputs), "weight": (outputs, inputs), "bias": (outputs,)}
-        case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": 0}, shape)
-        answer = Without(_First(fn, outputs), *layers.LIBRARY)
-        why = "Only y is summed, once: a bias travels inside of it."
-        layers.check_layer(answer, _linear, case, forward=layers.num_bytes(shape), because=why)
-    return f"outputs and gradients equal one process in {len(DEALT)} cases, ranks without a bias included; one sum"
-
-
-@exercise(
-    "row_parallel-3",
-    "A bias on every rank",
-    "find the bug",
-    minutes=6,
-    trail=True,
-    points=2,
-    hints=(
-        "Set x to zero. What is the output on one rank, and what on four?",
-        "Dividing the bias repairs the output. What happens to its gradient then?",
-        "reduce_from_ranks(linear(x, weight)) is the sum. The bias belongs behind it, once.",
-    ),
-)
-def biased(fn: Callable[..., Any]) -> str:
-    """Repair a row-parallel layer whose output contains the bias once per rank."""
-    needs_function(fn)
-    for size in SIZES:
-        _judge(fn, *size)
-    return f"outputs and gradients equal one process in {len(SIZES)} cases, with a single sum"
-
-
 class _First:
     """A function that is told where this rank's biases begin."""
 
@@ -173,3 +82,69 @@ def _linear(x: "Tensor", weight: "Tensor", bias: "Tensor") -> "Tensor":
     from torch.nn.functional import linear
 
     return linear(x, weight, bias)
+
+
+def _judge_layer(fn: Callable[..., Any], num_ranks: Any, shape: Any, inputs: Any) -> None:
+    outputs = shape[-1]
+    shapes = {"x": (*shape[:-1], inputs), "weight": (outputs, inputs), "bias": (outputs,)}
+    case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": 0}, shape)
+    answer = Without(_First(fn, outputs), *layers.LIBRARY)
+    why = "Only y is summed, once: a bias travels inside of it."
+    layers.check_layer(answer, _linear, case, forward=layers.num_bytes(shape), because=why)
+
+
+numbers = Predict(
+    "row_parallel-1",
+    "What a pair holds and sends",
+    NAMES,
+    lambda h, f, tokens: (f / 4 * (2 * h + 1) + h, 6 * tokens * h, 6 * tokens * h, 4),
+    "from {h} to {f} features",
+    "from {f} to {h}, both",
+    "They get {tokens} tokens",
+    minutes=8,
+    points=1,
+    trail=True,
+    hints=(
+        "A quarter of 24 is 6. The first weight has 6 rows of 8 here, the second 8 rows of 6.",
+        "The middle never travels. Each direction sums 6 tokens of 8 numbers, 2 (t - 1) / t of their bytes per rank.",
+        "If each of the 4 partial sums contains b, what does their sum contain?",
+    ),
+    slips=_slips,
+    h=(8, 6, 10, 12),
+    f=(24, 16, 20, 32),
+    tokens=(6, 5, 8, 10),
+    called={"h": "features", "f": "features in the middle"},
+)
+
+layer = Implement(
+    "row_parallel-2",
+    "A sharded bias",
+    "Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a sharded bias.",
+    cases=DEALT,
+    judge=_judge_layer,
+    right=f"outputs and gradients equal one process in {len(DEALT)} cases, ranks without a bias included; one sum",
+    minutes=15,
+    points=3,
+    hints=(
+        "linear(x, weight), without the bias, is this rank's partial sum of every output. Who may add which bias?",
+        "A number that one rank alone adds to its partial sum is in the sum once. The others' biases need no message.",
+        "pad(bias, (first, outputs - first - len(bias))) has zeros elsewhere. The backward of g returns grad as it is.",
+    ),
+)
+
+biased = Repair(
+    "row_parallel-3",
+    "A bias on every rank",
+    "Repair a row-parallel layer whose output contains the bias once per rank.",
+    cases=SIZES,
+    judge=_judge,
+    right=f"outputs and gradients equal one process in {len(SIZES)} cases, with a single sum",
+    minutes=6,
+    points=2,
+    trail=True,
+    hints=(
+        "Set x to zero. What is the output on one rank, and what on four?",
+        "Dividing the bias repairs the output. What happens to its gradient then?",
+        "reduce_from_ranks(linear(x, weight)) is the sum. The bias belongs behind it, once.",
+    ),
+)

@@ -6,20 +6,18 @@ Chapter: book/tp/swiglu.  Outputs and gradients are judged against one process, 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Unchanged
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import TOLERANCE
-from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import on_ranks
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("numbers held", "numbers kept", "bytes with one sum", "bytes with a sum per branch")
-EXPECTED = (480, 216, 576, 1152)
 _SLIPS = (
     {
         320: "that is two weights; gate, up and down are three",
@@ -53,92 +51,6 @@ BY_HAND = "torch.autograd:grad", "torch:enable_grad"  # switched off: the equati
 # ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
 SIZES = ((1, (3, 2), 2), (2, (1, 2), 2), (2, (2, 3, 4), 5), (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8))
 PACKED = ((1, 4), (2, 2), (2, 6), (3, 6), (4, 8))  # ranks, features
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("swiglu"), exercise)
-
-
-@exercise(
-    "swiglu-1",
-    "Sixteen wide, forty in the middle",
-    "predict",
-    minutes=6,
-    points=1,
-    hints=(
-        "A quarter of 40 is 10. Each of the three weights has 10 times 16 numbers on a rank.",
-        "x has 6 times 16 numbers, whole; each branch has 6 times 10 here.",
-        "dx has 6 times 16 numbers of 4 bytes, and an all-reduce sends 2 (t - 1) / t of them from each rank.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda t, tokens: (1920 / t, tokens * (16 + 80 / t), 128 * tokens * (t - 1) / t, 256 * tokens * (t - 1) / t),
-        "over {t} ranks. It gets {tokens} tokens",
-        t=(4, 2, 8, 5),
-        tokens=(6, 4, 5, 8, 10, 12, 15),
-        called={"t": "ranks"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what a SwiGLU layer holds, keeps and sends on 4 ranks, and what a sum per branch would send."""
-    general = (
-        "10 rows of 16 of gate, as many of up, 10 columns of 16 of down",
-        "T (h + 2 f / t) numbers",
-        "2 (t - 1) / t of the bytes of dx, which is 6 by 16",
-        "the same tensor twice",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "480 numbers held, 216 kept, 576 bytes sent, and 1,152 with a sum per branch"
-
-
-@exercise(
-    "swiglu-2",
-    "The backward of another gate, by hand",
-    "implement",
-    minutes=15,
-    points=4,
-    hints=(
-        "dh = dy @ down is the gradient of g(a) * u. The product rule gives du, and with g' also da.",
-        "With s = sigmoid(C a) the derivative of s is C s (1 - s). g(a) = a s is a product: what is its derivative?",
-        "dx = da @ gate + du @ up is this rank's partial sum: sum it once. For dW flatten batch and tokens into rows.",
-    ),
-)
-def backward(fn: Callable[..., Any]) -> str:
-    """Write `gated_backward(dy, x, a, u, gate, up, down)`: dx on every rank, and this rank's weight gradients."""
-    needs_function(fn)
-    for num_ranks, shape, ffn in SIZES:
-        weight, features = (ffn, shape[-1]), (shape[-1], ffn)
-        shapes = {"x": shape, "gate": weight, "up": weight, "down": features}
-        case = layers.Case(num_ranks, shapes, {"x": None, "gate": 0, "up": 0, "down": 1}, shape)
-        answer, size = Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), layers.num_bytes(shape)
-        why = "Both branches have a part of dx; a rank adds them before it sends, and sends nothing else."
-        layers.check_layer(answer, _nearly_gelu, case, forward=size, backward=size, because=why)
-    return f"all gradients equal one process in {len(SIZES)} cases, a rank without features included; one sum"
-
-
-@exercise(
-    "swiglu-3",
-    "Two halves in one matrix",
-    "find the bug",
-    minutes=12,
-    points=2,
-    hints=(
-        "Number the rows 0 to 7 and cut them for two ranks. Which rows does each rank take for gate, and which for up?",
-        "Feature i needs row i of gate and row i of up on the same rank, and column i of down.",
-        "gate_up.chunk(2) gives the two halves; each is cut by itself. join must bring the halves together again.",
-    ),
-)
-def packed(cut: Callable[..., Any], join: Callable[..., Any]) -> str:
-    """Repair `cut` and `join`, which take [gate; up] for one matrix."""
-    needs_function(cut)
-    needs_function(join)
-    for num_ranks, ffn in PACKED:
-        case = f"{ffn} features on {num_ranks} rank(s)"
-        for rank, found in enumerate(on_ranks(_cut_and_join, num_ranks, cut, join, ffn, case=case)):
-            if (problem := _why_packed(found, ffn, num_ranks)) is not None:
-                raise Wrong(f"{case}, rank {rank}: {problem}")
-    return f"outputs equal one process in {len(PACKED)} cases, and the matrix comes back as it was"
 
 
 class _Layer:
@@ -239,3 +151,71 @@ def _why_packed(found: _Found, ffn: int, num_ranks: int) -> str | None:
     if found.joined != list(range(2 * ffn)):
         return f"the outputs are right, but the parts joined are rows {found.joined} of the matrix that was cut"
     return None
+
+
+def _judge_backward(fn: Callable[..., Any], num_ranks: Any, shape: Any, ffn: Any) -> None:
+    weight, features = (ffn, shape[-1]), (shape[-1], ffn)
+    shapes = {"x": shape, "gate": weight, "up": weight, "down": features}
+    case = layers.Case(num_ranks, shapes, {"x": None, "gate": 0, "up": 0, "down": 1}, shape)
+    answer, size = Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), layers.num_bytes(shape)
+    why = "Both branches have a part of dx; a rank adds them before it sends, and sends nothing else."
+    layers.check_layer(answer, _nearly_gelu, case, forward=size, backward=size, because=why)
+
+
+def _judge_packed(cut: Callable[..., Any], join: Callable[..., Any], num_ranks: Any, ffn: Any) -> None:
+    case = f"{ffn} features on {num_ranks} rank(s)"
+    for rank, found in enumerate(on_ranks(_cut_and_join, num_ranks, cut, join, ffn, case=case)):
+        if (problem := _why_packed(found, ffn, num_ranks)) is not None:
+            raise Wrong(f"{case}, rank {rank}: {problem}")
+
+
+numbers = Predict(
+    "swiglu-1",
+    "Sixteen wide, forty in the middle",
+    NAMES,
+    lambda t, tokens: (1920 / t, tokens * (16 + 80 / t), 128 * tokens * (t - 1) / t, 256 * tokens * (t - 1) / t),
+    "over {t} ranks. It gets {tokens} tokens",
+    minutes=6,
+    points=1,
+    hints=(
+        "A quarter of 40 is 10. Each of the three weights has 10 times 16 numbers on a rank.",
+        "x has 6 times 16 numbers, whole; each branch has 6 times 10 here.",
+        "dx has 6 times 16 numbers of 4 bytes, and an all-reduce sends 2 (t - 1) / t of them from each rank.",
+    ),
+    slips=_SLIPS,
+    t=(4, 2, 8, 5),
+    tokens=(6, 4, 5, 8, 10, 12, 15),
+    called={"t": "ranks"},
+)
+
+backward = Implement(
+    "swiglu-2",
+    "The backward of another gate, by hand",
+    "Write `gated_backward(dy, x, a, u, gate, up, down)`: dx on every rank, and this rank's weight gradients.",
+    cases=SIZES,
+    judge=_judge_backward,
+    right=f"all gradients equal one process in {len(SIZES)} cases, a rank without features included; one sum",
+    minutes=15,
+    points=4,
+    hints=(
+        "dh = dy @ down is the gradient of g(a) * u. The product rule gives du, and with g' also da.",
+        "With s = sigmoid(C a) the derivative of s is C s (1 - s). g(a) = a s is a product: what is its derivative?",
+        "dx = da @ gate + du @ up is this rank's partial sum: sum it once. For dW flatten batch and tokens into rows.",
+    ),
+)
+
+packed = Repair(
+    "swiglu-3",
+    "Two halves in one matrix",
+    "Repair `cut` and `join`, which take [gate; up] for one matrix.",
+    cases=PACKED,
+    judge=_judge_packed,
+    right=f"outputs equal one process in {len(PACKED)} cases, and the matrix comes back as it was",
+    minutes=12,
+    points=2,
+    hints=(
+        "Number the rows 0 to 7 and cut them for two ranks. Which rows does each rank take for gate, and which for up?",
+        "Feature i needs row i of gate and row i of up on the same rank, and column i of down.",
+        "gate_up.chunk(2) gives the two halves; each is cut by itself. join must bring the halves together again.",
+    ),
+)

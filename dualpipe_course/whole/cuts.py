@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, check_ints, ended
-from dualpipe_course.variants import WORDS, Known, Variants
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.variants import WORDS, Known
 from dualpipe_course.whole.planned import plan_of
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.plan.gradient_traffic import parts_of
@@ -23,22 +23,10 @@ from dualpipe_lab.topology import Topology
 
 LIBRARY = ("dualpipe_lab.plan.rules",)
 NAMES = ("ranks", "sequences of a microbatch", "tokens of a microbatch on a rank", "layers of which a rank has a part")
-EXPECTED = (32, 2, 128, 4)
-_RULES = (
-    "pp x dp x cp x tp",
-    "32 sequences over 2 data ranks and 8 microbatches",
-    "2 sequences of 128 tokens, of which a rank of cp has half",
-    "4 stages of 2 layers, and 2 stages on a rank",
-)
 CONFIG = LlamaConfig(hidden_size=64, num_layers=8, num_heads=8, num_kv_heads=4)
 RANKS, SEQUENCES, LENGTH = 16, 32, 64
 HELD, SENT, BUBBLE = 110_000, 2_200_000, 0.12  # of the puzzle: weights of a rank, bytes of its step, idle time
 Axes: TypeAlias = list[tuple[str, int]]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("cuts"), exercise)
 
 
 def _slips(layers: int, sequences: int, length: int) -> Known:
@@ -64,131 +52,6 @@ def _slips(layers: int, sequences: int, length: int) -> Known:
             (layers / 8, "tp cuts matrices and not layers"),
         ),
     )
-
-
-@exercise(
-    "cuts-1",
-    "What a rank gets",
-    "predict",
-    minutes=6,
-    trail=True,
-    points=1,
-    hints=(
-        "Only dp shares out sequences; every data rank cuts its own into microbatches.",
-        "Along cp each sequence is cut, along tp and pp nothing of the data is.",
-        "Under DualPipe rank i of 4 holds stages i and 3 - i.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda layers, sequences, length: (32, sequences / 16, sequences / 16 * length / 2, layers / 2),
-        "A model of {layers} layers",
-        "with {sequences} sequences of {length} tokens",
-        layers=(8, 16, 24),
-        sequences=(32, 48, 64, 80),
-        length=(128, 256, 512),
-        slips=_slips,
-        called={"length": "tokens of each"},
-    ),
-)
-def shares(answer: object) -> str:
-    """Predict ranks, sequences, tokens and layers under one plan."""
-    check_ints(answer, NAMES, EXPECTED, shares.slips, _RULES)
-    return "32 ranks; 2 sequences, 128 tokens and 4 layers on each"
-
-
-@exercise(
-    "cuts-2",
-    "Every legal size",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Three loops over the divisors of num_ranks; the fourth size follows.",
-        "KV heads: either each rank gets several, or several ranks share one. (3 KV heads on 2 ranks are neither.)",
-        "The fullest stage has -(-num_layers // pp) layers, which is num_layers / pp rounded up.",
-    ),
-)
-def legal_sizes(fn: Callable[..., Any]) -> str:
-    """Write `legal_sizes(...)`: all (pp, dp, cp, tp) that a model, its data and the memory allow."""
-    cases = [
-        (1, 1, 1, 1, 5, 1, 1),
-        (2, 2, 2, 2, 8, 4, 2),
-        (4, 4, 4, 2, 16, 8, 4),
-        (4, 3, 4, 2, 16, 8, 2),
-        (8, 4, 8, 4, 16, 4, 1),
-        (6, 5, 6, 3, 24, 6, 2),
-        (8, 8, 8, 2, 20, 8, 8),
-        (16, 6, 4, 4, 64, 8, 1),
-        (16, 2, 2, 1, 6, 1, 1),
-    ]
-    outcomes = call_each(Without(fn, *LIBRARY), cases)
-    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
-        if (fault := _sizes_fault(case, is_fine, value)) is not None:
-            raise Wrong(fault)
-    return f"{len(cases)} models: every legal plan, and no other"
-
-
-@exercise(
-    "cuts-3",
-    "Three budgets",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "Which axes make a rank hold less? And which of them sends an activation per layer, which per stage?",
-        "One pipeline of 1F1B has too large a bubble with 8 microbatches. Which schedules have a smaller one with one "
-        "copy of the weights?",
-        "ZeRO-3 gathers the weights for every microbatch. Four stages hold few enough weights without it.",
-    ),
-)
-def three_budgets(answer: object) -> str:
-    """Find a plan of 16 ranks within budgets of weights, bytes and bubble."""
-    plan = plan_of(answer, CONFIG, RANKS, LENGTH)
-    if plan.precision != "float32":
-        raise Wrong(f"this puzzle is about float32, got {plan.precision}; another precision changes all bytes")
-    try:
-        sent = max(plan.traffic(CONFIG, SEQUENCES, LENGTH).sent(rank) for rank in range(RANKS))
-    except ValueError as error:
-        raise Wrong(str(error)) from None
-    held = max(held_weights(plan, rank) for rank in range(RANKS))
-    bubble = 0.0 if plan.program is None else float(simulate(plan.program).bubble_fraction)
-    kept = [held <= HELD, sent <= SENT, bubble <= BUBBLE]
-    if not all(kept):
-        found = f"{held:,.0f} weights of {HELD:,}, {sent:,} bytes of {SENT:,}, bubble {bubble:.3f} of {BUBBLE:g}"
-        over = [name for name, is_kept in zip(("weights", "bytes", "bubble"), kept, strict=True) if not is_kept]
-        raise Wrong(f"{plan}: {found}; over the budget: {', '.join(over)}", score=0.4 if sum(kept) == 2 else 0.0)
-    return "within all three budgets"
-
-
-@exercise(
-    "cuts-4",
-    "The same plan, another loss",
-    "find the bug",
-    minutes=12,
-    trail=True,
-    points=2,
-    hints=(
-        "Write down the coordinates of ranks 0 to 3 of pp 2 x dp 2, and beside each what the function reads.",
-        "A coordinate along an axis is rank // stride % size; the stride is the product of the sizes to its right.",
-    ),
-)
-def share_of(fn: Callable[..., Any]) -> str:
-    """Repair `share(rank, axes, batch, num_microbatches, length)`: what a rank reads."""
-    grids: list[Axes] = [
-        [("dp", 2)],
-        [("dp", 4), ("tp", 2)],
-        [("pp", 2), ("dp", 2)],
-        [("pp", 2), ("cp", 2), ("tp", 2)],
-        [("tp", 2), ("cp", 3), ("dp", 2)],
-        [("pp", 3), ("dp", 2), ("cp", 2), ("tp", 2)],
-    ]
-    for axes in grids:
-        world = prod(size for _, size in axes)
-        cases = [(rank, axes, 8, 2, 12) for rank in range(world)]
-        for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-            if (fault := _share_fault(case, is_fine, plain(value))) is not None:
-                raise Wrong(fault)
-    return f"{len(grids)} grids: ranks of one pipeline read the same sequences"
 
 
 def held_weights(plan: Plan, rank: int) -> float:
@@ -272,3 +135,124 @@ def _share_fault(case: tuple[int, Axes, int, int, int], is_fine: bool, value: An
     if value[1] != positions:
         return f"{words}: it reads positions {value[1]}, expected {positions}: it is cp {here.get('cp', 0)} of {cp}"
     return None
+
+
+def _judge_legal_sizes(fn: Callable[..., Any]) -> str:
+    cases = [
+        (1, 1, 1, 1, 5, 1, 1),
+        (2, 2, 2, 2, 8, 4, 2),
+        (4, 4, 4, 2, 16, 8, 4),
+        (4, 3, 4, 2, 16, 8, 2),
+        (8, 4, 8, 4, 16, 4, 1),
+        (6, 5, 6, 3, 24, 6, 2),
+        (8, 8, 8, 2, 20, 8, 8),
+        (16, 6, 4, 4, 64, 8, 1),
+        (16, 2, 2, 1, 6, 1, 1),
+    ]
+    outcomes = call_each(Without(fn, *LIBRARY), cases)
+    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
+        if (fault := _sizes_fault(case, is_fine, value)) is not None:
+            raise Wrong(fault)
+    return f"{len(cases)} models: every legal plan, and no other"
+
+
+def _judge_three_budgets(answer: object) -> str:
+    plan = plan_of(answer, CONFIG, RANKS, LENGTH)
+    if plan.precision != "float32":
+        raise Wrong(f"this puzzle is about float32, got {plan.precision}; another precision changes all bytes")
+    try:
+        sent = max(plan.traffic(CONFIG, SEQUENCES, LENGTH).sent(rank) for rank in range(RANKS))
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+    held = max(held_weights(plan, rank) for rank in range(RANKS))
+    bubble = 0.0 if plan.program is None else float(simulate(plan.program).bubble_fraction)
+    kept = [held <= HELD, sent <= SENT, bubble <= BUBBLE]
+    if not all(kept):
+        found = f"{held:,.0f} weights of {HELD:,}, {sent:,} bytes of {SENT:,}, bubble {bubble:.3f} of {BUBBLE:g}"
+        over = [name for name, is_kept in zip(("weights", "bytes", "bubble"), kept, strict=True) if not is_kept]
+        raise Wrong(f"{plan}: {found}; over the budget: {', '.join(over)}", score=0.4 if sum(kept) == 2 else 0.0)
+    return "within all three budgets"
+
+
+def _judge_share_of(fn: Callable[..., Any]) -> str:
+    grids: list[Axes] = [
+        [("dp", 2)],
+        [("dp", 4), ("tp", 2)],
+        [("pp", 2), ("dp", 2)],
+        [("pp", 2), ("cp", 2), ("tp", 2)],
+        [("tp", 2), ("cp", 3), ("dp", 2)],
+        [("pp", 3), ("dp", 2), ("cp", 2), ("tp", 2)],
+    ]
+    for axes in grids:
+        world = prod(size for _, size in axes)
+        cases = [(rank, axes, 8, 2, 12) for rank in range(world)]
+        for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+            if (fault := _share_fault(case, is_fine, plain(value))) is not None:
+                raise Wrong(fault)
+    return f"{len(grids)} grids: ranks of one pipeline read the same sequences"
+
+
+shares = Predict(
+    "cuts-1",
+    "What a rank gets",
+    NAMES,
+    lambda layers, sequences, length: (32, sequences / 16, sequences / 16 * length / 2, layers / 2),
+    "A model of {layers} layers",
+    "with {sequences} sequences of {length} tokens",
+    minutes=6,
+    points=1,
+    trail=True,
+    hints=(
+        "Only dp shares out sequences; every data rank cuts its own into microbatches.",
+        "Along cp each sequence is cut, along tp and pp nothing of the data is.",
+        "Under DualPipe rank i of 4 holds stages i and 3 - i.",
+    ),
+    slips=_slips,
+    layers=(8, 16, 24),
+    sequences=(32, 48, 64, 80),
+    length=(128, 256, 512),
+    called={"length": "tokens of each"},
+)
+
+legal_sizes = Implement(
+    "cuts-2",
+    "Every legal size",
+    "Write `legal_sizes(...)`: all (pp, dp, cp, tp) that a model, its data and the memory allow.",
+    judge=_judge_legal_sizes,
+    minutes=20,
+    points=3,
+    hints=(
+        "Three loops over the divisors of num_ranks; the fourth size follows.",
+        "KV heads: either each rank gets several, or several ranks share one. (3 KV heads on 2 ranks are neither.)",
+        "The fullest stage has -(-num_layers // pp) layers, which is num_layers / pp rounded up.",
+    ),
+)
+
+three_budgets = Puzzle(
+    "cuts-3",
+    "Three budgets",
+    "Find a plan of 16 ranks within budgets of weights, bytes and bubble.",
+    judge=_judge_three_budgets,
+    minutes=20,
+    points=3,
+    hints=(
+        "Which axes make a rank hold less? And which of them sends an activation per layer, which per stage?",
+        "One pipeline of 1F1B has too large a bubble with 8 microbatches. Which schedules have a smaller one with one "
+        "copy of the weights?",
+        "ZeRO-3 gathers the weights for every microbatch. Four stages hold few enough weights without it.",
+    ),
+)
+
+share_of = Repair(
+    "cuts-4",
+    "The same plan, another loss",
+    "Repair `share(rank, axes, batch, num_microbatches, length)`: what a rank reads.",
+    judge=_judge_share_of,
+    minutes=12,
+    points=2,
+    trail=True,
+    hints=(
+        "Write down the coordinates of ranks 0 to 3 of pp 2 x dp 2, and beside each what the function reads.",
+        "A coordinate along an axis is rank // stride % size; the stride is the product of the sizes to its right.",
+    ),
+)

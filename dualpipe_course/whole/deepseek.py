@@ -6,13 +6,12 @@ Chapter: book/whole/deepseek.  Orders and schedules are judged by exact simulati
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Numbers, Off, compare_on_ranks, in_words
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.ep.overlap import InvalidOrder, Order, check_pair, host_calls, one_f_one_b_overlap, simulate, ticks_of
 from dualpipe_lab.ep.overlap import closed_forms as pairs
 from dualpipe_lab.ep.overlap.closed_forms import overlap_makespan
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("GPUs with one expert", "microbatches with labels", "all-to-alls of rows", "ms of a pair")
-EXPECTED = (4, 10, 120, 49)
 _SLIPS = (
     {
         2: "64 GPUs hold a stage's experts once, and 128 hold them twice; DualPipe holds every stage on two ranks",
@@ -78,117 +76,6 @@ RANKS, LAYERS, SEQUENCES, TIME, ROOM = 4, 8, 48, 1850, 36
 SCHEDULES = ("1f1b", "paired_1f1b", "zbv", "paired_interleaved", "dualpipe", "dualpipev")
 _LATE = 2500  # ticks, from which on an answer earns nothing
 SPEED = 0.01
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("deepseek"), exercise)
-
-
-@exercise(
-    "deepseek-1",
-    "Four numbers of the plan",
-    "predict",
-    minutes=10,
-    points=1,
-    hints=(
-        "2,048 / 16 GPUs share one rank of the pipeline. How often do 64 go into that, and how many ranks of the "
-        "pipeline hold a stage?",
-        "Rank 0 holds both stages: stage 0 for the microbatches that enter here, stage 1 for the others.",
-        "The pair has 12 pieces of work and 8 all-to-alls; look at the longer sum, then at the beginning.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda m, work, travel: (4, m // 2, 6 * m, overlap_makespan(2, work, travel)),
-        "a step has {m} microbatches",
-        "takes {work} ms for each of its 12 pieces of work and {travel} ms for",
-        m=(20, 12, 16, 24, 28),
-        work=(4, 5, 6, 7, 8),
-        travel=lambda work, **_: work + 1,
-        called={"m": "microbatches", "travel": "all-to-all"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict copies of an expert, labels, all-to-alls of a step and the time of a pair."""
-    general = (
-        "2,048 / 16 / 64 copies on a rank of the pipeline, and DualPipe's two ranks per stage",
-        "rank 0 has the last stage for the microbatches from the other end",
-        "10 microbatches through one layer with experts, 10 through two; four all-to-alls each",
-        "the longer of both sums, and what the beginning adds",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "4 GPUs, 10 microbatches, 120 all-to-alls, 49 ms"
-
-
-@exercise(
-    "deepseek-2",
-    "A pair of cut layers",
-    "implement",
-    minutes=25,
-    points=4,
-    hints=(
-        "Write the groups of the backward first: each ends where an all-to-all takes its result. What runs before the "
-        "first C_B? Whatever layers in one piece come last in the stage.",
-        "S_B goes before M_B, while C_B travels. S_W goes behind M_W, while D_B travels.",
-        "Take the first group of the backward, then one of the forward and one of the backward in turn. A backward "
-        "without all-to-alls is one group: it goes behind the first group of the forward.",
-    ),
-)
-def pair(fn: Callable[..., Any]) -> str:
-    """Write `pair(up, down)`: the rows of a forward beside a backward through other layers."""
-    needs_function(fn)
-    results = call_each(Without(fn, *LIBRARY), [(list(up), list(down)) for up, down in PAIRS])
-    for (up, down), (fine, value) in zip(PAIRS, results, strict=True):
-        case = f"forward {' '.join(up)} beside backward {' '.join(down)}"
-        if not fine:
-            raise Wrong(ended(case, value))
-        _check_pair(value, up, down, case)
-    return f"{len(PAIRS)} pairs, dense layers and shared experts among them: legal, and no tick more than in turns"
-
-
-@exercise(
-    "deepseek-3",
-    "A schedule for a budget",
-    "puzzle",
-    minutes=15,
-    points=3,
-    hints=(
-        "Print the time and the memory of each schedule for 8, 12, 16, 24 and 48 microbatches.",
-        "More microbatches are smaller: their activations are, and the latency of an all-to-all is paid more often.",
-        "A schedule with pairs hides the travel. Which of those with one copy of the weights has enough to pair?",
-    ),
-)
-def budget(answer: object) -> str:
-    """Choose a schedule and the number of microbatches: at most 1,850 ticks and 36 units of memory."""
-    name, number = _chosen(answer)
-    time, memory = spent(name, number)
-    score = partial_score(max(time, TIME), _LATE, TIME)
-    if memory > ROOM:
-        raise Wrong(f"{time} ticks and {memory:g} units of memory; {ROOM} units are there", round(score / 2, 2))
-    if time > TIME:
-        raise Wrong(f"{memory:g} units of memory, and {time} ticks; {TIME} are given", score)
-    return f"within {TIME:,} ticks and {ROOM} units of memory"
-
-
-@exercise(
-    "deepseek-4",
-    "The loads of two copies",
-    "find the bug",
-    minutes=15,
-    points=2,
-    hints=(
-        "Compare the biases of a stage on both ranks of the pipeline. Each has counted half of the microbatches.",
-        "A load is to be summed over ep and over pp. In which order do the ranks of pp go through their stages?",
-        "sorted(biases) is the same order on both ranks. On which loads is the sign taken?",
-    ),
-)
-def balance(fn: Callable[..., Any]) -> str:
-    """Repair `balance(biases, loads, ep, pp, speed)`: both copies of a router keep the same biases."""
-    needs_function(fn)
-    for ep_size in (1, 2):
-        case = f"2 ranks of the pipeline x {ep_size} of experts"
-        compare_on_ranks(_with_balance, 2 * ep_size, fn, ep_size, case=case, why=_bias_in_words, at=", rank {rank}: ")
-    return "both copies of both stages, on 2 and on 4 ranks: the biases of one process that counted all tokens"
 
 
 def spent(name: str, num_microbatches: int) -> tuple[int, float]:
@@ -301,3 +188,98 @@ def _bias(stage: int) -> "Tensor":
     import torch
 
     return torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64) * (1 + stage)
+
+
+def _judge_pair(fn: Callable[..., Any]) -> str:
+    results = call_each(Without(fn, *LIBRARY), [(list(up), list(down)) for up, down in PAIRS])
+    for (up, down), (fine, value) in zip(PAIRS, results, strict=True):
+        case = f"forward {' '.join(up)} beside backward {' '.join(down)}"
+        if not fine:
+            raise Wrong(ended(case, value))
+        _check_pair(value, up, down, case)
+    return f"{len(PAIRS)} pairs, dense layers and shared experts among them: legal, and no tick more than in turns"
+
+
+def _judge_budget(answer: object) -> str:
+    name, number = _chosen(answer)
+    time, memory = spent(name, number)
+    score = partial_score(max(time, TIME), _LATE, TIME)
+    if memory > ROOM:
+        raise Wrong(f"{time} ticks and {memory:g} units of memory; {ROOM} units are there", round(score / 2, 2))
+    if time > TIME:
+        raise Wrong(f"{memory:g} units of memory, and {time} ticks; {TIME} are given", score)
+    return f"within {TIME:,} ticks and {ROOM} units of memory"
+
+
+def _judge_balance(fn: Callable[..., Any], ep_size: int) -> None:
+    case = f"2 ranks of the pipeline x {ep_size} of experts"
+    compare_on_ranks(_with_balance, 2 * ep_size, fn, ep_size, case=case, why=_bias_in_words, at=", rank {rank}: ")
+
+
+numbers = Predict(
+    "deepseek-1",
+    "Four numbers of the plan",
+    NAMES,
+    lambda m, work, travel: (4, m // 2, 6 * m, overlap_makespan(2, work, travel)),
+    "a step has {m} microbatches",
+    "takes {work} ms for each of its 12 pieces of work and {travel} ms for",
+    minutes=10,
+    points=1,
+    hints=(
+        "2,048 / 16 GPUs share one rank of the pipeline. How often do 64 go into that, and how many ranks of the "
+        "pipeline hold a stage?",
+        "Rank 0 holds both stages: stage 0 for the microbatches that enter here, stage 1 for the others.",
+        "The pair has 12 pieces of work and 8 all-to-alls; look at the longer sum, then at the beginning.",
+    ),
+    slips=_SLIPS,
+    m=(20, 12, 16, 24, 28),
+    work=(4, 5, 6, 7, 8),
+    travel=lambda work, **_: work + 1,
+    called={"m": "microbatches", "travel": "all-to-all"},
+)
+
+pair = Implement(
+    "deepseek-2",
+    "A pair of cut layers",
+    "Write `pair(up, down)`: the rows of a forward beside a backward through other layers.",
+    judge=_judge_pair,
+    minutes=25,
+    points=4,
+    hints=(
+        "Write the groups of the backward first: each ends where an all-to-all takes its result. What runs before the "
+        "first C_B? Whatever layers in one piece come last in the stage.",
+        "S_B goes before M_B, while C_B travels. S_W goes behind M_W, while D_B travels.",
+        "Take the first group of the backward, then one of the forward and one of the backward in turn. A backward "
+        "without all-to-alls is one group: it goes behind the first group of the forward.",
+    ),
+)
+
+budget = Puzzle(
+    "deepseek-3",
+    "A schedule for a budget",
+    "Choose a schedule and the number of microbatches: at most 1,850 ticks and 36 units of memory.",
+    judge=_judge_budget,
+    minutes=15,
+    points=3,
+    hints=(
+        "Print the time and the memory of each schedule for 8, 12, 16, 24 and 48 microbatches.",
+        "More microbatches are smaller: their activations are, and the latency of an all-to-all is paid more often.",
+        "A schedule with pairs hides the travel. Which of those with one copy of the weights has enough to pair?",
+    ),
+)
+
+balance = Repair(
+    "deepseek-4",
+    "The loads of two copies",
+    "Repair `balance(biases, loads, ep, pp, speed)`: both copies of a router keep the same biases.",
+    cases=((1,), (2,)),
+    judge=_judge_balance,
+    right="both copies of both stages, on 2 and on 4 ranks: the biases of one process that counted all tokens",
+    minutes=15,
+    points=2,
+    hints=(
+        "Compare the biases of a stage on both ranks of the pipeline. Each has counted half of the microbatches.",
+        "A load is to be summed over ep and over pp. In which order do the ranks of pp go through their stages?",
+        "sorted(biases) is the same order on both ranks. On which loads is the sign taken?",
+    ),
+)

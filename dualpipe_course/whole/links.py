@@ -9,11 +9,10 @@ from itertools import permutations
 from math import prod
 from typing import Any, TypeAlias
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.wrong import Wrong
 
 NAMES = (
     "S along tp",
@@ -23,7 +22,6 @@ NAMES = (
     "S between nodes",
     "S between nodes, dp outside",
 )
-EXPECTED = (192, 6, 16, 240, 384, 320)
 _SLIPS = (
     {
         256: "of an all-reduce, a rank sends 2 (t - 1) / t of its size",
@@ -64,109 +62,12 @@ _SLIPS = (
         256: "activations cross one way, their gradients the other",
     },
 )
-_RULES = (
-    "4 * (16 / 4) * 8 * 2 * 3 / 4",
-    "2 * 1 / 2 * 6 * 16 / (4 * 4)",
-    "8 activations and 8 gradients",
-    "ten halves in place of eight",
-    "3 borders, 8 pipelines, 8 microbatches, 2 directions",
-    "32 ranks along dp, and one border of 8 pipelines",
-)
 
 Axes: TypeAlias = list[tuple[str, int]]
 SIZES = {"tp": 4, "cp": 4, "pp": 2, "dp_in": 2, "dp_out": 2}
 GB = {"tp": 60.0, "cp": 28.0, "pp": 6.0, "dp_in": 20.0, "dp_out": 10.0}
 LEVELS = ((8, 450.0), (32, 50.0), (64, 12.5))  # ranks, GB/s
 BUDGET, START = 2.1, 5.44  # s; START: with tp outside
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("links"), exercise)
-
-
-@exercise(
-    "links-1",
-    "Six numbers of a grid",
-    "predict",
-    minutes=12,
-    points=2,
-    hints=(
-        "The table of the page has a row for each axis; put L / p = 4, m = 8, t = 4 and N = 2 into them.",
-        "An all-reduce is a reduce-scatter and an all-gather. How many of these halves has a layer with cut tokens?",
-        "A node holds the axes to the right, as far as their product is 8. Which hops of the next axis stay inside?",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda layers, m: (1.5 * layers * m, 3 / 8 * layers, 2 * m, 15 / 8 * layers * m, 48 * m, 16 * m + 12 * layers),
-        "{layers} layers train on",
-        "with {m} microbatches per step",
-        layers=(16, 8, 24, 32),
-        m=(8, 4, 6, 10, 12, 16),
-        called={"m": "microbatches"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what a rank sends along three axes, and what leaves the nodes in two orders."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "192, 6 and 16 S per rank, 240 with cut tokens; 384 S between nodes, and 320 with dp outside"
-
-
-@exercise(
-    "links-2",
-    "Bytes that cross",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "The stride of an axis is the product of the sizes to its right. What is a rank's coordinate along it?",
-        "One hop on from rank r: r + stride. At the end a ring goes back by (size - 1) strides, a line ends.",
-        "r // ranks_per_node is the node. Add the bytes of a hop for every r whose next rank is on another node.",
-    ),
-)
-def crossing(fn: Callable[..., Any]) -> str:
-    """Write `crossing(axes, sent, lines, ranks_per_node)`: bytes between nodes, by axis."""
-    needs_function(fn)
-    cases = list(_cases())
-    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        axes, sent, lines, node = case
-        grid = " x ".join(f"{name} {size}" for name, size in axes)
-        where = f"{grid}, lines {sorted(lines) or 'none'}, {node} rank(s) per node"
-        if not fine:
-            raise Wrong(ended(where, value))
-        expected = crossing_of(axes, sent, lines, node)
-        found = {name: plain(x) for name, x in value.items()} if isinstance(value, dict) else None
-        if found is None or set(found) != set(expected):
-            raise Wrong(f"{where}: return a dict with the bytes of each axis")
-        for name, size in axes:
-            if type(found[name]) is not int or found[name] != expected[name]:
-                why = _why(case, name, found[name])
-                raise Wrong(f"{where}: {name} {size}: got {found[name]}, expected {expected[name]} bytes{why}")
-    return f"right to the byte on {len(cases)} grids, rings, lines and odd nodes among them"
-
-
-@exercise(
-    "links-3",
-    "Five axes, three kinds of link",
-    "puzzle",
-    minutes=15,
-    points=3,
-    hints=(
-        "Start with the axes by their bytes, the largest innermost. Which of them is cut in two by a border?",
-        "cp has four ranks and tp too: a node of 8 cannot hold both. Who could use the other half of the node?",
-        "An axis is as slow inside a rack, whether it begins in the node or not. Let a small axis fill the node.",
-    ),
-)
-def order(answer: object) -> str:
-    """Order five axes on nodes and racks so that their messages take at most 2.1 s."""
-    names = _parse(answer)
-    took = seconds_of(names)
-    total = sum(took.values())
-    words = " + ".join(f"{name} {seconds:.2f}" for name, seconds in took.items()) + f" = {total:.2f} s"
-    if total > BUDGET:
-        score = partial_score(total, START, best_seconds())
-        raise Wrong(f"legal: {words}; {BUDGET} s are possible", score=score)
-    return f"at most {BUDGET} s: no order takes less than {best_seconds():.2f}"
 
 
 def crossing_of(
@@ -255,3 +156,82 @@ def _parse(answer: object) -> list[str]:
     if sorted(names) != sorted(SIZES):
         raise Wrong(f"each of {', '.join(SIZES)} stands in the list once, got {names}")
     return names
+
+
+def _judge_crossing(fn: Callable[..., Any]) -> str:
+    cases = list(_cases())
+    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        axes, sent, lines, node = case
+        grid = " x ".join(f"{name} {size}" for name, size in axes)
+        where = f"{grid}, lines {sorted(lines) or 'none'}, {node} rank(s) per node"
+        if not fine:
+            raise Wrong(ended(where, value))
+        expected = crossing_of(axes, sent, lines, node)
+        found = {name: plain(x) for name, x in value.items()} if isinstance(value, dict) else None
+        if found is None or set(found) != set(expected):
+            raise Wrong(f"{where}: return a dict with the bytes of each axis")
+        for name, size in axes:
+            if type(found[name]) is not int or found[name] != expected[name]:
+                why = _why(case, name, found[name])
+                raise Wrong(f"{where}: {name} {size}: got {found[name]}, expected {expected[name]} bytes{why}")
+    return f"right to the byte on {len(cases)} grids, rings, lines and odd nodes among them"
+
+
+def _judge_order(answer: object) -> str:
+    names = _parse(answer)
+    took = seconds_of(names)
+    total = sum(took.values())
+    words = " + ".join(f"{name} {seconds:.2f}" for name, seconds in took.items()) + f" = {total:.2f} s"
+    if total > BUDGET:
+        score = partial_score(total, START, best_seconds())
+        raise Wrong(f"legal: {words}; {BUDGET} s are possible", score=score)
+    return f"at most {BUDGET} s: no order takes less than {best_seconds():.2f}"
+
+
+numbers = Predict(
+    "links-1",
+    "Six numbers of a grid",
+    NAMES,
+    lambda layers, m: (1.5 * layers * m, 3 / 8 * layers, 2 * m, 15 / 8 * layers * m, 48 * m, 16 * m + 12 * layers),
+    "{layers} layers train on",
+    "with {m} microbatches per step",
+    minutes=12,
+    points=2,
+    hints=(
+        "The table of the page has a row for each axis; put L / p = 4, m = 8, t = 4 and N = 2 into them.",
+        "An all-reduce is a reduce-scatter and an all-gather. How many of these halves has a layer with cut tokens?",
+        "A node holds the axes to the right, as far as their product is 8. Which hops of the next axis stay inside?",
+    ),
+    slips=_SLIPS,
+    layers=(16, 8, 24, 32),
+    m=(8, 4, 6, 10, 12, 16),
+    called={"m": "microbatches"},
+)
+
+crossing = Implement(
+    "links-2",
+    "Bytes that cross",
+    "Write `crossing(axes, sent, lines, ranks_per_node)`: bytes between nodes, by axis.",
+    judge=_judge_crossing,
+    minutes=20,
+    points=3,
+    hints=(
+        "The stride of an axis is the product of the sizes to its right. What is a rank's coordinate along it?",
+        "One hop on from rank r: r + stride. At the end a ring goes back by (size - 1) strides, a line ends.",
+        "r // ranks_per_node is the node. Add the bytes of a hop for every r whose next rank is on another node.",
+    ),
+)
+
+order = Puzzle(
+    "links-3",
+    "Five axes, three kinds of link",
+    "Order five axes on nodes and racks so that their messages take at most 2.1 s.",
+    judge=_judge_order,
+    minutes=15,
+    points=3,
+    hints=(
+        "Start with the axes by their bytes, the largest innermost. Which of them is cut in two by a border?",
+        "cp has four ranks and tp too: a node of 8 cannot hold both. Who could use the other half of the node?",
+        "An axis is as slow inside a rack, whether it begins in the node or not. Let a small axis fill the node.",
+    ),
+)

@@ -6,27 +6,19 @@ Chapter: book/whole/lora.  Gradients are judged against one process, messages by
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, Unchanged, compare_on_ranks
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Known, Variants
+from dualpipe_course.variants import Known
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("MB under ZeRO-1", "MB under ZeRO-3", "MB of gradients sent", "MB gathered")
-EXPECTED = (16_280, 4_160, 60, 24_120)
 CASES = ((1, 2, 3, 2, 2), (2, 3, 4, 2, 4), (2, 5, 6, 1, 2), (4, 6, 8, 3, 8))  # ranks, tokens, inputs, width, outputs
 SCALE = 0.5
 GRADIENTS = ("dx", "dA1", "dB1", "dA2", "dB2")
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("lora"), exercise)
 
 
 def _closed_form(model: int, thin: int, gpus: int) -> tuple[float, float, float, float]:
@@ -74,73 +66,6 @@ def _slips(model: int, thin: int, gpus: int) -> Known:
             (2 * 2 * (frozen + thin), "(N - 1) / N: a GPU's own shard is not sent"),
         ),
     )
-
-
-@exercise(
-    "lora-1",
-    "What a fine-tuning holds and sends",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "A frozen parameter has 2 bytes of weight. A trained one has 2 of weight, 2 of gradient and 12 of state.",
-        "ZeRO-1 shards the 12 bytes alone, ZeRO-3 everything.",
-        "A reduce-scatter and an all-gather send (N - 1) / N of the bytes. ZeRO-3 gathers each layer twice.",
-    ),
-    variants=Variants(
-        NAMES,
-        _closed_form,
-        "A model of {model} billion parameters",
-        "{thin} million parameters of adapters",
-        "on {gpus} GPUs",
-        model=(8, 16, 24, 32, 48, 64),
-        thin=(40, 80, 120, 160, 240),
-        gpus=(4, 8, 16),
-        slips=_slips,
-        called={"model": "billion parameters", "thin": "million of adapters", "gpus": "GPUs"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict what a GPU holds under ZeRO-1 and ZeRO-3, and what it sends."""
-    general = (
-        "2 bytes for 8,000 million, 4 for 40 million, and a quarter of 12 for 40 million",
-        "a quarter of 2 bytes for 8,000 million and 16 for 40 million",
-        "3/4 of 2 bytes for each trained parameter",
-        "3/4 of 2 bytes for each of 8,040 million, twice",
-    )
-    check_ints(answer, NAMES, EXPECTED, numbers.slips, general)
-    return "16,280 and 4,160 MB held; 60 MB of gradients sent, 24,120 MB gathered"
-
-
-@exercise(
-    "lora-2",
-    "Two adapters, one message",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "First the backward of one adapter: du = s dy B, dB = s dy^T u, dA = du^T x, and dx is a sum of two du A.",
-        "A rank has its rows of B alone, so s dy B is its partial sum of du. dB of these rows needs no other rank.",
-        "torch.cat([du1, du2], 1), one comm.all_reduce, and split it again: R numbers per token and adapter.",
-    ),
-)
-def backward(fn: Callable[..., Any]) -> str:
-    """Write `backward(x, A1, B1, A2, B2, dy1, dy2, s)` of two adapters beside column-parallel layers."""
-    needs_function(fn)
-    answer = Without(fn, *layers.LIBRARY, "dualpipe_lab.models.lora")
-    for num_ranks, tokens, inputs, width, outputs in CASES:
-        compare_on_ranks(
-            _gradients,
-            num_ranks,
-            answer,
-            tokens,
-            inputs,
-            width,
-            outputs,
-            case=f"{num_ranks} rank(s), {tokens} tokens, {inputs} inputs, width {width}, {outputs} outputs each",
-            limits=_limits(num_ranks, 2 * 8 * tokens * width),
-        )
-    return f"all gradients equal one process in {len(CASES)} cases, with one message of both du"
 
 
 def _limits(num_ranks: int, num_bytes: int) -> list[Limit]:
@@ -204,3 +129,57 @@ def _expected(full: "dict[str, Tensor]") -> "dict[str, Tensor]":
     total = sum((SCALE * x @ (leaves[f"B{one}"] @ leaves[f"A{one}"]).t() * full[f"dy{one}"]).sum() for one in "12")
     total.backward()
     return {name: leaves[name[1:]].grad for name in GRADIENTS}
+
+
+def _judge_backward(fn: Callable[..., Any]) -> str:
+    answer = Without(fn, *layers.LIBRARY, "dualpipe_lab.models.lora")
+    for num_ranks, tokens, inputs, width, outputs in CASES:
+        compare_on_ranks(
+            _gradients,
+            num_ranks,
+            answer,
+            tokens,
+            inputs,
+            width,
+            outputs,
+            case=f"{num_ranks} rank(s), {tokens} tokens, {inputs} inputs, width {width}, {outputs} outputs each",
+            limits=_limits(num_ranks, 2 * 8 * tokens * width),
+        )
+    return f"all gradients equal one process in {len(CASES)} cases, with one message of both du"
+
+
+numbers = Predict(
+    "lora-1",
+    "What a fine-tuning holds and sends",
+    NAMES,
+    _closed_form,
+    "A model of {model} billion parameters",
+    "{thin} million parameters of adapters",
+    "on {gpus} GPUs",
+    minutes=8,
+    points=1,
+    hints=(
+        "A frozen parameter has 2 bytes of weight. A trained one has 2 of weight, 2 of gradient and 12 of state.",
+        "ZeRO-1 shards the 12 bytes alone, ZeRO-3 everything.",
+        "A reduce-scatter and an all-gather send (N - 1) / N of the bytes. ZeRO-3 gathers each layer twice.",
+    ),
+    slips=_slips,
+    model=(8, 16, 24, 32, 48, 64),
+    thin=(40, 80, 120, 160, 240),
+    gpus=(4, 8, 16),
+    called={"model": "billion parameters", "thin": "million of adapters", "gpus": "GPUs"},
+)
+
+backward = Implement(
+    "lora-2",
+    "Two adapters, one message",
+    "Write `backward(x, A1, B1, A2, B2, dy1, dy2, s)` of two adapters beside column-parallel layers.",
+    judge=_judge_backward,
+    minutes=20,
+    points=3,
+    hints=(
+        "First the backward of one adapter: du = s dy B, dB = s dy^T u, dA = du^T x, and dx is a sum of two du A.",
+        "A rank has its rows of B alone, so s dy B is its partial sum of du. dB of these rows needs no other rank.",
+        "torch.cat([du1, du2], 1), one comm.all_reduce, and split it again: R numbers per token and adapter.",
+    ),
+)

@@ -6,17 +6,15 @@ Chapter: book/whole/museum.  The runs without a name are those of the chapter on
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks, norm_in_words
-from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.trial import call_each, check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.trial import call_each
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("clipped with the scale", "undivided pipeline", "experts averaged over copies", "bytes of gradients")
-EXPECTED = (1024, 480, 8, 3)
 _SLIPS = (
     {1: "the norm in the log has the loss scale in it", 10: "this is the logarithm of the loss scale"},
     {
@@ -41,11 +39,6 @@ FIRST_SEED = 500
 _PLACES = {"forward", "gradient", "update", "cost", "nothing"}
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("museum"), exercise)
-
-
 def unnamed() -> None:
     """Train the runs without a name beside their sound runs, and print the logs of both."""
     from dualpipe_course.whole import defects
@@ -56,134 +49,6 @@ def unnamed() -> None:
     for number, (sound, suspect) in enumerate(zip(logs[::2], logs[1::2], strict=True), 1):
         print(f"run {number}, beside a sound {runs[number - 1].__bases__[0].__name__} run")
         print(beside(sound, suspect, steps=3), end="\n\n")
-
-
-@exercise(
-    "museum-1",
-    "Four quotients",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "A scale that is still in the gradient is in its norm too.",
-        "The summand of every microbatch is to be divided by all targets of the step.",
-        "Sums are alike in both runs. One divides them by 2, the other by 16.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda scale, m, targets, **_: (scale, targets, 8, m),
-        "a loss scale of {scale:,}.",
-        "read {m} microbatches each; the step has {targets} targets, {each} on each rank",
-        scale=(1024, 512, 2048, 4096),
-        m=(3, 2, 4, 5),
-        targets=(480, 240, 360, 600),
-        each=lambda targets, **_: targets // 4,
-        called={"m": "microbatches", "scale": "loss scale", "each": "on each rank"},
-    ),
-)
-def quotients(answer: object) -> str:
-    """Predict by which number a norm, or bytes, are too large in four runs."""
-    general = (
-        "the loss was multiplied by 1,024",
-        "every target of the step counts once: 480",
-        "16 / 2: what it is divided by, against what it should be",
-        "once per microbatch instead of once per step",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "the loss scale, the targets of the step, the ranks of experts, the microbatches"
-
-
-@exercise(
-    "museum-2",
-    "The first difference",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "Four comparisons in the order of the chapter; the first that differs decides.",
-        "math.isclose(a, b, rel_tol=1e-6) compares two numbers; a loss can be NaN, which is close to nothing.",
-        "A run that is shorter than the sound one differs where it ends.",
-    ),
-)
-def first_difference(fn: Callable[..., Any]) -> str:
-    """Write `first_difference(sound, suspect)`: where two logs differ first, or "nothing"."""
-    needs_function(fn)
-    cases = _cases()
-    results = call_each(fn, [(sound, suspect) for _, sound, suspect, _ in cases])
-    for (text, _, _, expected), (is_fine, value) in zip(cases, results, strict=True):
-        if not is_fine:
-            raise Wrong(f"{text}: your function {value}")
-        if not isinstance(value, str) or value not in _PLACES:
-            raise Wrong(f"{text}: it returned {value!r}; the places are {', '.join(sorted(_PLACES))}")
-        if value != expected:
-            raise Wrong(f"{text}: it returned {value!r}, expected {expected!r}: the first difference decides")
-    return f"{len(cases)} logs, among them equal ones, rounding and NaN"
-
-
-@exercise(
-    "museum-3",
-    "Five runs without a name",
-    "puzzle",
-    minutes=25,
-    points=3,
-    hints=(
-        "Each run stands beside a sound one of its kind; only defects of that kind come into question.",
-        "Divide the first norms. Is the quotient a number that you know?",
-        "Of two defects that change the first loss, one makes the ranks' own sums equal.",
-    ),
-)
-def five_runs(answer: object) -> str:
-    """Name the defects of five runs."""
-    from dualpipe_course.whole.defects import DEFECTS
-
-    by_name = {defect.run.__name__: defect for defect in DEFECTS}
-    if not isinstance(answer, (list, tuple)) or len(answer) != len(UNNAMED):
-        raise Wrong(f"expected a list of {len(UNNAMED)} names, such as ['KeptUnits', ...]")
-    right = 0
-    problems = []
-    for number, (name, expected) in enumerate(zip(answer, UNNAMED, strict=True), 1):
-        if type(name) is not str or name not in by_name:
-            raise Wrong(f"run {number}: {name!r} is none of {', '.join(by_name)}")
-        if name == expected:
-            right += 1
-            continue
-        mine, true = by_name[name], by_name[expected]
-        if mine.sound is not true.sound:
-            problems.append(f"run {number} is {true.sound.__name__}, and {name} is a defect of {mine.sound.__name__}")
-        elif mine.shows != true.shows:
-            shown = ", ".join(sorted(mine.shows - true.shows)) or "less"
-            problems.append(f"run {number}: {name} would show {shown}")
-        else:
-            problems.append(f"run {number}: {name} shows the same symptoms; look at the quotients")
-    if problems:
-        raise Wrong("; ".join(problems), score=right / len(UNNAMED))
-    return "five of five, from their logs alone"
-
-
-@exercise(
-    "museum-4",
-    "One norm",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Two ranks hold experts with norms 3 and 4. What is the norm of both together?",
-        "Squares add up. Whose squares are to be summed over the ranks, and whose are there already?",
-    ),
-)
-def one_norm(fn: Callable[..., Any]) -> str:
-    """Repair the norm of a model whose dense gradients are copies and whose experts are not."""
-    needs_function(fn)
-    for num_ranks in (1, 2, 3):
-        compare_on_ranks(
-            _with_norm,
-            num_ranks,
-            fn,
-            case=f"{num_ranks} rank(s)",
-            why=norm_in_words,
-            limits=[Limit("bytes", 32 * num_ranks, "{found} bytes sent by all ranks; a square is one number")],
-        )
-    return "1 to 3 ranks: the norm of the full model, from one number per rank"
 
 
 def _with_norm(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
@@ -246,3 +111,120 @@ def _cases() -> list[tuple[str, dict[str, Any], dict[str, Any], str]]:
         ("a run that ended after two steps", {"losses": [5.0, 4.0], "norms": [3.0, 2.5]}, "update"),
     ]
     return [(text, _log(), _log(**change), place) for text, change, place in changes]
+
+
+def _judge_first_difference(fn: Callable[..., Any]) -> str:
+    cases = _cases()
+    results = call_each(fn, [(sound, suspect) for _, sound, suspect, _ in cases])
+    for (text, _, _, expected), (is_fine, value) in zip(cases, results, strict=True):
+        if not is_fine:
+            raise Wrong(f"{text}: your function {value}")
+        if not isinstance(value, str) or value not in _PLACES:
+            raise Wrong(f"{text}: it returned {value!r}; the places are {', '.join(sorted(_PLACES))}")
+        if value != expected:
+            raise Wrong(f"{text}: it returned {value!r}, expected {expected!r}: the first difference decides")
+    return f"{len(cases)} logs, among them equal ones, rounding and NaN"
+
+
+def _judge_five_runs(answer: object) -> str:
+    from dualpipe_course.whole.defects import DEFECTS
+
+    by_name = {defect.run.__name__: defect for defect in DEFECTS}
+    if not isinstance(answer, (list, tuple)) or len(answer) != len(UNNAMED):
+        raise Wrong(f"expected a list of {len(UNNAMED)} names, such as ['KeptUnits', ...]")
+    right = 0
+    problems = []
+    for number, (name, expected) in enumerate(zip(answer, UNNAMED, strict=True), 1):
+        if type(name) is not str or name not in by_name:
+            raise Wrong(f"run {number}: {name!r} is none of {', '.join(by_name)}")
+        if name == expected:
+            right += 1
+            continue
+        mine, true = by_name[name], by_name[expected]
+        if mine.sound is not true.sound:
+            problems.append(f"run {number} is {true.sound.__name__}, and {name} is a defect of {mine.sound.__name__}")
+        elif mine.shows != true.shows:
+            shown = ", ".join(sorted(mine.shows - true.shows)) or "less"
+            problems.append(f"run {number}: {name} would show {shown}")
+        else:
+            problems.append(f"run {number}: {name} shows the same symptoms; look at the quotients")
+    if problems:
+        raise Wrong("; ".join(problems), score=right / len(UNNAMED))
+    return "five of five, from their logs alone"
+
+
+def _judge_one_norm(fn: Callable[..., Any], num_ranks: int) -> None:
+    compare_on_ranks(
+        _with_norm,
+        num_ranks,
+        fn,
+        case=f"{num_ranks} rank(s)",
+        why=norm_in_words,
+        limits=[Limit("bytes", 32 * num_ranks, "{found} bytes sent by all ranks; a square is one number")],
+    )
+
+
+quotients = Predict(
+    "museum-1",
+    "Four quotients",
+    NAMES,
+    lambda scale, m, targets, **_: (scale, targets, 8, m),
+    "a loss scale of {scale:,}.",
+    "read {m} microbatches each; the step has {targets} targets, {each} on each rank",
+    minutes=8,
+    points=1,
+    hints=(
+        "A scale that is still in the gradient is in its norm too.",
+        "The summand of every microbatch is to be divided by all targets of the step.",
+        "Sums are alike in both runs. One divides them by 2, the other by 16.",
+    ),
+    slips=_SLIPS,
+    scale=(1024, 512, 2048, 4096),
+    m=(3, 2, 4, 5),
+    targets=(480, 240, 360, 600),
+    each=lambda targets, **_: targets // 4,
+    called={"m": "microbatches", "scale": "loss scale", "each": "on each rank"},
+)
+
+first_difference = Implement(
+    "museum-2",
+    "The first difference",
+    """Write `first_difference(sound, suspect)`: where two logs differ first, or "nothing".""",
+    judge=_judge_first_difference,
+    minutes=20,
+    points=3,
+    hints=(
+        "Four comparisons in the order of the chapter; the first that differs decides.",
+        "math.isclose(a, b, rel_tol=1e-6) compares two numbers; a loss can be NaN, which is close to nothing.",
+        "A run that is shorter than the sound one differs where it ends.",
+    ),
+)
+
+five_runs = Puzzle(
+    "museum-3",
+    "Five runs without a name",
+    "Name the defects of five runs.",
+    judge=_judge_five_runs,
+    minutes=25,
+    points=3,
+    hints=(
+        "Each run stands beside a sound one of its kind; only defects of that kind come into question.",
+        "Divide the first norms. Is the quotient a number that you know?",
+        "Of two defects that change the first loss, one makes the ranks' own sums equal.",
+    ),
+)
+
+one_norm = Repair(
+    "museum-4",
+    "One norm",
+    "Repair the norm of a model whose dense gradients are copies and whose experts are not.",
+    cases=((1,), (2,), (3,)),
+    judge=_judge_one_norm,
+    right="1 to 3 ranks: the norm of the full model, from one number per rank",
+    minutes=10,
+    points=2,
+    hints=(
+        "Two ranks hold experts with norms 3 and 4. What is the norm of both together?",
+        "Squares add up. Whose squares are to be summed over the ranks, and whose are there already?",
+    ),
+)

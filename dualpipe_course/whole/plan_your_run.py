@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import H100, Plan, estimate, memory
 
 NAMES = ("fullest rank", "its GB", "fullest rank with recomputation", "its GB")
-EXPECTED = (0, 43, 3, 38)
 _SLIPS: tuple[dict[int, str], ...] = (
     {3: "logits take 10 GB there, but rank 0 keeps four microbatches and the last rank one"},
     {
@@ -32,12 +30,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         28: "logits and loss take 10 GB on the last rank",
     },
 )
-_RULES = (
-    "compare states, what min(4 - rank, 8) microbatches keep, and logits on the last rank",
-    "18 bytes times weights, plus microbatches kept times 4 layers times 1 GB, plus logits on the last rank",
-    "compare states, what is kept, and the larger of 1 GB anew and the logits",
-    "18 bytes times weights, plus 0.25 GB for each layer and microbatch kept, plus the larger of anew and logits",
-)
 MODEL = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
 LENGTH, BATCH, RANKS, GB = 8192, 64, 16, 10**9
 NEAR = 1.05  # plans within this factor of the fastest are equal
@@ -46,43 +38,11 @@ LIMIT_BYTES, LIMIT_SECONDS = 45 * GB, 4.95
 _BF16: dict[str, Any] = {"precision": "bfloat16"}
 
 
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("plan_your_run"), exercise)
-
-
 def _fullest(each: int, logits: int) -> Sequence[float]:
     held = [1.5 * each, each, each, 1.5 * each]
     plain = [weights + 4 * (4 - rank) + logits * (rank == 3) for rank, weights in enumerate(held)]
     again = [weights + (4 - rank) + (logits if rank == 3 else 1) for rank, weights in enumerate(held)]
     return plain.index(max(plain)), max(plain), again.index(max(again)), max(again)
-
-
-@exercise(
-    "plan_your_run-1",
-    "Which rank is full",
-    "predict",
-    minutes=10,
-    points=2,
-    hints=(
-        "Rank 0 has 4 x 0.25 + 0.5 billion weights. How many microbatches does rank r of 1F1B keep?",
-        "Rank r keeps min(4 - r, 8) microbatches of 4 layers; only the last rank has logits.",
-        "With recomputation everybody keeps a quarter of that. The logits stay as they are.",
-    ),
-    variants=Variants(
-        NAMES,
-        _fullest,
-        "holds {each} bytes per weight",
-        "Logits and loss of a microbatch take {logits} GB",
-        each=(18, 16, 20),
-        logits=(10, 5, 6, 7, 8, 9, 11),
-        called={"each": "bytes per weight", "logits": "GB of logits"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict which rank needs most memory, without and with recomputation."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "rank 0 with 43 GB; with recomputation rank 3 with 38 GB"
 
 
 class Case(NamedTuple):
@@ -93,90 +53,6 @@ class Case(NamedTuple):
     sequence_length: int
     global_batch: int
     memory_bytes: int
-
-
-@exercise(
-    "plan_your_run-2",
-    "The best that fits",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "memory(model, plan, sequence_length, global_batch).fits(memory_bytes): whether every rank has room.",
-        "Call memory inside try, and go on with the next plan where it raises ValueError.",
-        "Keep estimate(...).point of every plan that fits. Which of them are at most 1.05 times the smallest?",
-        "The axes of a plan: sum(size > 1 for size in plan.sizes.values()). min takes a key.",
-    ),
-)
-def best(fn: Callable[..., Any]) -> str:
-    """Write `best(...)`: of the plans that fit and are within 5% of the fastest, one with the fewest axes."""
-    cases = list(_cases())
-    for (what, case), (is_fine, value) in zip(cases, call_each(fn, [case for _, case in cases]), strict=True):
-        if not is_fine:
-            raise Wrong(ended(what, value))
-        if (fault := _choice_fault(case, value)) is not None:
-            raise Wrong(f"{what}: {fault}")
-    return f"the best that fits in {len(cases)} cases, one of which has none"
-
-
-@exercise(
-    "plan_your_run-3",
-    "A slow network",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "Which axis sends least between two nodes? print(estimate(...).parts) of plans with one axis across.",
-        "With pp 2 across, a node of 8 GPUs holds half of the layers. More microbatches make the bubble smaller.",
-        "ZeRO-1 or 2 shards the states; along cp a GPU keeps less of each sequence; recomputation costs a third more "
-        "arithmetic.",
-    ),
-)
-def slow_network(answer: object) -> str:
-    """Give a plan of 16 ranks within a budget of memory and one of seconds on cards of 6.25 GB/s."""
-    if answer is ...:
-        raise Wrong("not answered yet: give a lab.Plan")
-    if type(answer) is not Plan:
-        raise Wrong(f"give a lab.Plan, got {type(answer).__name__}")
-    if answer.world_size != RANKS or answer.precision != "bfloat16":
-        raise Wrong(f"this puzzle is about {RANKS} ranks in bfloat16, got {answer}")
-    try:
-        needs = memory(MODEL, answer, LENGTH, BATCH).largest.total
-        seconds = estimate(MODEL, answer, LENGTH, BATCH, hardware=SLOW).point
-    except ValueError as error:
-        raise Wrong(f"no legal plan: {error}") from None
-    found = f"{answer}: {needs / GB:.1f} GB of {LIMIT_BYTES / GB:.0f}, {seconds:.2f} s of {LIMIT_SECONDS}"
-    if needs > LIMIT_BYTES:
-        raise Wrong(f"{found}; its largest rank needs too much")
-    if seconds > LIMIT_SECONDS:
-        raise Wrong(f"{found}; it is too slow", score=partial_score(seconds, 2 * LIMIT_SECONDS, LIMIT_SECONDS))
-    return f"a plan within {LIMIT_BYTES / GB:.0f} GB and {LIMIT_SECONDS} s on a slow network"
-
-
-@exercise(
-    "plan_your_run-4",
-    "The rank that ran out",
-    "find the bug",
-    minutes=10,
-    points=2,
-    hints=(
-        "Which argument does the function never use?",
-        "Only the last rank has the head. How many microbatches' logits are there at once?",
-    ),
-)
-def peaks(fn: Callable[..., Any]) -> str:
-    """Repair `peaks(...)`, which forgot the logits."""
-    cases = list(_pipelines())
-    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        where = f"weights {case[0]}, layers {case[1]}, {case[2]} microbatches, {case[3]} and {case[4]} bytes"
-        if not is_fine:
-            raise Wrong(ended(where, value))
-        found, expected = plain(value), peaks_of(*case)
-        if not isinstance(found, list) or any(type(size) is not int for size in found):
-            raise Wrong(f"{where}: return a list of whole numbers, got {value!r:.80}")
-        if found != expected:
-            raise Wrong(f"{where}: got {found}, expected {expected}; which rank has logits, and of how many at once?")
-    return f"right for {len(cases)} pipelines; the last rank has the logits of one microbatch"
 
 
 def peaks_of(
@@ -277,3 +153,111 @@ def _pipelines() -> Iterator[tuple[list[int], list[int], int, int, int]]:
     yield [5], [4], 2, 7, 50
     yield [9, 4, 4, 8], [4, 4, 4, 3], 8, 1_000, 40_000
     yield [9, 4, 4, 8], [4, 4, 4, 3], 2, 1_000, 40_000
+
+
+def _judge_best(fn: Callable[..., Any]) -> str:
+    cases = list(_cases())
+    for (what, case), (is_fine, value) in zip(cases, call_each(fn, [case for _, case in cases]), strict=True):
+        if not is_fine:
+            raise Wrong(ended(what, value))
+        if (fault := _choice_fault(case, value)) is not None:
+            raise Wrong(f"{what}: {fault}")
+    return f"the best that fits in {len(cases)} cases, one of which has none"
+
+
+def _judge_slow_network(answer: object) -> str:
+    if answer is ...:
+        raise Wrong("not answered yet: give a lab.Plan")
+    if type(answer) is not Plan:
+        raise Wrong(f"give a lab.Plan, got {type(answer).__name__}")
+    if answer.world_size != RANKS or answer.precision != "bfloat16":
+        raise Wrong(f"this puzzle is about {RANKS} ranks in bfloat16, got {answer}")
+    try:
+        needs = memory(MODEL, answer, LENGTH, BATCH).largest.total
+        seconds = estimate(MODEL, answer, LENGTH, BATCH, hardware=SLOW).point
+    except ValueError as error:
+        raise Wrong(f"no legal plan: {error}") from None
+    found = f"{answer}: {needs / GB:.1f} GB of {LIMIT_BYTES / GB:.0f}, {seconds:.2f} s of {LIMIT_SECONDS}"
+    if needs > LIMIT_BYTES:
+        raise Wrong(f"{found}; its largest rank needs too much")
+    if seconds > LIMIT_SECONDS:
+        raise Wrong(f"{found}; it is too slow", score=partial_score(seconds, 2 * LIMIT_SECONDS, LIMIT_SECONDS))
+    return f"a plan within {LIMIT_BYTES / GB:.0f} GB and {LIMIT_SECONDS} s on a slow network"
+
+
+def _judge_peaks(fn: Callable[..., Any]) -> str:
+    cases = list(_pipelines())
+    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        where = f"weights {case[0]}, layers {case[1]}, {case[2]} microbatches, {case[3]} and {case[4]} bytes"
+        if not is_fine:
+            raise Wrong(ended(where, value))
+        found, expected = plain(value), peaks_of(*case)
+        if not isinstance(found, list) or any(type(size) is not int for size in found):
+            raise Wrong(f"{where}: return a list of whole numbers, got {value!r:.80}")
+        if found != expected:
+            raise Wrong(f"{where}: got {found}, expected {expected}; which rank has logits, and of how many at once?")
+    return f"right for {len(cases)} pipelines; the last rank has the logits of one microbatch"
+
+
+numbers = Predict(
+    "plan_your_run-1",
+    "Which rank is full",
+    NAMES,
+    _fullest,
+    "holds {each} bytes per weight",
+    "Logits and loss of a microbatch take {logits} GB",
+    minutes=10,
+    points=2,
+    hints=(
+        "Rank 0 has 4 x 0.25 + 0.5 billion weights. How many microbatches does rank r of 1F1B keep?",
+        "Rank r keeps min(4 - r, 8) microbatches of 4 layers; only the last rank has logits.",
+        "With recomputation everybody keeps a quarter of that. The logits stay as they are.",
+    ),
+    slips=_SLIPS,
+    each=(18, 16, 20),
+    logits=(10, 5, 6, 7, 8, 9, 11),
+    called={"each": "bytes per weight", "logits": "GB of logits"},
+)
+
+best = Implement(
+    "plan_your_run-2",
+    "The best that fits",
+    "Write `best(...)`: of the plans that fit and are within 5% of the fastest, one with the fewest axes.",
+    judge=_judge_best,
+    minutes=15,
+    points=3,
+    hints=(
+        "memory(model, plan, sequence_length, global_batch).fits(memory_bytes): whether every rank has room.",
+        "Call memory inside try, and go on with the next plan where it raises ValueError.",
+        "Keep estimate(...).point of every plan that fits. Which of them are at most 1.05 times the smallest?",
+        "The axes of a plan: sum(size > 1 for size in plan.sizes.values()). min takes a key.",
+    ),
+)
+
+slow_network = Puzzle(
+    "plan_your_run-3",
+    "A slow network",
+    "Give a plan of 16 ranks within a budget of memory and one of seconds on cards of 6.25 GB/s.",
+    judge=_judge_slow_network,
+    minutes=20,
+    points=3,
+    hints=(
+        "Which axis sends least between two nodes? print(estimate(...).parts) of plans with one axis across.",
+        "With pp 2 across, a node of 8 GPUs holds half of the layers. More microbatches make the bubble smaller.",
+        "ZeRO-1 or 2 shards the states; along cp a GPU keeps less of each sequence; recomputation costs a third more "
+        "arithmetic.",
+    ),
+)
+
+peaks = Repair(
+    "plan_your_run-4",
+    "The rank that ran out",
+    "Repair `peaks(...)`, which forgot the logits.",
+    judge=_judge_peaks,
+    minutes=10,
+    points=2,
+    hints=(
+        "Which argument does the function never use?",
+        "Only the last rank has the head. How many microbatches' logits are there at once?",
+    ),
+)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.plan import Plan
 

@@ -8,9 +8,9 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
 from dualpipe_course.whole.project_parts import BATCH, LENGTH
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.topology import Topology
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -10,12 +10,10 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks, norm_in_words
-from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.whole.planned import plan_of
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import V3MoEConfig
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.plan.gradient_traffic import parts_of
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("ranks of the attention's sum", "ranks of an expert's sum", "copies of a router", "groups that sum experts")
-EXPECTED = (12, 3, 48, 16)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         24: "mirrors add before, and along tp no rank adds: the other rank of tp has another part of the matrix",
@@ -44,12 +41,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
     },
     {4: "these are the groups of the router's sum", 8: "ranks along tp and both ranks of pp have groups of their own"},
 )
-_RULES = (
-    "dp times ep: the same shard of the matrix, other sentences",
-    "dp alone: the same expert, other sentences",
-    "every rank of the stage holds it, and under DualPipe with two ranks of pp every rank holds both stages",
-    "48 ranks in groups along dp",
-)
 CONFIG = V3MoEConfig(
     hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_size=160, expert_ffn_size=64, num_experts=16
 )
@@ -57,135 +48,6 @@ RANKS, SEQUENCES, LENGTH = 8, 16, 32
 HELD, SENT = 3_300_000, 600_000  # bytes: of a rank; of its gradients' and weights' messages in a step
 Axes: TypeAlias = list[tuple[str, int]]
 _DATA = ("dp", "ep", "cp")
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("sums"), exercise)
-
-
-@exercise(
-    "sums-1",
-    "Four groups",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "For each parameter: along which axes is it the same, and along which of those do ranks see other tokens?",
-        "DualPipe on two ranks of pp: each of the two holds both stages.",
-        "Groups that are alike: all ranks over the ranks of one group.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda dp, ep, tp, ranks: (dp * ep, dp, ranks, ranks / dp),
-        "x dp {dp} x ep {ep} x tp {tp}",
-        ", on {ranks} ranks.",
-        dp=(3, 2, 4, 5, 6),
-        ep=(4, 2, 8),
-        tp=(2, 4),
-        ranks=lambda dp, ep, tp: 2 * dp * ep * tp,
-    ),
-)
-def groups(answer: object) -> str:
-    """Predict who sums what on 48 ranks under DualPipe."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "attention over 12 ranks, an expert over 3 in 16 groups, a router on all 48"
-
-
-@exercise(
-    "sums-2",
-    "Every sum of a step",
-    "implement",
-    minutes=25,
-    points=3,
-    hints=(
-        "First the axes of one parameter's sum: those of data without its cut, and tp where its gradient is partial.",
-        "Collect the gradients of one set of axes in a list of a dict, and concatenate them for one all-reduce.",
-        "The loss of a rank is the mean over its own tokens: which number turns the sum of such means into a mean? "
-        "It is the same for every parameter.",
-    ),
-)
-def reduce_gradients(fn: Callable[..., Any]) -> str:
-    """Write `reduce_gradients(parameters, said, mesh)`: each gradient becomes that of the mean over all tokens."""
-    needs_function(fn)
-    cases: list[Axes] = [
-        [("dp", 2)],
-        [("tp", 2)],
-        [("dp", 2), ("tp", 2)],
-        [("dp", 2), ("ep", 2)],
-        [("pp", 2), ("cp", 2)],
-        [("ep", 2), ("tp", 2)],
-    ]
-    for axes in cases:
-        case = " x ".join(f"{name} {size}" for name, size in axes)
-        most = len({sum_axes(axes, cut, partial) for cut, partial in _SAID} - {()})
-        words = (
-            "rank {rank} calls {found:g} all-reduces; its gradients have {most:g} groups, and one call each is enough"
-        )
-        limits = [Limit("calls of all_reduce", most, words, scope="each")]
-        world = prod(size for _, size in axes)
-        compare_on_ranks(_reduced, world, fn, axes, case=case, limits=limits)
-    return f"{len(cases)} grids: every gradient over its own group, one all-reduce for each group"
-
-
-@exercise(
-    "sums-3",
-    "Two budgets",
-    "puzzle",
-    minutes=20,
-    points=3,
-    hints=(
-        "print(lab.Plan(...).sums(config)) shows over how many ranks each gradient is summed.",
-        "Experts are most of the model: each is summed over few ranks where ep is large. Attention is smaller on a "
-        "rank where tp is larger, and its activations then travel, which this budget does not count.",
-        "ZeRO-1 sends as many bytes as ZeRO-0 and holds fewer; ZeRO-3 sends more.",
-    ),
-)
-def two_budgets(answer: object) -> str:
-    """Find a plan of 8 ranks within 3.3 MB per rank and 600 kB of gradients' messages."""
-    plan = plan_of(answer, CONFIG, RANKS, LENGTH)
-    if plan.pp > 1 or plan.precision != "float32":
-        raise Wrong("this puzzle is about plans in float32 without a pipeline; use pp 1")
-    try:
-        traffic = plan.traffic(CONFIG, SEQUENCES, LENGTH)
-    except ValueError as error:
-        raise Wrong(str(error)) from None
-    held = max(held_bytes(plan, rank) for rank in range(RANKS))
-    sent = max(traffic.sent(rank, "gradients") for rank in range(RANKS))
-    if held > HELD or sent > SENT:
-        both = f"{plan}: a rank holds {held:,.0f} bytes of {HELD:,}, and sends {sent:,} of {SENT:,}"
-        less = "fewer bytes held" if held > HELD else "fewer bytes sent"
-        raise Wrong(f"{both}; it needs {less}", score=0.4 if held <= HELD or sent <= SENT else 0.0)
-    return "within both budgets"
-
-
-@exercise(
-    "sums-4",
-    "The norm under DualPipe",
-    "find the bug",
-    minutes=12,
-    points=2,
-    hints=(
-        "4.1396 / 2.9272 is the square root of 2. Which elements count twice under DualPipe, and once under 1F1B?",
-        "A square on n ranks has to count 1 / n on each. Which ranks hold a parameter whose stage is mirrored?",
-    ),
-)
-def full_norm(fn: Callable[..., Any]) -> str:
-    """Repair the norm, in which mirrored stages count twice."""
-    needs_function(fn)
-    cases: list[tuple[Axes, int]] = [
-        ([("tp", 2)], 1),
-        ([("pp", 2), ("dp", 2)], 1),
-        ([("pp", 2), ("tp", 2)], 2),
-        ([("pp", 4)], 2),
-        ([("pp", 2), ("ep", 2)], 2),
-    ]
-    for axes, holders in cases:
-        grid = " x ".join(f"{name} {size}" for name, size in axes)
-        case = grid + (", mirrored stages" if holders == 2 else "")
-        world = prod(size for _, size in axes)
-        compare_on_ranks(_normed, world, fn, axes, holders, case=case, why=norm_in_words)
-    return f"{len(cases)} grids, with mirrors and without: every element counts once"
 
 
 # what each of the parameters says: the axes along which it is cut, and whether ranks of tp know parts of its gradient
@@ -353,3 +215,122 @@ def _squares(axes: Axes, said: Sequence[Sequence[str]], holders: int) -> tuple[f
             here = dict(zip((name for name, _ in along), place, strict=True))
             total += float(_piece(number, cut, here, axes).square().sum())
     return total, holders * total
+
+
+def _judge_reduce_gradients(fn: Callable[..., Any]) -> str:
+    cases: list[Axes] = [
+        [("dp", 2)],
+        [("tp", 2)],
+        [("dp", 2), ("tp", 2)],
+        [("dp", 2), ("ep", 2)],
+        [("pp", 2), ("cp", 2)],
+        [("ep", 2), ("tp", 2)],
+    ]
+    for axes in cases:
+        case = " x ".join(f"{name} {size}" for name, size in axes)
+        most = len({sum_axes(axes, cut, partial) for cut, partial in _SAID} - {()})
+        words = (
+            "rank {rank} calls {found:g} all-reduces; its gradients have {most:g} groups, and one call each is enough"
+        )
+        limits = [Limit("calls of all_reduce", most, words, scope="each")]
+        world = prod(size for _, size in axes)
+        compare_on_ranks(_reduced, world, fn, axes, case=case, limits=limits)
+    return f"{len(cases)} grids: every gradient over its own group, one all-reduce for each group"
+
+
+def _judge_two_budgets(answer: object) -> str:
+    plan = plan_of(answer, CONFIG, RANKS, LENGTH)
+    if plan.pp > 1 or plan.precision != "float32":
+        raise Wrong("this puzzle is about plans in float32 without a pipeline; use pp 1")
+    try:
+        traffic = plan.traffic(CONFIG, SEQUENCES, LENGTH)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+    held = max(held_bytes(plan, rank) for rank in range(RANKS))
+    sent = max(traffic.sent(rank, "gradients") for rank in range(RANKS))
+    if held > HELD or sent > SENT:
+        both = f"{plan}: a rank holds {held:,.0f} bytes of {HELD:,}, and sends {sent:,} of {SENT:,}"
+        less = "fewer bytes held" if held > HELD else "fewer bytes sent"
+        raise Wrong(f"{both}; it needs {less}", score=0.4 if held <= HELD or sent <= SENT else 0.0)
+    return "within both budgets"
+
+
+def _judge_full_norm(fn: Callable[..., Any]) -> str:
+    cases: list[tuple[Axes, int]] = [
+        ([("tp", 2)], 1),
+        ([("pp", 2), ("dp", 2)], 1),
+        ([("pp", 2), ("tp", 2)], 2),
+        ([("pp", 4)], 2),
+        ([("pp", 2), ("ep", 2)], 2),
+    ]
+    for axes, holders in cases:
+        grid = " x ".join(f"{name} {size}" for name, size in axes)
+        case = grid + (", mirrored stages" if holders == 2 else "")
+        world = prod(size for _, size in axes)
+        compare_on_ranks(_normed, world, fn, axes, holders, case=case, why=norm_in_words)
+    return f"{len(cases)} grids, with mirrors and without: every element counts once"
+
+
+groups = Predict(
+    "sums-1",
+    "Four groups",
+    NAMES,
+    lambda dp, ep, tp, ranks: (dp * ep, dp, ranks, ranks / dp),
+    "x dp {dp} x ep {ep} x tp {tp}",
+    ", on {ranks} ranks.",
+    minutes=8,
+    points=1,
+    hints=(
+        "For each parameter: along which axes is it the same, and along which of those do ranks see other tokens?",
+        "DualPipe on two ranks of pp: each of the two holds both stages.",
+        "Groups that are alike: all ranks over the ranks of one group.",
+    ),
+    slips=_SLIPS,
+    dp=(3, 2, 4, 5, 6),
+    ep=(4, 2, 8),
+    tp=(2, 4),
+    ranks=lambda dp, ep, tp: 2 * dp * ep * tp,
+)
+
+reduce_gradients = Implement(
+    "sums-2",
+    "Every sum of a step",
+    "Write `reduce_gradients(parameters, said, mesh)`: each gradient becomes that of the mean over all tokens.",
+    judge=_judge_reduce_gradients,
+    minutes=25,
+    points=3,
+    hints=(
+        "First the axes of one parameter's sum: those of data without its cut, and tp where its gradient is partial.",
+        "Collect the gradients of one set of axes in a list of a dict, and concatenate them for one all-reduce.",
+        "The loss of a rank is the mean over its own tokens: which number turns the sum of such means into a mean? "
+        "It is the same for every parameter.",
+    ),
+)
+
+two_budgets = Puzzle(
+    "sums-3",
+    "Two budgets",
+    "Find a plan of 8 ranks within 3.3 MB per rank and 600 kB of gradients' messages.",
+    judge=_judge_two_budgets,
+    minutes=20,
+    points=3,
+    hints=(
+        "print(lab.Plan(...).sums(config)) shows over how many ranks each gradient is summed.",
+        "Experts are most of the model: each is summed over few ranks where ep is large. Attention is smaller on a "
+        "rank where tp is larger, and its activations then travel, which this budget does not count.",
+        "ZeRO-1 sends as many bytes as ZeRO-0 and holds fewer; ZeRO-3 sends more.",
+    ),
+)
+
+full_norm = Repair(
+    "sums-4",
+    "The norm under DualPipe",
+    "Repair the norm, in which mirrored stages count twice.",
+    judge=_judge_full_norm,
+    minutes=12,
+    points=2,
+    hints=(
+        "4.1396 / 2.9272 is the square root of 2. Which elements count twice under DualPipe, and once under 1F1B?",
+        "A square on n ranks has to count 1 / n on each. Which ranks hold a parameter whose stage is mirrored?",
+    ),
+)

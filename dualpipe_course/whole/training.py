@@ -8,19 +8,17 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Numbers, Off, compare_on_ranks, in_words
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, needs_ints, partial_score
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended, needs_ints, partial_score
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("first sequence", "GB of a checkpoint", "seconds lost", "learning rate in 1e-6")
-EXPECTED = (84, 96, 600, 300)
 _SLIPS = (
     {
         7: "this is the number of the microbatch among those of all ranks; a microbatch has 12 sequences",
@@ -50,139 +48,6 @@ NUM_BYTES, LENGTH, GLOBAL_BATCH = 1000, 20, 24
 PLANS = ((1, 1), (1, 4), (2, 3), (4, 2), (3, 8), (24, 1), (6, 4))  # data ranks, microbatches of each
 GPUS, LAYERS, SEQUENCES, MILLISECONDS, GIGABYTES = 7, 12, 24, 760, 20
 _LATE = 1200  # ms, from which on a plan earns nothing
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("training"), exercise)
-
-
-@exercise(
-    "training-1",
-    "Four numbers of a training run",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "A microbatch has 96 / (4 · 2) sequences, and rank 3 comes after three ranks with two microbatches each.",
-        "The working weights can be made again from the float32 ones, and a step begins without gradients.",
-        "A kill comes anywhere between two checkpoints. In the warm-up, step 1 has the factor 1/8.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda batch, billions, step, every, peak: (7 * batch / 8, 12 * billions, step * every / 2, 3 * peak / 8),
-        "a global batch of {batch} sequences",
-        "has {billions} billion parameters",
-        "A step takes {step} seconds, and every {every} steps",
-        "over 8 steps to {peak} millionths",
-        batch=(96, 48, 64, 80),
-        billions=(8, 3, 7, 13),
-        step=(6, 4, 5, 8),
-        every=(200, 100, 500),
-        peak=(800, 400, 1600),
-        called={
-            "batch": "global batch",
-            "billions": "billion parameters",
-            "step": "seconds of a step",
-            "every": "steps between saves",
-            "peak": "peak rate in millionths",
-        },
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict a place in the batch, a size, a loss of time and a learning rate."""
-    general = (
-        "(3 · 2 + 1) microbatches of 96 / 8 sequences come before it",
-        "float32 weights and two float32 moments for each of 8 billion parameters",
-        "half an interval of 200 steps on average",
-        "step 3 of 8 of the warm-up has the factor 3/8",
-    )
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
-    return "sequence 84, 96 GB, 600 seconds, 300 millionths"
-
-
-@exercise(
-    "training-2",
-    "Sequences by coordinates",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "First write the start of sequence number i of a step, for i from 0 to global_batch - 1. Then say which i this "
-        "rank has.",
-        "random.Random(f'{seed}/{step}/{i}').random() is the same number in every process.",
-        "A microbatch has b = global_batch / (data ranks · microbatches) sequences; microbatch m of data rank r begins "
-        "with number (r M + m) b. A window takes length + 1 bytes.",
-    ),
-)
-def windows(fn: Callable[..., Any]) -> str:
-    """Write `windows(num_bytes, length, global_batch, seed, step, data_rank, data_size, num_microbatches)`."""
-    needs_function(fn)
-    cases = _sampler_cases()
-    found = dict(zip(cases, call_each(Without(fn, *LIBRARY), cases), strict=True))
-    for case, (fine, value) in found.items():
-        found[case] = fine, _checked_starts(case, fine, value)
-    _check_plans(found)
-    again = call_each(Without(fn, *LIBRARY), cases[::-1])
-    for case, (_, value) in zip(cases[::-1], again, strict=True):
-        if _is_legal(case) and plain(value) != found[case][1]:
-            raise Wrong(
-                f"{_named(case)}: a second process, asked in another order, got other windows; a resumed run too"
-            )
-    return f"{len(PLANS)} plans with the same sequences, in two processes; what does not divide is refused"
-
-
-@exercise(
-    "training-3",
-    "Seven GPUs are left",
-    "puzzle",
-    minutes=15,
-    points=3,
-    hints=(
-        "12 layers are to be cut evenly, so 5 or 7 stages are out. 24 sequences are to be cut evenly, too.",
-        "ZeRO-1 costs no time in this model of costs. Six GPUs are 1 x 6, 2 x 3, 3 x 2 or 6 x 1.",
-        "More microbatches make a smaller bubble and smaller activations; each costs 8 ms on every stage.",
-    ),
-)
-def after_failure(answer: object) -> str:
-    """Choose dp, zero, pp and the microbatches of a data rank: at most 7 GPUs, 20 GB and 760 ms."""
-    plan = PlanChoice(*needs_ints(answer, ("dp", "zero", "pp", "microbatches of a data rank")))
-    if refused := plan.refused():
-        raise Wrong(refused)
-    memory, time = plan.gigabytes(), plan.milliseconds()
-    score = partial_score(max(time, Fraction(MILLISECONDS)), _LATE, MILLISECONDS) * (0.5 if memory > GIGABYTES else 1)
-    if memory > GIGABYTES:
-        raise Wrong(
-            f"a legal plan of {float(time):.0f} ms with {float(memory):.1f} GB; {GIGABYTES} are there", score / 2
-        )
-    if time > MILLISECONDS:
-        raise Wrong(
-            f"a legal plan with {float(memory):.1f} GB, but {float(time):.0f} ms; {MILLISECONDS} are given", score
-        )
-    return f"within {MILLISECONDS} ms and {GIGABYTES} GB on the GPUs that are left"
-
-
-@exercise(
-    "training-4",
-    "A mean over unequal counts",
-    "find the bug",
-    minutes=12,
-    points=2,
-    hints=(
-        "Give one microbatch 10 targets and the next 1. How much does each target weigh in the gradient?",
-        "All ranks need the number of all targets before the first backward: sum it first.",
-        "reduction='sum', divided by that number; gradients and losses are then summed, and not averaged.",
-    ),
-)
-def mean_step(fn: Callable[..., Any]) -> str:
-    """Repair `mean_step(table, batch)`: loss and gradient of the mean over all targets of all ranks."""
-    needs_function(fn)
-    for counts in ([[3, 3]], [[5, 1]], [[6], [1]], [[5, 1], [2, 6]], [[4, 0], [1, 7], [2, 2]]):
-        text = "; ".join(f"rank {rank} {own}" for rank, own in enumerate(counts))
-        compare_on_ranks(
-            _with_step, len(counts), fn, counts, case=f"targets per microbatch: {text}", why=_step_in_words
-        )
-    return "1 to 3 ranks: loss and gradient of one process that has all targets, also beside a microbatch without any"
 
 
 def _sampler_cases() -> list[tuple[int, ...]]:
@@ -355,3 +220,118 @@ def _draw_batch(seed: int, counts: Sequence[int]) -> "list[tuple[Tensor, Tensor]
         targets[count:] = -100
         batch.append((ids, targets))
     return batch
+
+
+def _judge_windows(fn: Callable[..., Any]) -> str:
+    cases = _sampler_cases()
+    found = dict(zip(cases, call_each(Without(fn, *LIBRARY), cases), strict=True))
+    for case, (fine, value) in found.items():
+        found[case] = fine, _checked_starts(case, fine, value)
+    _check_plans(found)
+    again = call_each(Without(fn, *LIBRARY), cases[::-1])
+    for case, (_, value) in zip(cases[::-1], again, strict=True):
+        if _is_legal(case) and plain(value) != found[case][1]:
+            raise Wrong(
+                f"{_named(case)}: a second process, asked in another order, got other windows; a resumed run too"
+            )
+    return f"{len(PLANS)} plans with the same sequences, in two processes; what does not divide is refused"
+
+
+def _judge_after_failure(answer: object) -> str:
+    plan = PlanChoice(*needs_ints(answer, ("dp", "zero", "pp", "microbatches of a data rank")))
+    if refused := plan.refused():
+        raise Wrong(refused)
+    memory, time = plan.gigabytes(), plan.milliseconds()
+    score = partial_score(max(time, Fraction(MILLISECONDS)), _LATE, MILLISECONDS) * (0.5 if memory > GIGABYTES else 1)
+    if memory > GIGABYTES:
+        raise Wrong(
+            f"a legal plan of {float(time):.0f} ms with {float(memory):.1f} GB; {GIGABYTES} are there", score / 2
+        )
+    if time > MILLISECONDS:
+        raise Wrong(
+            f"a legal plan with {float(memory):.1f} GB, but {float(time):.0f} ms; {MILLISECONDS} are given", score
+        )
+    return f"within {MILLISECONDS} ms and {GIGABYTES} GB on the GPUs that are left"
+
+
+def _judge_mean_step(fn: Callable[..., Any], counts: Any) -> None:
+    text = "; ".join(f"rank {rank} {own}" for rank, own in enumerate(counts))
+    compare_on_ranks(_with_step, len(counts), fn, counts, case=f"targets per microbatch: {text}", why=_step_in_words)
+
+
+numbers = Predict(
+    "training-1",
+    "Four numbers of a training run",
+    NAMES,
+    lambda batch, billions, step, every, peak: (7 * batch / 8, 12 * billions, step * every / 2, 3 * peak / 8),
+    "a global batch of {batch} sequences",
+    "has {billions} billion parameters",
+    "A step takes {step} seconds, and every {every} steps",
+    "over 8 steps to {peak} millionths",
+    minutes=8,
+    points=1,
+    hints=(
+        "A microbatch has 96 / (4 · 2) sequences, and rank 3 comes after three ranks with two microbatches each.",
+        "The working weights can be made again from the float32 ones, and a step begins without gradients.",
+        "A kill comes anywhere between two checkpoints. In the warm-up, step 1 has the factor 1/8.",
+    ),
+    slips=_SLIPS,
+    batch=(96, 48, 64, 80),
+    billions=(8, 3, 7, 13),
+    step=(6, 4, 5, 8),
+    every=(200, 100, 500),
+    peak=(800, 400, 1600),
+    called={
+        "batch": "global batch",
+        "billions": "billion parameters",
+        "step": "seconds of a step",
+        "every": "steps between saves",
+        "peak": "peak rate in millionths",
+    },
+)
+
+windows = Implement(
+    "training-2",
+    "Sequences by coordinates",
+    "Write `windows(num_bytes, length, global_batch, seed, step, data_rank, data_size, num_microbatches)`.",
+    judge=_judge_windows,
+    minutes=20,
+    points=3,
+    hints=(
+        "First write the start of sequence number i of a step, for i from 0 to global_batch - 1. Then say which i this "
+        "rank has.",
+        "random.Random(f'{seed}/{step}/{i}').random() is the same number in every process.",
+        "A microbatch has b = global_batch / (data ranks · microbatches) sequences; microbatch m of data rank r begins "
+        "with number (r M + m) b. A window takes length + 1 bytes.",
+    ),
+)
+
+after_failure = Puzzle(
+    "training-3",
+    "Seven GPUs are left",
+    "Choose dp, zero, pp and the microbatches of a data rank: at most 7 GPUs, 20 GB and 760 ms.",
+    judge=_judge_after_failure,
+    minutes=15,
+    points=3,
+    hints=(
+        "12 layers are to be cut evenly, so 5 or 7 stages are out. 24 sequences are to be cut evenly, too.",
+        "ZeRO-1 costs no time in this model of costs. Six GPUs are 1 x 6, 2 x 3, 3 x 2 or 6 x 1.",
+        "More microbatches make a smaller bubble and smaller activations; each costs 8 ms on every stage.",
+    ),
+)
+
+mean_step = Repair(
+    "training-4",
+    "A mean over unequal counts",
+    "Repair `mean_step(table, batch)`: loss and gradient of the mean over all targets of all ranks.",
+    cases=(([[3, 3]],), ([[5, 1]],), ([[6], [1]],), ([[5, 1], [2, 6]],), ([[4, 0], [1, 7], [2, 2]],)),
+    judge=_judge_mean_step,
+    right="1 to 3 ranks: loss and gradient of one process that has all targets, also beside a microbatch without any",
+    minutes=12,
+    points=2,
+    hints=(
+        "Give one microbatch 10 targets and the next 1. How much does each target weigh in the gradient?",
+        "All ranks need the number of all targets before the first backward: sum it first.",
+        "reduction='sum', divided by that number; gradients and losses are then summed, and not averaged.",
+    ),
+)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 
 NAMES = (
     "second targets",
@@ -19,7 +18,6 @@ NAMES = (
     "ranks with rows of the table",
     "messages under DualPipe",
 )
-EXPECTED = (594, 582, 8, 0)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         600: "the last position of a sequence has no second target",
@@ -41,96 +39,7 @@ _SLIPS: tuple[dict[int, str], ...] = (
         2: "both copies are on one rank, which adds them without a message",
     },
 )
-_RULES = (
-    "6 sequences, each without the last position",
-    "a second target is the target of the position after; count those that are masked or missing",
-    "stages with the table x ranks of tp x ranks of dp",
-    "rank 0 of 4 holds stages 0 and 3, and so does rank 3",
-)
 Message = tuple[int, int, int]
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("two_tokens"), exercise)
-
-
-@exercise(
-    "two_tokens-1",
-    "Targets and tables",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "Write the targets of one sequence in a row and move the row by one place to the left.",
-        "The table is sharded along tp and copied along dp, on every stage that uses it.",
-        "Under DualPipe the first and the last stage meet on one rank.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda sequences, length, **_: (sequences * (length - 1), sequences * (length - 3), 8, 0),
-        "with {sequences} sequences of {length} tokens",
-        "documents of {half} tokens",
-        "the positions {end} and {last} are",
-        sequences=(6, 4, 5, 7, 8, 9),
-        length=(100, 60, 80, 120),
-        half=lambda length, **_: length // 2,
-        end=lambda half, **_: half - 1,
-        last=lambda length, **_: length - 1,
-        called={"half": "tokens of a document", "end": "positions", "last": ""},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict second targets, holders of the table, and messages."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
-    return "594 and 582 second targets; 8 ranks hold rows of the table, and DualPipe adds both uses without a message"
-
-
-@exercise(
-    "two_tokens-2",
-    "Tokens at the borders",
-    "implement",
-    minutes=20,
-    points=3,
-    hints=(
-        "First find the owner of every position.",
-        "A rank with position i needs position i + 1, unless it holds that one too, or there is none.",
-        "In the zigzag layout a rank has two pieces, so two borders; in the striped one every position is at a border.",
-    ),
-)
-def borders(fn: Callable[..., Any]) -> str:
-    """Write `borders(shards)`: who sends whom which position, so that every rank can shift its shard."""
-    cases = [(shards,) for shards in _layouts()]
-    for (shards,), (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        if (fault := _borders_fault(shards, is_fine, plain(_as_list(value)))) is not None:
-            raise Wrong(fault)
-    return f"{len(cases)} layouts: every token that a rank lacks, and no other"
-
-
-@exercise(
-    "two_tokens-3",
-    "Documents that know each other",
-    "find the bug",
-    minutes=12,
-    points=2,
-    hints=(
-        "Which token follows the last token of a document? And which target does the token before have?",
-        "Shift each document by itself, then put the rows together.",
-    ),
-)
-def packed(fn: Callable[..., Any]) -> str:
-    """Repair `rows(documents)`: ids, targets, next ids and second targets of packed documents."""
-    cases: list[tuple[list[list[int]]]] = [
-        ([[5, 6, 7, 8]],),
-        ([[5, 6, 7], [1, 2, 3, 4]],),
-        ([[9, 8], [7, 6, 5], [4, 3]],),
-        ([[4, 4, 4], [4, 4], [4, 4, 4, 4]],),
-        ([[3], [1, 2, 3], [7]],),
-    ]
-    for (documents,), (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        if (fault := _rows_fault(documents, is_fine, plain(value))) is not None:
-            raise Wrong(fault)
-    return f"{len(cases)} sequences: no row looks across the end of a document"
 
 
 def needed(shards: Sequence[Sequence[int]]) -> set[Message]:
@@ -212,3 +121,77 @@ def _rows_fault(documents: list[list[int]], is_fine: bool, value: Any) -> str | 
                 where = "the last of its document" if place + 1 in ends else f"at place {place} of the sequence"
                 return f"{words}: {name}, position {place}: got {got}, expected {wanted}; this token is {where}"
     return None
+
+
+def _judge_borders(fn: Callable[..., Any]) -> str:
+    cases = [(shards,) for shards in _layouts()]
+    for (shards,), (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        if (fault := _borders_fault(shards, is_fine, plain(_as_list(value)))) is not None:
+            raise Wrong(fault)
+    return f"{len(cases)} layouts: every token that a rank lacks, and no other"
+
+
+def _judge_packed(fn: Callable[..., Any]) -> str:
+    cases: list[tuple[list[list[int]]]] = [
+        ([[5, 6, 7, 8]],),
+        ([[5, 6, 7], [1, 2, 3, 4]],),
+        ([[9, 8], [7, 6, 5], [4, 3]],),
+        ([[4, 4, 4], [4, 4], [4, 4, 4, 4]],),
+        ([[3], [1, 2, 3], [7]],),
+    ]
+    for (documents,), (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        if (fault := _rows_fault(documents, is_fine, plain(value))) is not None:
+            raise Wrong(fault)
+    return f"{len(cases)} sequences: no row looks across the end of a document"
+
+
+numbers = Predict(
+    "two_tokens-1",
+    "Targets and tables",
+    NAMES,
+    lambda sequences, length, **_: (sequences * (length - 1), sequences * (length - 3), 8, 0),
+    "with {sequences} sequences of {length} tokens",
+    "documents of {half} tokens",
+    "the positions {end} and {last} are",
+    minutes=8,
+    points=1,
+    hints=(
+        "Write the targets of one sequence in a row and move the row by one place to the left.",
+        "The table is sharded along tp and copied along dp, on every stage that uses it.",
+        "Under DualPipe the first and the last stage meet on one rank.",
+    ),
+    slips=_SLIPS,
+    sequences=(6, 4, 5, 7, 8, 9),
+    length=(100, 60, 80, 120),
+    half=lambda length, **_: length // 2,
+    end=lambda half, **_: half - 1,
+    last=lambda length, **_: length - 1,
+    called={"half": "tokens of a document", "end": "positions", "last": ""},
+)
+
+borders = Implement(
+    "two_tokens-2",
+    "Tokens at the borders",
+    "Write `borders(shards)`: who sends whom which position, so that every rank can shift its shard.",
+    judge=_judge_borders,
+    minutes=20,
+    points=3,
+    hints=(
+        "First find the owner of every position.",
+        "A rank with position i needs position i + 1, unless it holds that one too, or there is none.",
+        "In the zigzag layout a rank has two pieces, so two borders; in the striped one every position is at a border.",
+    ),
+)
+
+packed = Repair(
+    "two_tokens-3",
+    "Documents that know each other",
+    "Repair `rows(documents)`: ids, targets, next ids and second targets of packed documents.",
+    judge=_judge_packed,
+    minutes=12,
+    points=2,
+    hints=(
+        "Which token follows the last token of a document? And which target does the token before have?",
+        "Shift each document by itself, then put the rows together.",
+    ),
+)

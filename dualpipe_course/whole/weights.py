@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import check as checks
 from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, compare_on_ranks, in_words
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function
-from dualpipe_course.variants import Variants
+from dualpipe_course.trial import call_each, ended
+from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("first row", "bytes of k_proj", "places of down_proj", "bytes of down_proj", "bytes of all ranks")
-EXPECTED = (256, 524_288, 2048, 3_145_728, 4_194_304)
 _SLIPS: tuple[dict[int, str], ...] = (
     {
         320: "an eighth of 512 rows is half a head; two ranks read the same whole head",
@@ -46,129 +44,10 @@ _SLIPS: tuple[dict[int, str], ...] = (
         8_388_608: "8 ranks read one head each, and a whole tensor has 4",
     },
 )
-_GENERAL = (
-    "which KV head belongs to rank 5, if ranks 0 and 1 share head 0?",
-    "one head: 128 rows of 2,048 numbers of 2 bytes",
-    "a piece of every row, and a row for every output",
-    "2,048 rows, an eighth of 6,144 columns, 2 bytes",
-    "eight ranks, each with the bytes of question 2",
-)
 SIZES = (("two KV heads", 4, 2, 8), ("as many KV heads as query heads", 3, 3, 4), ("one KV head", 2, 1, 6))
 _TRANSPOSED = "the numbers are those of the transposed matrix"
 _IN_ORDER = "these rows are cut as if all query heads came first, then all KV heads, then all value heads"
 _SWAPPED = "gate and up are exchanged"
-
-
-def hint(exercise: int | None = None) -> None:
-    """Print the next hint for an exercise, or for the first unsolved one."""
-    hint_of(checks.topic("weights"), exercise)
-
-
-@exercise(
-    "weights-1",
-    "What rank 5 reads",
-    "predict",
-    minutes=8,
-    points=1,
-    hints=(
-        "Four KV heads for eight ranks: ranks 0 and 1 read head 0, ranks 2 and 3 read head 1.",
-        "A matrix in a file has a row per output and a column per input. down_proj has 2,048 outputs.",
-        "Every rank reads one whole KV head, also where another rank reads the same one.",
-    ),
-    variants=Variants(
-        NAMES,
-        lambda h, d, f: (2 * d, 2 * d * h, h, h * f / 4, 16 * d * h),
-        "A model has {h:,} features",
-        "4 KV heads of {d} features, and {f:,} features inside",
-        h=(2048, 1024, 4096),
-        d=(128, 64),
-        f=(6144, 4096, 5120, 8192, 10_240),
-        called={"h": "features", "d": "features of a head", "f": "features inside"},
-    ),
-)
-def numbers(answer: object) -> str:
-    """Predict rows, bytes and places that one rank of eight reads of a layer with four KV heads."""
-    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
-    return "from row 256; 524,288 bytes of keys; 3,145,728 bytes in 2,048 places; 4,194,304 bytes by all ranks"
-
-
-@exercise(
-    "weights-2",
-    "Three tensors in one",
-    "implement",
-    minutes=15,
-    points=3,
-    hints=(
-        "Query heads are split first: size = num_heads // num_ranks of them for each rank, neighbours together.",
-        "The rank reads the KV heads of its query heads: from queries[0] // group to queries[-1] // group.",
-        "Keys begin at row num_heads * head_size of the tensor, values another num_kv_heads * head_size later.",
-    ),
-)
-def fused(fn: Callable[..., Any]) -> str:
-    """Write `rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size)`: what a rank reads of a fused tensor."""
-    needs_function(fn)
-    cases = list(_cases())
-    for case, (is_fine, found) in zip(cases, call_each(fn, cases), strict=True):
-        rank, num_ranks, num_heads, num_kv_heads, head_size = case
-        where = f"rank {rank} of {num_ranks}, {num_heads} query and {num_kv_heads} KV head(s) of {head_size} rows"
-        if not is_fine:
-            raise Wrong(ended(where, found))
-        _judge_rows(where, plain(found), *case)
-    return f"rows of queries, keys and values are right in {len(cases)} cases, shared KV heads included"
-
-
-@exercise(
-    "weights-3",
-    "The names of another family",
-    "implement",
-    minutes=20,
-    points=4,
-    hints=(
-        "Begin with a table of the names that need nothing but a new name, and copy these tensors.",
-        "qkv.unflatten(0, (num_kv_heads, -1, head_size)) has a row of heads for each KV head: some queries, one key, "
-        "one value. What is head_size, if qkv has (num_heads + 2 num_kv_heads) head_size rows?",
-        "out and down are stored with a row per input. A square matrix fits either way: turn both round.",
-    ),
-)
-def renamed(fn: Callable[..., Any]) -> str:
-    """Write `renamed(state, num_heads, num_kv_heads)`: a made-up family's tensors under Llama's published names."""
-    needs_function(fn)
-    for what, num_heads, num_kv_heads, head_size in SIZES:
-        compare_on_ranks(
-            _rename, 1, fn, num_heads, num_kv_heads, head_size, case=what, why=in_words, at=": ", tolerance=0
-        )
-    return f"all tensors have Llama's names, shapes and numbers for {len(SIZES)} kinds of heads"
-
-
-@exercise(
-    "weights-4",
-    "Right at the first token",
-    "find the bug",
-    minutes=12,
-    points=2,
-    hints=(
-        "Number the rows of one head: 0 to 7. Which order should they have, and which do they get?",
-        "(heads, 2, d/2) reads a head as two halves. It comes as pairs of neighbours: what are the sizes of that?",
-        "How many heads does k have? A view with too many heads fits as well, and pairs rows within half a head.",
-    ),
-)
-def halves(fn: Callable[..., Any]) -> str:
-    """Repair `to_halves(q, k, num_heads, num_kv_heads)`, whose logits are right at the first token alone."""
-    needs_function(fn)
-    for num_heads, num_kv_heads, head_size in ((2, 2, 4), (1, 1, 8), (4, 2, 8), (6, 1, 4), (4, 4, 12)):
-        compare_on_ranks(
-            _halve,
-            1,
-            fn,
-            num_heads,
-            num_kv_heads,
-            head_size,
-            case=f"{num_heads} query and {num_kv_heads} KV head(s) of {head_size} features",
-            why=_order_in_words,
-            at=": ",
-            tolerance=0,
-        )
-    return "rows of queries and keys are in the order of halves, whatever the heads"
 
 
 def _cases() -> Iterator[tuple[int, int, int, int, int]]:
@@ -333,3 +212,102 @@ def _order_in_words(off: Off) -> str:
         return in_words(off)
     row, wanted = (int(value.flat[off.place]) % 10_000 // 3 for value in (off.found, off.expected))
     return f"{off.name}: row {off.place // 3} is row {row} of the given one, expected row {wanted}"
+
+
+def _judge_fused(fn: Callable[..., Any]) -> str:
+    cases = list(_cases())
+    for case, (is_fine, found) in zip(cases, call_each(fn, cases), strict=True):
+        rank, num_ranks, num_heads, num_kv_heads, head_size = case
+        where = f"rank {rank} of {num_ranks}, {num_heads} query and {num_kv_heads} KV head(s) of {head_size} rows"
+        if not is_fine:
+            raise Wrong(ended(where, found))
+        _judge_rows(where, plain(found), *case)
+    return f"rows of queries, keys and values are right in {len(cases)} cases, shared KV heads included"
+
+
+def _judge_renamed(fn: Callable[..., Any], what: Any, num_heads: Any, num_kv_heads: Any, head_size: Any) -> None:
+    compare_on_ranks(_rename, 1, fn, num_heads, num_kv_heads, head_size, case=what, why=in_words, at=": ", tolerance=0)
+
+
+def _judge_halves(fn: Callable[..., Any], num_heads: int, num_kv_heads: int, head_size: int) -> None:
+    compare_on_ranks(
+        _halve,
+        1,
+        fn,
+        num_heads,
+        num_kv_heads,
+        head_size,
+        case=f"{num_heads} query and {num_kv_heads} KV head(s) of {head_size} features",
+        why=_order_in_words,
+        at=": ",
+        tolerance=0,
+    )
+
+
+numbers = Predict(
+    "weights-1",
+    "What rank 5 reads",
+    NAMES,
+    lambda h, d, f: (2 * d, 2 * d * h, h, h * f / 4, 16 * d * h),
+    "A model has {h:,} features",
+    "4 KV heads of {d} features, and {f:,} features inside",
+    minutes=8,
+    points=1,
+    hints=(
+        "Four KV heads for eight ranks: ranks 0 and 1 read head 0, ranks 2 and 3 read head 1.",
+        "A matrix in a file has a row per output and a column per input. down_proj has 2,048 outputs.",
+        "Every rank reads one whole KV head, also where another rank reads the same one.",
+    ),
+    slips=_SLIPS,
+    h=(2048, 1024, 4096),
+    d=(128, 64),
+    f=(6144, 4096, 5120, 8192, 10_240),
+    called={"h": "features", "d": "features of a head", "f": "features inside"},
+)
+
+fused = Implement(
+    "weights-2",
+    "Three tensors in one",
+    "Write `rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size)`: what a rank reads of a fused tensor.",
+    judge=_judge_fused,
+    minutes=15,
+    points=3,
+    hints=(
+        "Query heads are split first: size = num_heads // num_ranks of them for each rank, neighbours together.",
+        "The rank reads the KV heads of its query heads: from queries[0] // group to queries[-1] // group.",
+        "Keys begin at row num_heads * head_size of the tensor, values another num_kv_heads * head_size later.",
+    ),
+)
+
+renamed = Implement(
+    "weights-3",
+    "The names of another family",
+    "Write `renamed(state, num_heads, num_kv_heads)`: a made-up family's tensors under Llama's published names.",
+    cases=SIZES,
+    judge=_judge_renamed,
+    right=f"all tensors have Llama's names, shapes and numbers for {len(SIZES)} kinds of heads",
+    minutes=20,
+    points=4,
+    hints=(
+        "Begin with a table of the names that need nothing but a new name, and copy these tensors.",
+        "qkv.unflatten(0, (num_kv_heads, -1, head_size)) has a row of heads for each KV head: some queries, one key, "
+        "one value. What is head_size, if qkv has (num_heads + 2 num_kv_heads) head_size rows?",
+        "out and down are stored with a row per input. A square matrix fits either way: turn both round.",
+    ),
+)
+
+halves = Repair(
+    "weights-4",
+    "Right at the first token",
+    "Repair `to_halves(q, k, num_heads, num_kv_heads)`, whose logits are right at the first token alone.",
+    cases=((2, 2, 4), (1, 1, 8), (4, 2, 8), (6, 1, 4), (4, 4, 12)),
+    judge=_judge_halves,
+    right="rows of queries and keys are in the order of halves, whatever the heads",
+    minutes=12,
+    points=2,
+    hints=(
+        "Number the rows of one head: 0 to 7. Which order should they have, and which do they get?",
+        "(heads, 2, d/2) reads a head as two halves. It comes as pairs of neighbours: what are the sizes of that?",
+        "How many heads does k have? A view with too many heads fits as well, and pairs rows within half a head.",
+    ),
+)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from dualpipe_course import variants
+from dualpipe_course import personal
 from dualpipe_course.workspace.contents import Contents, Page
 
 BUILT = Path("_build", "jupyter_execute")
@@ -65,7 +65,7 @@ class Copier:
         if not is_work:
             _take_outputs(notebook, self.course / BUILT / f"{page.source}.ipynb")
             if self.seed is not None:
-                variants.personal(notebook, self.seed)
+                personal.personal(notebook, self.seed)
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = self._text(page, "".join(cell["source"]))

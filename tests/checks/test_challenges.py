@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 from studio_answers import ANSWERS
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.challenges import CHALLENGES, DUALPIPE
 from dualpipe_course.pp.studio import judge
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp import Action, Program, lower_bound, simulate
 from dualpipe_lab.pp.schedules import dualpipe
 

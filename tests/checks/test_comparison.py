@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from dualpipe_course.comparison import Found, Limit, Numbers, check_found, check_limit, first_off, in_words
-from dualpipe_course.exercise import Wrong
+from dualpipe_course.wrong import Wrong
 
 ONE = Numbers((2,), [1.0, 2.0])
 TWICE = Numbers((2,), [2.0, 4.0])

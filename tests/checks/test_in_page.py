@@ -13,8 +13,8 @@ from right_answers import RIGHT
 from wrong_answers import CHEATS, TYPICAL
 
 from dualpipe_course.in_page import judge
+from dualpipe_course.personal import personal
 from dualpipe_course.registry import find
-from dualpipe_course.variants import personal
 from dualpipe_lab.launch import operating_system
 from dualpipe_lab.pp import InvalidProgram, Program, schedules, validate
 from dualpipe_lab.pp.studio import answer, as_json

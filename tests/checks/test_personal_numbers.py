@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dualpipe_course import progress_page, record
-from dualpipe_course.check import TOPICS
 from dualpipe_course.exercise import hint_of
 from dualpipe_course.grading.evaluator import arguments_of, seed_in
 from dualpipe_course.in_page import judge
-from dualpipe_course.registry import all_checks, find
-from dualpipe_course.variants import Variants, personal, seed_of, with_seed
+from dualpipe_course.personal import personal, seed_of, with_seed
+from dualpipe_course.registry import TOPICS, all_checks, find
+from dualpipe_course.variants import Variants
 from dualpipe_lab.pp import Cost, simulate
 from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, one_f_one_b, v_min, zbv
 from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
 from dualpipe_course.registry import all_checks
 from dualpipe_course.trial import check_ints, needs_ints
+from dualpipe_course.wrong import Wrong
 
 PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
 STYLES = {

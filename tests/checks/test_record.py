@@ -7,9 +7,11 @@ import pytest
 from dualpipe_course import check as checks
 from dualpipe_course import exercise as exercises
 from dualpipe_course import record
-from dualpipe_course.exercise import CheckFailed, Wrong, exercise
+from dualpipe_course.declared import Puzzle
+from dualpipe_course.exercise import CheckFailed
 from dualpipe_course.progress_page import PARTS
 from dualpipe_course.trial import smallest_failing
+from dualpipe_course.wrong import Wrong
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +32,7 @@ def test_an_attempt_is_counted_and_solved_stays_solved():
 
 
 def test_an_answer_that_a_check_cannot_read_is_wrong_and_no_traceback():
-    @exercise("odd-1", "Odd", "predict", minutes=3, points=1, hints=("a", "b"))
-    def odd(answer):
-        """Take the second number."""
-        return str(answer[1])
-
+    odd = Puzzle("odd-1", "", "", judge=lambda answer: str(answer[1]), minutes=3, points=1, hints=())
     assert odd.verdict([1, 2]).passed
     verdict = odd.verdict(7)
     assert (verdict.passed, verdict.score) == (False, 0)
@@ -140,13 +138,12 @@ def test_a_wrong_answer_shows_its_message_and_picture_without_a_traceback():
 
 
 def test_scores_and_lines_come_from_the_judging_function(capsys):
-    @exercise("x-1", "A thing", "puzzle", 5, 1, ("think", "again"))
-    def thing(answer):
-        """Judge a thing."""
+    def one(answer):
         if answer != 1:
             raise Wrong("not 1", score=0.5)
         return "it is 1"
 
+    thing = Puzzle("x-1", "", "", judge=one, minutes=5, points=1, hints=())
     assert thing.verdict(2).score == 0.5
     thing(1)
     assert capsys.readouterr().out == "x-1 solved: it is 1\n"

@@ -5,8 +5,7 @@ import pytest
 from right_answers import RIGHT
 from wrong_answers import CHEATS, TYPICAL
 
-from dualpipe_course.check import TOPICS
-from dualpipe_course.registry import all_checks, find, topic
+from dualpipe_course.registry import TOPICS, all_checks, find, topic
 
 NAMES = [check.name for check in all_checks()]
 PARTS = sorted({module.partition(".")[0] for module in TOPICS.values()})

@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_course.exercise import About, Check
+from dualpipe_course.declared import Puzzle
 from dualpipe_course.grading import evaluator, grader, pristine, replay, report, submissions
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
@@ -153,7 +153,8 @@ def test_an_endless_loop_on_ranks_is_stopped_and_a_deadlock_is_wrong(tmp_path, m
         raise RankTimeout("where each rank was:", ["rank 0: in f, line 2"], seconds)
 
     monkeypatch.setattr(launcher, "launch", waits)
-    check = Check(lambda answer: str(on_ranks(print, 2, case="2 ranks")), About("x-1", "", "implement", 1, 1, ()))
+    on_two = lambda answer: str(on_ranks(print, 2, case="2 ranks"))  # noqa: E731
+    check = Puzzle("x-1", "", "", judge=on_two, minutes=1, points=1, hints=())
     monkeypatch.setattr(evaluator, "find", lambda name: check)
     monkeypatch.setattr(evaluator, "_answers", lambda task, names: ({"answer": 1}, "", []))
     monkeypatch.chdir(tmp_path)

@@ -7,8 +7,8 @@ import nbformat
 
 from dualpipe_course.grading import submissions
 from dualpipe_course.grading.evaluator import arguments_of, seed_in
+from dualpipe_course.personal import personal
 from dualpipe_course.registry import find
-from dualpipe_course.variants import personal
 
 ROOT = Path(__file__).parents[2]
 

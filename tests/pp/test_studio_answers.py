@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.challenges import CHALLENGES
 from dualpipe_course.pp.studio import judge
+from dualpipe_course.wrong import Wrong
 from dualpipe_lab import pp
 from dualpipe_lab.pp import Cost, Program, schedules
 from dualpipe_lab.pp.studio import answer, as_json
