@@ -5,13 +5,24 @@ In: nothing.  Out: bytes sent, calls and milliseconds of a lap; bytes of tensors
 
 from typing import NamedTuple
 
+SENT, RECEIVED = ("send", "isend"), ("recv", "irecv")
+HALVES = {"all_reduce": 2}  # of a ring: N - 1 messages each; other collectives are one
+
 
 class Spent(NamedTuple):
-    """What a rank has spent in a while: bytes that it sent, calls of collectives and messages, milliseconds."""
+    """What a rank has spent in a while.
+
+    Attributes:
+        bytes: that it sent.
+        calls: of collectives and messages.
+        ms: milliseconds.
+        messages: that it sent, where a collective counts as the messages of its ring: of one's own or the library's.
+    """
 
     bytes: int
     calls: int
     ms: float
+    messages: int
 
 
 class Meter:
@@ -23,15 +34,22 @@ class Meter:
     def lap(self) -> Spent:
         """What was spent since the last lap."""
         before, self._last = self._last, self._reading()
-        sent, calls, ms = (now - then for now, then in zip(self._last, before, strict=True))
-        return Spent(int(sent), int(calls), ms / 1e6)
+        sent, calls, ms, messages = (now - then for now, then in zip(self._last, before, strict=True))
+        return Spent(sent, calls, ms / 1e6, messages)
 
     @staticmethod
-    def _reading() -> tuple[int, int, int]:
+    def _reading() -> tuple[int, int, int, int]:
+        from dualpipe_lab import comm
         from dualpipe_lab.launch.context import now, rank_context
 
-        entries = rank_context().ledger.entries.values()
-        return sum(entry.sent for entry in entries), sum(entry.count for entry in entries), now()
+        entries, others = rank_context().ledger.entries, comm.get_world_size() - 1
+        messages = sum(
+            entry.count * (1 if name in SENT else HALVES.get(name, 1) * others)
+            for name, entry in entries.items()
+            if name not in RECEIVED
+        )
+        sent = sum(entry.sent for entry in entries.values())
+        return sent, sum(entry.count for entry in entries.values()), now(), messages
 
 
 class MemoryMeter:

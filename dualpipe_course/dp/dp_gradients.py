@@ -73,8 +73,9 @@ def _check_buckets(fn: Callable[..., Any], num_ranks: int, bucket_bytes: int, ra
     answer = Without(fn, *LIBRARY)
     results = on_ranks(_buckets, num_ranks, answer, bucket_bytes, rare, case=case, clock="virtual", link=LINK)
     buckets = _expected_buckets(bucket_bytes)
-    _check_count(results, len(buckets), case, f"buckets of layers {buckets}, the last layer first")
-    _check_waits(results, len(buckets), case)
+    what = f"buckets of layers {buckets}, the last layer first"
+    _check_bytes(results, 1, case, what)
+    _check_waits(results, len(buckets), f"{case}, {what}")
     _check_values(results, 1, rare, case)
     for rank, found in enumerate(results):
         before, after = (found.costs[f"buffers {when}"] for when in ("before", "after"))
@@ -94,7 +95,7 @@ def _check_once(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -
     case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es), {NUM_STEPS} steps"
     answer = Without(fn, *LIBRARY)
     results = on_ranks(_once, num_ranks, answer, num_microbatches, case=case, clock="virtual", link=LINK)
-    _check_count(results, NUM_STEPS * len(SIZES), case, "one for each trained parameter and step")
+    _check_bytes(results, NUM_STEPS, case, "one sum for each trained parameter and step")
     _check_waits(results, NUM_STEPS * len(SIZES), case)
     earlier = (num_microbatches - 1) * len(SIZES)
     _check_moments(results, [(earlier + 1 + place) * BACKWARD for place in range(len(SIZES))], case)
@@ -118,16 +119,17 @@ def _expected_buckets(bucket_bytes: int) -> list[list[int]]:
     return buckets
 
 
-def _check_count(results: "Results", expected: int, case: str, what: str) -> None:
-    words = f"rank {{rank}} made {{found}} all-reduces, expected {{most}}: {what}"
-    check_limit(results, Limit("calls of all_reduce", expected, words, expected, scope="each"), case)
+def _check_bytes(results: "Results", num_steps: int, case: str, what: str) -> None:
+    most = num_steps * 2 * (len(results) - 1) * 8 * sum(SIZES)
+    words = f"the ranks sent {{found:,}} bytes, expected {{most:,}}: {what}"
+    check_limit(results, Limit("bytes", most, words, most), case)
 
 
 def _check_waits(results: "Results", expected: int, case: str) -> None:
     for rank, spans in enumerate(results.collectives if len(results) > 1 else []):
         waited = sum(span.label == "all_reduce" for span in spans)
-        if waited < expected:
-            raise Wrong(f"{case}: finish() on rank {rank} waited for {waited} of {expected} sums; it must wait for all")
+        if waited != expected:
+            raise Wrong(f"{case}: finish() on rank {rank} waited for {waited} sums, expected {expected}")
 
 
 def _check_values(results: "Results", num_microbatches: int, rare: int | None, case: str) -> None:

@@ -21,14 +21,7 @@ SIZES = (
     (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
     (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8),
 )  # fmt: skip
-ONE_MESSAGE = (
-    Limit(
-        "backward messages",
-        1,
-        "a rank sent {found} messages in the backward; one carries dx and dz, side by side",
-        scope="largest",
-    ),
-)
+_TWO_SUMS = "a rank sent {found} messages in the backward; dx and dz, side by side, are summed with {most}"
 _TOO_EARLY = {
     "dscale": ". dx is right, so f stands too early: scale is used before it",
     "dweight": ". Every rank has other rows: their gradients belong to this rank alone",
@@ -88,7 +81,7 @@ def _judge_layer(fn: Callable[..., Any], num_ranks: Any, shape: Any, outputs: An
         case,
         backward=size,
         because="Only dx and dz are summed, once.",
-        limits=ONE_MESSAGE if num_ranks > 1 else (),
+        limits=[Limit("backward messages", 2 * (num_ranks - 1), _TWO_SUMS, scope="largest")],
     )
 
 
