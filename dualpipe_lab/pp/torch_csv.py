@@ -5,8 +5,8 @@ Chapter: book/pp/gpipe.  In, out: a `Program`; CSV text, one row per rank, no he
   compute_comms   sends and receives too, as `lower` places them, and REDUCE_GRAD after the last gradient of each stage:
                   torch 2.13 divides the summed gradients by M there, and nowhere else
 Reading is stricter than torch 2.13's, which accepts trailing characters, a second F or B of a microbatch, a microbatch
-out of range and a missing receive.  REDUCE_GRAD, and FSDP's UNSHARD and RESHARD, are not actions of a program; reading
-skips them.
+out of range and a missing receive.  REDUCE_GRAD, the waits of torch 2.15, and FSDP's UNSHARD and RESHARD are not
+actions of a program; reading skips them.
 To run a file: `schedule = _PipelineScheduleRuntime(stages, num_microbatches, loss_fn=loss)`, then
 `schedule._load_csv(path, format=form)`; both names are private in torch 2.13.
 Torch keeps each stage on one rank, so DualPipe, which keeps it on two, cannot be expressed there; DualPipeV can.
@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from dualpipe_lab.pp.lowering import lower, strip
-from dualpipe_lab.pp.program import B, Overlap, Program, ProgramStep, W, actions_of, parse_action
+from dualpipe_lab.pp.program import SEND_B, SEND_F, B, I, Overlap, Program, ProgramStep, W, actions_of, parse_action
 from dualpipe_lab.pp.validation.validator import validate
 
 Form: TypeAlias = Literal["compute_only", "compute_comms"]
 
-_NO_STEP = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
+_NO_STEP = re.compile(r"[0-9]+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|WAIT_SEND_[FB][0-9]+)")
 
 
-def to_torch_csv(program: Program, form: Form = "compute_only") -> str:
+def to_torch_csv(program: Program, form: Form = "compute_only", waits: bool = False) -> str:
     """Return the CSV text of a valid program.
+
+    `waits`: the form compute_comms says when a send and a reduction are waited for, which torch asks for from 2.15 on
+    and does not know before: an activation's send after the backward of its microbatch, a gradient's at the end.
 
     Raises InvalidProgram for an invalid program, and ValueError for one that torch cannot express: a stage on two
     ranks, or an overlapped pair whose backward is split.
@@ -44,21 +47,27 @@ def to_torch_csv(program: Program, form: Form = "compute_only") -> str:
     validate(program)
     _check_expressible(program)
     text = io.StringIO()
-    rows = strip(program).ranks if form == "compute_only" else map(_with_reduction, lower(program).ranks)
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    with_comms = (_with_reduction(steps, waits) for steps in lower(program).ranks)
+    csv.writer(text, lineterminator="\n").writerows(strip(program).ranks if form == "compute_only" else with_comms)
     return text.getvalue()
 
 
-def _with_reduction(steps: Sequence[ProgramStep]) -> list[str]:
-    """Write a rank's steps, and REDUCE_GRAD after the last B or W of each of its stages."""
+def _with_reduction(steps: Sequence[ProgramStep], waits: bool) -> list[str]:
+    """Write a rank's steps, REDUCE_GRAD after the last B or W of each of its stages, and what waits if it is asked."""
     last: dict[int, int] = {}
     for position, step in enumerate(steps):
         last |= {action.stage: position for action in actions_of(step) if action.kind in (B, W)}
-    row = []
+    row, pending = [], dict[tuple[str, int, int], str]()
     for position, step in enumerate(steps):
-        done = [action.stage for action in actions_of(step) if last.get(action.stage) == position]
-        row += [str(step), *(f"{stage}REDUCE_GRAD" for stage in done)]
-    return row
+        row.append(str(step))
+        for kind, stage, microbatch in [(one.kind, one.stage, one.microbatch) for one in actions_of(step)]:
+            if waits and kind in (SEND_F, SEND_B):
+                pending[kind, stage, microbatch] = f"{stage}WAIT_{kind}{microbatch}"
+            if kind in (B, I) and (SEND_F, stage, microbatch) in pending:
+                row.append(pending.pop((SEND_F, stage, microbatch)))
+            if last.get(stage) == position and kind in (B, W):
+                row += [f"{stage}REDUCE_GRAD", *[f"{stage}WAIT_REDUCE_GRAD"] * waits]
+    return [*row, *pending.values()]
 
 
 def from_torch_csv(source: str | Path, name: str | None = None, check: bool = True) -> Program:

@@ -47,7 +47,10 @@ def test_the_table_may_come_from_torch_or_a_spreadsheet(tmp_path):
     program = PROGRAMS[-1]
     rows = list(csv.reader(to_torch_csv(program).splitlines()))
     width = max(map(len, rows)) + 2
-    spaced = [["", *row, "1UNSHARD", "0REDUCE_GRAD", "3RESHARD", *[""] * (width - len(row))] for row in rows]
+    spaced = [
+        ["", *row, "1UNSHARD", "0REDUCE_GRAD", "0WAIT_REDUCE_GRAD", "3RESHARD", *[""] * (width - len(row))]
+        for row in rows
+    ]
     text = "\r\n".join(",".join(f' "{cell} "'[1:] if cell else cell for cell in row) for row in spaced)
     text = text.replace(";", " ; ") + "\r\n\r\n"
     (tmp_path / "mine.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
