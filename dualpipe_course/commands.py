@@ -1,4 +1,4 @@
-"""The commands that the course adds to the library: `dualpipe-lab grade`, `progress`, `lab` and `fresh`."""
+"""The commands that the course adds to the library: `dualpipe-lab grade`, `graft`, `progress`, `lab` and `fresh`."""
 
 import io
 import os
@@ -76,6 +76,19 @@ def grade(
         raise ValueError("\n".join(problems))
 
 
+def graft(
+    folder: Annotated[Path, typer.Argument(help="submissions: folder/<learner>/<notebook>.ipynb, or flat files")],
+    out: Annotated[Path, typer.Option(help="where the notebooks go")] = Path("grafted"),
+    course: FromCourse = COURSE,
+) -> None:
+    """Put the answers in FOLDER into the course's own notebooks: `pytest --nbval` of these is the mark."""
+    with extra("grading", "grafting"):
+        from dualpipe_course.grading.graft import graft as write
+
+    unreadable = write(folder, out, course)
+    print("\n".join([*unreadable, f"==> {len(list(out.glob('*.ipynb')))} notebooks; mark them: pytest --nbval {out}"]))
+
+
 def _reason_to_stop(run: Callable[[], None]) -> str:
     """Run; return why it ended early, or an empty string.  SIGTERM ends it as Ctrl-C does: nothing stays behind."""
     from dualpipe_course.grading.grader import GradingStopped
@@ -146,6 +159,7 @@ def fresh(
 def register(app: typer.Typer) -> None:
     """Add the course's commands; the entry point `dualpipe_lab.commands` names this function."""
     app.command()(grade)
+    app.command()(graft)
     app.command()(progress)
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab)
     app.command()(fresh)
