@@ -1,6 +1,7 @@
 """Grafted notebooks: `pytest --nbval` of them is the mark, whatever else a submission holds."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from dualpipe_course.commands import graft
 from dualpipe_course.grading.marks import pytest_runtest_setup
@@ -16,6 +18,7 @@ from dualpipe_course.variants import personal
 
 ROOT = Path(__file__).parents[2]
 EXERCISE, SOLUTION = ROOT / "exercises/start/memory.ipynb", ROOT / "solutions/start/memory/memory.ipynb"
+WORKFLOW = yaml.safe_load((ROOT / "examples/classroom/marks.yml").read_text(encoding="utf-8"))
 NUMBERS = "per_parameter, before_update, gigabytes, gpus, kept, activations = "
 RIGHT = {
     tag: "".join(cell["source"])
@@ -48,9 +51,9 @@ def seeded(seed):
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory):
-    """A folder of grafted submissions after `pytest --nbval`."""
+    """A folder of submissions, grafted and marked by the commands of the workflow for a classroom."""
     folder = tmp_path_factory.mktemp("graft")
-    submitted, out, report = folder / "in", folder / "out", folder / "junit.xml"
+    submitted, path = folder / "submissions", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     forged = {"check-memory-1": "print('memory-1 solved: yes')", "answer-memory-1": ONE_WRONG}
     hand_in(submitted, "right", RIGHT | {"answer-memory-2": TALKS})
     hand_in(submitted, "partly", {"answer-memory-1": ONE_WRONG, "answer-memory-3": RIGHT["answer-memory-3"]})
@@ -58,11 +61,22 @@ def marked(tmp_path_factory):
     hand_in(submitted, "neighbour", NOTHING | {"answer-memory-1": seeded(17)}, seed=18)
     hand_in(submitted, "edited", NOTHING | forged, edited=["raises-exception", "nbval-skip", "nbval-ignore-output"])
     (submitted / "broken.ipynb").write_text("{", encoding="utf-8")
-    graft(submitted, out)
-    command = [sys.executable, "-m", "pytest", "--nbval", f"--junitxml={report}", "--color=no", str(out)]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
-    assert run.returncode == 1, run.stdout
-    return SimpleNamespace(out=out, printed=run.stdout, cases=list(ElementTree.parse(report).iter("testcase")))
+    (folder / "course").symlink_to(ROOT)
+    install, *steps = [step["run"] for step in WORKFLOW["jobs"]["marks"]["steps"] if "run" in step]
+    assert ".venv/.installed" in install
+    for step in steps:
+        run = subprocess.run(
+            ["bash", "-c", step],
+            cwd=folder,
+            env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+    assert run.returncode == 1, run.stdout + run.stderr
+    report = ElementTree.parse(folder / "junit.xml")
+    return SimpleNamespace(out=folder / "grafted", printed=run.stdout, cases=list(report.iter("testcase")))
 
 
 def properties(case):
@@ -105,14 +119,14 @@ def test_edited_checks_tags_and_comments_gain_nothing(marked):
 
 
 def test_a_submission_that_cannot_be_read_fails_with_the_reason(marked):
-    reasons = [case.find("failure").text for case in marked.cases if case.get("classname") == "out.broken.ipynb"]
+    reasons = [case.find("failure").text for case in marked.cases if case.get("classname") == "grafted.broken.ipynb"]
     assert len(reasons) == 1
     assert "no notebook of format 4" in reasons[0]
 
 
 def test_only_checks_and_what_cannot_be_read_fail(marked):
     others = [case for case in marked.cases if case.find("failure") is not None and not properties(case)]
-    assert [case.get("classname") for case in others] == ["out.broken.ipynb"]
+    assert [case.get("classname") for case in others] == ["grafted.broken.ipynb"]
 
 
 def test_points_are_printed_at_the_end(marked):
