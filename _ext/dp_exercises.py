@@ -37,6 +37,8 @@ NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
 # in a page's HTML: what asks Python
 ASKS = re.compile(r'id="dp-(?:exercises|runs)"|<dp-studio |<dp-planner |<dp-live [^>]*"asks":')
 RUN = re.compile(r'class="cell[^"]* tag_run[ "]')
+# of a solution's cell: its marks, and the starter between two of them (tools/make_exercises.py)
+MARKS = re.compile(r"^ *### (?:STUB\n.*?^ *### END|BEGIN|END) SOLUTION\n?", re.MULTILINE | re.DOTALL)
 ANSWER = re.compile(r'class="cell[^"]* tag_answer-([\w-]+)[ "]')
 LOG = logging.getLogger(__name__)
 
@@ -67,6 +69,21 @@ def cells_of(notebook: dict[str, Any], names: list[str]) -> dict[str, dict[str, 
     return found
 
 
+def solutions_of(notebook: dict[str, Any]) -> dict[str, str]:
+    r"""Return the answers of a solution by exercise, without the marks from which the exercise is made.
+
+    >>> source = "### BEGIN SOLUTION\nx = 1\n### STUB\n# x = ...\n### END SOLUTION\n"
+    >>> solutions_of({"cells": [{"metadata": {"tags": ["answer-gpipe-1"]}, "source": source}]})
+    {'gpipe-1': 'x = 1'}
+    """
+    return {
+        tag.removeprefix("answer-"): MARKS.sub("", "".join(cell["source"])).strip()
+        for cell in notebook["cells"]
+        for tag in cell["metadata"].get("tags", [])
+        if tag.startswith("answer-")
+    }
+
+
 @cache
 def copies(root: Path) -> dict[str, str]:
     """Return the place of each exercise page in a learner's folder."""
@@ -90,8 +107,11 @@ def add_exercises(app: Sphinx, page: str, template: str, context: dict[str, Any]
     from dualpipe_course.registry import find
 
     exercises = cells_of(json.loads(source.read_text(encoding="utf-8")), names)
+    solution = Path(app.srcdir, "solutions", *Path(page).parts[1:], source.name)
+    solved = solutions_of(json.loads(solution.read_text(encoding="utf-8")))
     for name, cells in exercises.items():
         check = find(name)
+        cells["solution"] = solved[name]
         cells["hints"] = list(check.about.hints) if check else []
         if variants := check and check.variants:  # the book's sentences, those of each variant, what hints are about
             drawn = [variants.sentences(number) for number in range(len(variants.all))]

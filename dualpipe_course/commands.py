@@ -1,4 +1,4 @@
-"""The commands that the course adds to the library: `dualpipe-lab grade`, `progress`, `lab` and `fresh`."""
+"""The commands that the course adds to the library: `dualpipe-lab grade`, `graft`, `progress`, `lab` and `fresh`."""
 
 import io
 import os
@@ -28,7 +28,7 @@ ToFolder = Annotated[Path | None, typer.Option("--to", help="your folder; withou
 
 def grade(
     folder: Annotated[Path, typer.Argument(help="submissions: folder/<learner>/<notebook>.ipynb, or flat files")],
-    out: Annotated[Path, typer.Option(help="where grades.csv, grades.html and the single results go")] = Path("grades"),
+    out: Annotated[Path, typer.Option(help="where the tables and the single results go")] = Path("grades"),
     exercises: Annotated[Path, typer.Option(help="the pristine exercise notebooks")] = EXERCISES,
     fresh: Annotated[bool, typer.Option(help="grade again what is graded already")] = False,
     at_once: Annotated[int, typer.Option(min=1, max=16, help="submissions graded at the same time")] = 2,
@@ -52,6 +52,7 @@ def grade(
 
     def write() -> None:
         report.write_csv(done, out / "grades.csv")
+        report.write_gradebook(done, out / "gradebook.csv")
         report.write_html(done, out / "grades.html")
 
     def note(graded: Graded) -> None:
@@ -69,11 +70,26 @@ def grade(
     stopped = _reason_to_stop(run)
     write()
     console.print(report.screen(done))
-    console.print(f"{len(done)} submissions in {time.monotonic() - started:.0f} s: {out}/grades.csv, .html")
+    console.print(
+        f"{len(done)} submissions in {time.monotonic() - started:.0f} s: grades.html and .csv, gradebook.csv in {out}"
+    )
     if stopped and len(done) < len(found):
         stopped += f"; {len(done)} of {len(found)} submissions are in the table, run the same command for the others"
     if problems := [*grader.warnings, *[stopped] * bool(stopped)]:
         raise ValueError("\n".join(problems))
+
+
+def graft(
+    folder: Annotated[Path, typer.Argument(help="submissions: folder/<learner>/<notebook>.ipynb, or flat files")],
+    out: Annotated[Path, typer.Option(help="where the notebooks go")] = Path("grafted"),
+    course: FromCourse = COURSE,
+) -> None:
+    """Put the answers in FOLDER into the course's own notebooks: `pytest --nbval` of these is the mark."""
+    with extra("grading", "grafting"):
+        from dualpipe_course.grading.graft import graft as write
+
+    unreadable = write(folder, out, course)
+    print("\n".join([*unreadable, f"==> {len(list(out.glob('*.ipynb')))} notebooks; mark them: pytest --nbval {out}"]))
 
 
 def _reason_to_stop(run: Callable[[], None]) -> str:
@@ -146,6 +162,7 @@ def fresh(
 def register(app: typer.Typer) -> None:
     """Add the course's commands; the entry point `dualpipe_lab.commands` names this function."""
     app.command()(grade)
+    app.command()(graft)
     app.command()(progress)
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab)
     app.command()(fresh)

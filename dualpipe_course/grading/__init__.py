@@ -8,6 +8,8 @@
   pristine      the copy of library and course that all of them run with
   sandbox       limits time, output, memory and processes of evaluator, worker and ranks, and kills what exceeds them
   replay        runs a whole notebook in the sandbox by nbval, and compares its stored outputs
+  graft         writes each submission as the pristine notebook with its answers, for `pytest --nbval`
+  marks         what pytest does there: nbval's options, and the points at the end
   protocol      the form of answers between worker and evaluator
   process_tree  finds, measures and kills all descendants of a process
   grader        distributes the submissions, two at a time, and keeps the results

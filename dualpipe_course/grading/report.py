@@ -1,4 +1,4 @@
-"""The results as a table in the terminal, as CSV (one row per exercise) and as one HTML page.
+"""The results as a table in the terminal, as CSV (one row per exercise, or per learner) and as one HTML page.
 
 The page begins with a grid for each notebook, learners by exercises, and ends with every message.
 Text of learners is written as text, never as markup or as a spreadsheet formula.  Control characters, and characters
@@ -69,6 +69,26 @@ def write_csv(results: list[Graded], path: Path) -> None:
                 nbval = [text for each in [graded.replayed] if each for text in (each.status, each.message)]
                 row = (graded.learner, graded.notebook, *values, "; ".join(graded.notes), *nbval)
                 writer.writerow([_harmless(value) for value in row])
+
+
+def write_gradebook(results: list[Graded], path: Path) -> None:
+    """Write one row per learner for a learning-management system: the points of each exercise, and their total.
+
+    The best counts where a learner handed in an exercise twice; what was not handed in is empty.
+    """
+    out_of = {mark.name: mark.out_of for graded in results for mark in graded.marks}
+    names = sorted(out_of, key=lambda name: (name.rpartition("-")[0], int(name.rpartition("-")[2])))
+    rows: dict[str, dict[str, float]] = {}
+    for graded in results:
+        row = rows.setdefault(graded.learner, {})
+        row |= {mark.name: max(mark.points, row.get(mark.name, 0)) for mark in graded.marks}
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        heads = [f"{name} [{out_of[name]}]" for name in names]
+        writer.writerow(["learner", *heads, f"total [{sum(out_of.values())}]"])
+        for learner, row in rows.items():
+            points = [f"{row[name]:g}" if name in row else "" for name in names]
+            writer.writerow([_harmless(learner), *points, f"{sum(row.values()):g}"])
 
 
 def write_html(results: list[Graded], path: Path) -> None:

@@ -21,6 +21,10 @@ FOOT = """\
   Where you changed one, yours stays, and a new version of the course stands beside it as `NAME.new.ipynb`.
 - To start a chapter afresh: `make fresh chapter=gpipe`, or `dualpipe-lab fresh gpipe` in a terminal (File, New,
   Terminal). What you had goes to the folder `old` with its date. `gpipe-exercises` means the exercises.
+- *Run All Cells* stops at the first open exercise, because its check raises an error. To go on, click the cell after
+  that check and choose *Run, Run Selected Cell and All Below*.
+- Solutions lie in the course's own folder: `solutions/pp/gpipe/gpipe.ipynb` has those of `pp/gpipe`. Open one to
+  compare when your check has passed, or when the last hint has not helped.
 - {about}this page is written anew at each start and whenever an exercise is solved.
 """
 ABOUT = "[For learners](about/learners.md) says how exercises, hints and live cells work; "

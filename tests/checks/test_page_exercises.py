@@ -116,6 +116,21 @@ def test_start_again_can_be_undone_also_after_a_reload(visit):
 
 
 @browser_only
+def test_a_solution_is_shown_once_its_exercise_is_solved(visit):
+    page = visit.page
+    solutions = page.locator(".dp-solution")
+    assert solutions.count() == fields(page).count()
+    assert page.locator(".dp-solution:visible").count() == 0
+    page.evaluate("dualpipeProgress.note(['gpipe-2'])")
+    visit.open(GPIPE)
+    assert page.locator(".dp-solution:visible").count() == 1
+    page.locator(".dp-solution:visible summary").click()
+    assert "def gpipe_rows(" in solutions.nth(1).locator("pre").inner_text()
+    assert "###" not in solutions.nth(1).inner_text()
+    assert serious_defects(page) == []
+
+
+@browser_only
 def test_two_tabs_do_not_write_over_each_other(visit):
     page, other = visit.page, visit.context.new_page()
     other.goto(f"{visit.site}{GPIPE}.html")

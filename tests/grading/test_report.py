@@ -1,5 +1,6 @@
 """The page of grades: a grid for each notebook with counts, messages that begin in the open, and a phone's width."""
 
+import csv
 import io
 from dataclasses import replace
 
@@ -8,14 +9,14 @@ from rich.console import Console
 
 from dualpipe_course.grading.grader import Graded, Mark
 from dualpipe_course.grading.replay import Replayed
-from dualpipe_course.grading.report import screen, write_html
+from dualpipe_course.grading.report import screen, write_gradebook, write_html
 
 LONG = "rank 1 raised ModuleNotFoundError: No module named " + "somewhere_" * 30
 
 
 def graded(learner, *statuses):
     marks = [
-        Mark(f"gpipe-{number}", status == "right", 1, status, LONG if status == "error" else "because", 0.1)
+        Mark(f"gpipe-{number}", float(status == "right"), 1, status, LONG if status == "error" else "because", 0.1)
         for number, status in enumerate(statuses, 1)
     ]
     return Graded(learner, "gpipe", "d", marks, [])
@@ -36,6 +37,32 @@ def test_the_grid_counts_who_is_right(tmp_path):
     assert 'title="gpipe-3: error, 0 of 1">!</td>' in html
     assert f"gpipe-3: error, 0 of 1, 0.1 s; {LONG[:100]} ...</summary>" in html
     assert "error" in str(screen(RESULTS).renderables[0].title)
+
+
+def test_the_gradebook_has_a_row_for_each_learner_and_points_in_its_head(tmp_path):
+    again = replace(graded("anna", "wrong", "right"), marks=graded("anna", "wrong", "right").marks[:2])
+    other = Graded(
+        "anna", "zero-1", "d", [Mark("zero_1-10", 1.5, 3, "wrong", "", 0), Mark("zero_1-9", 2, 2, "right", "", 0)], []
+    )
+    formula = graded('=HYPERLINK("x")', "right")
+    write_gradebook([*RESULTS, again, other, formula], tmp_path / "gradebook.csv")
+    with (tmp_path / "gradebook.csv").open(newline="", encoding="utf-8") as file:
+        head, *rows = csv.reader(file)
+    assert head == [
+        "learner",
+        "gpipe-1 [1]",
+        "gpipe-2 [1]",
+        "gpipe-3 [1]",
+        "zero_1-9 [2]",
+        "zero_1-10 [3]",
+        "total [8]",
+    ]
+    assert rows == [
+        ["anna", "1", "1", "0", "2", "1.5", "5.5"],
+        ["a" * 60, "1", "0", "0", "", "", "1"],
+        ["empty", "", "", "", "", "", "0"],
+        ['\'=HYPERLINK("x")', "1", "", "", "", "", "1"],
+    ]
 
 
 @pytest.mark.browser

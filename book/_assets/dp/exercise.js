@@ -1,5 +1,6 @@
-// Exercises that are answered in their page: an editor in place of the answer cell, hints, and a check in place of its
-// call.  In: the page's cells, and the JSON that dp_exercises wrote: {NAME: {before, starter, check, hints, variants}}.
+// Exercises that are answered in their page: an editor in place of the answer cell, hints, a check in place of its
+// call, and a solution once it is solved.  In: the page's cells, and the JSON that dp_exercises wrote:
+// {NAME: {before, starter, check, hints, solution, variants}}.
 // Answers stay in this browser, and so does the seed that draws the numbers of exercises with variants; 0 is the book.
 // Cells that a chapter asks to change have the same editor, and a "Run".  In: [{before, source}], one for each.
 // Python (python.js) starts when an editor is entered.
@@ -155,7 +156,10 @@
       check.disabled = true;
       const { verdict, text } = await judge(cells, editor.field.value, (words) => say(words));
       say(verdict, text);
-      if (verdict.startsWith(`${name} solved`)) dualpipeProgress.note([name]);
+      if (verdict.startsWith(`${name} solved`)) {
+        dualpipeProgress.note([name]);
+        solution.hidden = false;
+      }
       check.disabled = false;
     });
     const editor = editorOf(`Your answer to ${name}`, store.get(key(name)) ?? cells.starter, check, "checks");
@@ -167,6 +171,9 @@
       verdict.classList.toggle("solved", words.startsWith(`${name} solved`));
       printed.textContent = text && `printed:\n${text}`;
     };
+    const ofBook = cells.sentences ? ", with the book's numbers" : "";
+    const solution = make("details", { className: "dp-solution", hidden: !dualpipeProgress.solved().includes(name) },
+      make("summary", { textContent: `One solution${ofBook}` }), make("pre", { textContent: cells.solution, tabIndex: 0 }));
     let shown = 0;
     const hints = make("ol", { className: "dp-hints", hidden: true });
     const hint = button(`Hint 1 of ${cells.hints.length}`, () => {
@@ -180,7 +187,7 @@
       say("");
     });
     const row = make("div", { className: "dp-buttons" }, check, hint, again, undo);
-    answerCell.replaceChildren(make("div", { className: "dp-exercise" }, editor.box, row, note, hints, verdict, printed));
+    answerCell.replaceChildren(make("div", { className: "dp-exercise" }, editor.box, row, note, hints, verdict, printed, solution));
     checkCell.remove();
   }
 
