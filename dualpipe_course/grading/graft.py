@@ -16,7 +16,7 @@ from dualpipe_course import registry
 from dualpipe_course.grading.notebook import Task
 from dualpipe_course.grading.report import plain
 from dualpipe_course.grading.submissions import Submission, exercises, find
-from dualpipe_course.variants import personal
+from dualpipe_course.personal import personal
 
 Notebook = dict[str, Any]
 CONFTEST = '''\

@@ -178,7 +178,8 @@ def test_the_plans_that_fit_are_printed_as_a_table():
 
 def test_help_names_every_command():
     text = output("--help")
-    assert all(f"│ {name} " in text for name in ("show", "compare", "explain", "optimise", "grade", "graft", "progress"))
+    names = ("show", "compare", "explain", "optimise", "grade", "graft", "progress")
+    assert all(f"│ {name} " in text for name in names)
     assert run().exit_code == 2
 
 

@@ -13,8 +13,8 @@ import yaml
 
 from dualpipe_course.commands import graft
 from dualpipe_course.grading.marks import pytest_runtest_setup
+from dualpipe_course.personal import personal
 from dualpipe_course.registry import find
-from dualpipe_course.variants import personal
 
 ROOT = Path(__file__).parents[2]
 EXERCISE, SOLUTION = ROOT / "exercises/start/memory.ipynb", ROOT / "solutions/start/memory/memory.ipynb"
