@@ -28,28 +28,13 @@ TYPICAL = {
         "added": Bad(_PREDICT + "13, 24, 3, 2000, 1000", "measured from ln 2"),
         "A not scaled": Bad(_PREDICT + "7, 24, 3, 2000, 1000", "shrinks by the same factor"),
         "three passes": Bad(_PREDICT + "7, 21, 3, 3000, 1000", "that is the safe softmax"),
-        "average in two passes": Bad(_PREDICT + "7, 21, 3, 2000, 2000", "A is carried along"),
     },
     "online_softmax-2": {
         "A not scaled": Bad([("first * a[2] + second * b[2]", "a[2] + b[2]")], "two blocks, merged from the left"),
         "no guard": Bad(
             [("return m.masked_fill(m == -torch.inf, 0)", "return m")], "a hidden block first, merged from the left"
         ),
-        "one maximum for all rows": Bad(
-            [(".amax(1, keepdim=True)", ".amax().expand(len(x), 1)")], "rows thousands apart"
-        ),
-        "divides at once": Bad(
-            [
-                (
-                    "return m, powers.sum(1, keepdim=True), powers @ values",
-                    "total = powers.sum(1, keepdim=True)\n    return m, total, powers @ values / total",
-                )
-            ],
-            "expected",
-        ),
-        "maximum from 0": Bad([("x.new_full((len(x), 1), -torch.inf)", "x.new_zeros(len(x), 1)")], "rows thousands"),
         "divides by zero": Bad([("state[1].masked_fill(state[1] == 0, 1)", "state[1]")], "a hidden row"),
-        "a block has keys": Bad([("torch.cat([x, lowest], 1)", "x")], "your functions: rank 0 raised"),
     },
     "online_softmax-3": {
         "rescaled as values are": Bad(
@@ -74,34 +59,6 @@ def entropy(blocks):
 """,
             "expected",
         ),
-        "two passes": Bad(
-            """
-def entropy(blocks):
-    blocks = list(blocks)
-    m = max(float(x.max()) for x in blocks)
-    l = sum((x - m).exp().sum() for x in blocks)
-    return l.log() - sum(((x - m).exp() * (x - m)).sum() for x in blocks) / l
-""",
-            "overwritten with NaN once the next one is asked for",
-        ),
-        "the softmax of everything": Bad(
-            """
-def entropy(blocks):
-    log_p = torch.cat([x.clone() for x in blocks]).log_softmax(0)
-    return -(log_p.exp() * log_p).sum()
-""",
-            "bytes are alive after two blocks",
-        ),
-        "no maximum": Bad(
-            """
-def entropy(blocks):
-    l, X = 0.0, 0.0
-    for block in blocks:
-        l, X = l + block.exp().sum(), X + (block.exp() * block).sum()
-    return l.log() - X / l
-""",
-            "huge scores",
-        ),
     },
 }
 
@@ -112,10 +69,6 @@ CHEATS = {
         ),
     },
     "online_softmax-2": {
-        "carries everything": Bad(
-            _CARRIES_ALL.format(softmax="torch.exp(state[0] - state[0].logsumexp(1, keepdim=True)).nan_to_num(0)"),
-            "grows with the number of keys",
-        ),
         "the library's own": Bad(
             "from dualpipe_lab.cp.online_softmax import online_average\n"
             + _CARRIES_ALL.format(softmax="online_average(state[0], state[1], 4)"),
@@ -123,9 +76,6 @@ CHEATS = {
         ),
     },
     "online_softmax-3": {
-        "as it was": Bad(
-            _LOOP.format(update="E + (powers * (block - largest)).sum()"), "measured from different maxima"
-        ),
         "the library's own": Bad(
             "def entropy(blocks):\n"
             "    from dualpipe_lab.cp.online_softmax import online_average\n"

@@ -24,7 +24,6 @@ TYPICAL = {
     "ring_all_reduce-1": {
         "formula for equal chunks": Bad(_PREDICT + "[60, 60, 60, 60], 24", "exact only for equal chunks"),
         "numbers": Bad(_PREDICT + "[7, 9, 8, 6], 18", "one has 8 bytes"),
-        "other way round": Bad(_PREDICT + "[64, 56, 48, 72], 18", "r + 1 stays at home"),
         "empty chunks travel": Bad(_PREDICT + "[56, 72, 64, 48], 24", "does not travel"),
     },
     "ring_all_reduce-2": {
@@ -42,29 +41,11 @@ def halving_doubling(x):
             "each round swaps half",
         ),
         "no way back": Bad([("reversed(rounds)", "[]")], "is missing"),
-        "way back not reversed": Bad([("reversed(rounds)", "rounds")], "is missing"),
-        "both keep the same half": Bad([("bool(rank & distance)", "False")], "has no send to rank 0"),
-        "in float32": Bad(
-            [("mine += arriving", "mine += (arriving.float() + mine.float()).to(mine.dtype) - mine")],
-            "4 ranks, 8 float64 numbers",
-        ),
-        "floor": Bad([("-(-x.numel() // N)", "x.numel() // N")], "is missing"),
     },
     "ring_all_reduce-3": {
         "own chunk": Bad([("owned = rank - 1", "owned = rank")], "is missing"),
         "the ring to the right": Bad(_RING.format(name="to_the_left"), "this ring goes to the left"),
         "two on": Bad([("owned = rank - 1", "owned = rank - 2")], "a training run would not show it"),
-        "adds what is finished": Bad(
-            [
-                (
-                    "        swap(chunks[(owned + i) % N], chunks[(owned + i + 1) % N], left, right)",
-                    "        arriving = torch.empty_like(chunks[(owned + i + 1) % N])\n"
-                    "        swap(chunks[(owned + i) % N], arriving, left, right)\n"
-                    "        chunks[(owned + i + 1) % N].add_(arriving)",
-                )
-            ],
-            "counts 2 times",
-        ),
     },
 }
 
@@ -75,12 +56,9 @@ CHEATS = {
         ),
     },
     "ring_all_reduce-2": {
-        "the collective": Bad(_COLLECTIVE.format(name="halving_doubling"), "do it with send and recv"),
         "the library's ring": Bad(_LIBRARY.format(name="halving_doubling"), "the library's own is switched off"),
-        "knows the digits": Bad("def halving_doubling(x):\n    x[:] = int('1' * comm.get_world_size())", "no message"),
     },
     "ring_all_reduce-3": {
-        "the collective": Bad(_COLLECTIVE.format(name="to_the_left"), "do it with send and recv"),
         "the library's ring": Bad(_LIBRARY.format(name="to_the_left"), "the library's own is switched off"),
     },
 }

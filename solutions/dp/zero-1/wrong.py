@@ -10,9 +10,6 @@ TYPICAL = {
         "rounded down": Bad(f"{NUMBERS} = 333, 8016, 2672", "one parameter belongs to no rank"),
         "a third": Bad(f"{NUMBERS} = 1000 / 3, 8000, 2667", "padded until 3 divides it"),
         "no padding": Bad(f"{NUMBERS} = 334, 8000, 2672", "two of them padding"),
-        "plain data parallelism": Bad(f"{NUMBERS} = 334, 16000, 2672", "this is plain data parallelism"),
-        "one half": Bad(f"{NUMBERS} = 334, 8016, 1336", "one of the two"),
-        "in fp32": Bad(f"{NUMBERS} = 334, 8016, 5344", "travel in bf16"),
     },
     TWO: {
         "a velocity in a global": Bad(
@@ -33,26 +30,12 @@ TYPICAL = {
         "state of everything": Bad(
             [("torch.zeros_like(own)", "torch.zeros_like(padded).view(N, -1)[rank]")], "between steps"
         ),
-        "no all-gather": Bad([("comm.all_gather_single(padded, own)", "pass")], "it lies in rank 1's shard"),
-        "the mean": Bad([("add_(own_grad)", "add_(own_grad / N)")], "the mean of the ranks' gradients"),
-        "no momentum": Bad([(".mul_(momentum)", ".mul_(0.0)")], "there is no momentum"),
-        "an all-reduce and an all-gather": Bad(
-            [
-                (
-                    "comm.reduce_scatter_single(own_grad, pad(grad, padding).contiguous())",
-                    "whole = pad(grad, padding).clone(); comm.all_reduce(whole); own_grad = whole.view(N, -1)[rank]",
-                )
-            ],
-            "sent",
-        ),
-        "no padding": Bad([("-len(weights) % N", "0")], "raised"),
     },
     THREE: {
         "squared in place": Bad([("+ size].square().sum()", "+ size].square_().sum()")], "the optimizer reads it next"),
         "the starter's clamp at the end": Bad(
             [("start = rank * size", "start = min(rank * size, max(len(flat) - size, 0))")], "5 numbers on 2 rank(s)"
         ),
-        "rounded down": Bad([("-(-len(flat) // N)", "len(flat) // N")], "5 numbers on 2 rank(s)"),
         "sum of norms": Bad(
             [
                 (
@@ -63,8 +46,6 @@ TYPICAL = {
             ],
             "4 numbers on 2 rank(s): rank 0 added the norms",
         ),
-        "root of a sum of norms": Bad([(".square().sum()", ".norm()")], "add squares, not norms"),
-        "own shard alone": Bad([("comm.all_reduce(square)", "pass")], "4 numbers on 2 rank(s)"),
     },
     FOUR: {
         "the greedy way": Bad("owners = [0, 1, 2, 3, 2, 3, 0, 1, 0]", "the heaviest 15"),
@@ -77,34 +58,11 @@ CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + f"{NUMBERS} = [Anything()] * 3", "whole number")},
     TWO: {
         "nothing": Bad("def momentum_step(*args):\n    pass", "those of the start"),
-        "state out of sight": Bad(
-            """
-hidden = {}
-def momentum_step(weights, grad, state, lr, momentum):
-    comm.all_reduce(grad)
-    v = hidden[id(state)] = momentum * hidden.get(id(state), torch.zeros_like(weights)) + grad
-    weights -= lr * v
-""",
-            "holds",
-        ),
     },
     THREE: {
         "the whole buffer": Bad("def norm_of_shards(flat):\n    return float(flat.norm())", "4 numbers on 2 rank(s)"),
-        "everybody's numbers": Bad(
-            """
-def norm_of_shards(flat):
-    N, rank = comm.get_world_size(), comm.get_rank()
-    size = -(-len(flat) // N)
-    own = torch.zeros_like(flat)
-    own[rank * size : (rank + 1) * size] = flat[rank * size : (rank + 1) * size]
-    comm.all_reduce(own)
-    return float(own.norm())
-""",
-            "one sum of squares per rank is enough",
-        ),
     },
     FOUR: {
         "one parameter": Bad("owners = [0]", "a list of 9 ranks"),
-        "equal to everything": Bad(EQUAL_TO_ALL + "owners = [Anything()] * 9", "whole number from 0 to 3"),
     },
 }

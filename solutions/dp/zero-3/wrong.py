@@ -10,7 +10,6 @@ TYPICAL = {
         "nothing sharded": Bad(f"{NUMBERS} = 67200, 55800, 27", "sharded over 4 ranks"),
         "one microbatch": Bad(f"{NUMBERS} = 16800, 18600, 27", "this is one microbatch"),
         "the root three times": Bad(f"{NUMBERS} = 16800, 56700, 27", "the root is gathered once"),
-        "the root gathered twice": Bad(f"{NUMBERS} = 16800, 55800, 30", "the root is not freed"),
     },
     TWO: {
         "two halves of the weight": Bad(
@@ -18,15 +17,6 @@ TYPICAL = {
                 (
                     "return x @ whole(shard, ctx.shape).t()",
                     "W = whole(shard, ctx.shape); ctx.parts = [c.clone() for c in W.chunk(2)]; return x @ W.t()",
-                ),
-            ],
-            "W may not be kept, whole or in pieces",
-        ),
-        "rows of the weight": Bad(
-            [
-                (
-                    "return x @ whole(shard, ctx.shape).t()",
-                    "ctx.rows = [r.clone() for r in whole(shard, ctx.shape)]; return x @ torch.stack(ctx.rows).t()",
                 ),
             ],
             "W may not be kept, whole or in pieces",
@@ -43,25 +33,6 @@ TYPICAL = {
             ],
             "W may not be kept",
         ),
-        "hides the weight": Bad(
-            [
-                (
-                    "return x @ whole(shard, ctx.shape).t()",
-                    "ctx.W = whole(shard, ctx.shape); return x @ ctx.W.t()",
-                ),
-                ("dx = dy @ whole(shard, ctx.shape)", "dx = dy @ ctx.W"),
-            ],
-            "W may not be kept",
-        ),
-        "hides the weight and gathers for show": Bad(
-            [
-                (
-                    "return x @ whole(shard, ctx.shape).t()",
-                    "ctx.W = whole(shard, ctx.shape); return x @ ctx.W.t()",
-                ),
-            ],
-            "W may not be kept",
-        ),
         "not summed": Bad(
             [
                 (
@@ -70,18 +41,6 @@ TYPICAL = {
                 )
             ],
             "2 rank(s): on rank 0, shard.grad",
-        ),
-        "transposed": Bad([("(dy.t() @ x)", "(x.t() @ dy)")], "shard.grad of layer"),
-        "no gradient of x": Bad([("return dx, own, None", "return None, own, None")], "x.grad is missing"),
-        "an all-reduce": Bad(
-            [
-                (
-                    "comm.reduce_scatter_single(own, pad(dW, (0, N * len(shard) - len(dW))))",
-                    "whole_dW = pad(dW, (0, N * len(shard) - len(dW))).contiguous(); comm.all_reduce(whole_dW); "
-                    "own = whole_dW.view(N, -1)[comm.get_rank()].clone()",
-                )
-            ],
-            "a rank sent",
         ),
     },
     THREE: {
@@ -92,16 +51,11 @@ TYPICAL = {
         "never regathered": Bad(
             [("module.register_full_backward_pre_hook(lambda *_: unit.gather())", "pass")], "are NaN"
         ),
-        "gathered after the forward": Bad(
-            [("lambda *_: unit.free()", "lambda *_: (unit.free(), unit.gather()) and None")], "whole at once"
-        ),
     },
     FOUR: {
         "when needed": Bad("asked = [0, 1, 2, 3, 4, 5]", "takes 32 ticks"),
         "one ahead": Bad("asked = [0, 0, 1, 2, 3, 4]", "takes 24 ticks"),
         "everything at once": Bad("asked = [0] * 6", "15 GB are taken"),
-        "too late": Bad("asked = [0, 0, 3, 3, 3, 3]", "unit 2 is asked for at turn 3"),
-        "out of order": Bad("asked = [0, 0, 2, 1, 3, 4]", "in their order"),
     },
 }
 
@@ -115,24 +69,8 @@ CHEATS = {
     },
     THREE: {
         "nothing": Bad("def connect(module, unit):\n    pass", "are NaN"),
-        "a hook on every output": Bad(
-            [
-                (
-                    "module.register_forward_hook(lambda *_: unit.free())\n"
-                    "    module.register_full_backward_pre_hook(lambda *_: unit.gather())",
-                    "module.register_forward_hook(\n"
-                    "        lambda *a: (unit.free(), a[2].register_hook(lambda _: unit.gather()))[:0] or None\n"
-                    "    )",
-                )
-            ],
-            "a forward under torch.no_grad() raised RuntimeError",
-        ),
-        "always whole": Bad(
-            "def connect(module, unit):\n    unit.free = lambda: None\n    unit.gather()", "whole at once"
-        ),
     },
     FOUR: {
         "nothing": Bad("asked = []", "a list of 6 turns"),
-        "equal to everything": Bad(EQUAL_TO_ALL + "asked = [Anything()] * 6", "the whole number of a unit"),
     },
 }

@@ -13,37 +13,17 @@ TYPICAL = {
     },
     "placing-2": {
         "the plan as it is": Bad(_PLACE + "return list(plan.order)", "sends"),
-        "the most bytes": Bad([("min(permutations", "max(permutations")], "sends"),
         "always tp inside": Bad(_PLACE + 'return ["pp", "cp", "dp", "ep", "tp"]', "4 sequences of 4 tokens"),
-        "all bytes, not those between nodes": Bad(
-            [("return step.ledger.between_nodes(ranks_per_node)", "return step.sent()")], "sends"
-        ),
-        "nodes of two": Bad([("between_nodes(ranks_per_node)", "between_nodes(1)")], "sends"),
         "some axes": Bad(_PLACE + 'return ["dp"]', "each of"),
     },
     "placing-3": {
         "groups together": Bad([("> 1", "== 1")], "expected"),
-        "the first two": Bad(
-            """
-def apart(hosts, axes, axis):
-    return [group for group in lab.Topology(axes).groups(axis) if hosts[group[0]] != hosts[group[1]]]
-""",
-            "expected",
-        ),
         "the ends": Bad(
             """
 def apart(hosts, axes, axis):
     return [group for group in lab.Topology(axes).groups(axis) if hosts[group[0]] != hosts[group[-1]]]
 """,
             "hosts a b a, dp: got [], expected [[0, 1, 2]]",
-        ),
-        "blocks of ranks": Bad(
-            """
-def apart(hosts, axes, axis):
-    size = len(hosts) // len(set(hosts))
-    return [group for group in lab.Topology(axes).groups(axis) if len({rank // size for rank in group}) > 1]
-""",
-            "expected",
         ),
         "a number": Bad(
             [("return [group for group in groups", "return sum(1 for group in groups"), ("> 1]", "> 1)")],
@@ -60,8 +40,6 @@ CHEATS = {
     },
     "placing-2": {
         "no axis at all": Bad(_PLACE + "return []", "each of"),
-        "an axis twice": Bad(_PLACE + 'return ["pp", "dp", "tp", "tp"]', "each of"),
-        "a plan that sends nothing": Bad(_PLACE + "return replace(plan, dp=1)", "which is no data"),
     },
     "placing-3": {
         "nothing is apart": Bad("def apart(hosts, axes, axis):\n    return []", "expected"),

@@ -9,9 +9,6 @@ TYPICAL = {
         "own rank only": Bad(_PREDICT + "127, 1835008, 1048576, 511, 1392640", "the other 7 ranks' pairs"),
         "the whole result": Bad(_PREDICT + "1023, 2097152, 1048576, 511, 1392640", "own part does not travel"),
         "one square matrix": Bad(_PREDICT + "1023, 1835008, 8388608, 511, 1392640", "of its own 128 pairs"),
-        "more microbatches, more negatives": Bad(_PREDICT + "1023, 1835008, 1048576, 2047, 1392640", "smaller ones"),
-        "integers come back": Bad(_PREDICT + "1023, 1835008, 1048576, 511, 1393664", "integers have no gradient"),
-        "x alone": Bad(_PREDICT + "1023, 1835008, 1048576, 511, 1261568", "`image` rides along"),
     },
     "two_towers-2": {
         "a sum of losses": Bad([("(b * num_ranks)", "b")], "or where a mean is meant"),
@@ -30,9 +27,6 @@ TYPICAL = {
             ],
             "differs from one process",
         ),
-        "the scale of this rank": Bad([("    comm.all_reduce(d_scale)\n", "")], "the ranks have partial sums"),
-        "no scale in dc": Bad([("scale * wrong.T @ a", "wrong.T @ a")], "dc is 0.3333 times"),
-        "rank 0's place": Bad([("own + comm.get_rank() * b]", "own]")], "rank 1: "),
     },
     "two_towers-3": {
         "one behind the other": Bad("stages = [(2, 0), (2, 0), (2, 0), (0, 8)]", "takes 28 ms, 23 are possible"),
@@ -49,21 +43,6 @@ TYPICAL = {
         "only what is passed on": Bad(
             [("if outputs[name].requires_grad]", "if outputs[name] is inputs.get(name)]")],
             "tower does not learn",
-        ),
-        "the gradient handed on, the stage's own use lost": Bad(
-            """
-def stage_backward(inputs, outputs, grads):
-    made = [name for name in grads if outputs[name] is not inputs.get(name)]
-    torch.autograd.backward([outputs[name] for name in made], [grads[name] for name in made])
-    found = {}
-    for name, x in inputs.items():
-        if x.is_floating_point():
-            found[name] = torch.zeros_like(x) if x.grad is None else x.grad
-            if outputs.get(name) is x:
-                found[name] = grads[name]
-    return found
-""",
-            "the gradient of a differs",
         ),
         "None for no effect": Bad(
             [("torch.zeros_like(x) if x.grad is None else x.grad", "x.grad")], "the gradient of d is no tensor"
@@ -90,14 +69,9 @@ def gradients(a, c, scale):
 """,
             "switched off here",
         ),
-        "zeros": Bad(
-            "def gradients(a, c, scale):\n    return torch.zeros_like(a), torch.zeros_like(c), torch.zeros_like(scale)",
-            "da ",
-        ),
     },
     "two_towers-3": {
         "all in one stage": Bad("stages = [(6, 8), (0, 0), (0, 0), (0, 0)]", "at least one layer"),
-        "layers that come back": Bad("stages = [(2, 9), (1, -2), (1, 1), (2, 0)]", "at least one layer, got [1, -2]"),
     },
     "two_towers-4": {
         "zeros for all": Bad(

@@ -9,9 +9,6 @@ TYPICAL = {
         "the page's recipe": Bad(_PREDICT + "16, 4, 512, 7, 144_896, 36", "that is the page's recipe"),
         "moments from the start": Bad(_PREDICT + "14, 14, 448, 6, 144_896, 36", "do not exist before"),
         "weights alone": Bad(_PREDICT + "14, 10, 64, 6, 144_896, 36", "the weights alone"),
-        "rounded down": Bad(_PREDICT + "14, 10, 448, 5, 144_896, 36", "five GPUs have 400 GB"),
-        "grouped keys": Bad(_PREDICT + "14, 10, 448, 6, 133_632, 36", "as wide as the hidden size"),
-        "one layer": Bad(_PREDICT + "14, 10, 448, 6, 144_896, 1", "that is one layer"),
     },
     "memory-2": {
         "rounded down": Bad([("-(-parameters // dp)", "parameters // dp")], "rounded up"),
@@ -20,13 +17,6 @@ TYPICAL = {
               "(cut + (2 * layers[stage] + last) * sizes.norm) // tp")], "tp cuts no norm"
         ),
         "no last norm": Bad([("layers[stage] + last)", "layers[stage])")], "one norm more"),
-        "head never": Bad([("last and not (sizes.tied and first)", "False")], "has a head"),
-        "tied on one stage": Bad([("last and not (sizes.tied and first)", "last and not sizes.tied")], "second copy"),
-        "tied counted twice": Bad([("last and not (sizes.tied and first)", "last")], "table once"),
-        "gradients under ZeRO-2 only": Bad([("zero >= 2", "zero == 2"), ("zero >= 1", "zero == 1")], "as well"),
-        "ZeRO-2 as ZeRO-1": Bad([("zero >= 2", "zero >= 3")], "under ZeRO-2 the gradients are sharded too"),
-        "matrices whole": Bad([("cut // tp", "cut")], "tp cuts matrices"),
-        "no number": Bad([("states + gradients + weights", "None")], "an int is needed"),
     },
     "memory-3": {
         "even stages": Bad(
@@ -37,12 +27,6 @@ TYPICAL = {
         ),
         "nothing recomputed": Bad(
             'plan = {"tp": 2, "layers": [8, *[9] * 7, 9], "dp": 1, "zero": 0, "recompute": False}', "does not fit"
-        ),
-        "ZeRO-3 in a pipeline": Bad(
-            'plan = {"tp": 1, "layers": [40, 40], "dp": 8, "zero": 3, "recompute": True}', "not allowed"
-        ),
-        "79 layers": Bad(
-            'plan = {"tp": 2, "layers": [8, *[9] * 7, 8], "dp": 1, "zero": 0, "recompute": True}', "79 layers together"
         ),
     },
 }  # fmt: skip
@@ -64,11 +48,5 @@ CHEATS = {
     },
     "memory-3": {
         "no layers": Bad('plan = {"tp": 1, "layers": [], "dp": 1, "zero": 0, "recompute": True}', "at least one"),
-        "negative": Bad(
-            'plan = {"tp": 1, "layers": [200, -120], "dp": 1, "zero": 0, "recompute": True}', "at least one layer each"
-        ),
-        "half a rank": Bad(
-            'plan = {"tp": 2, "layers": [80], "dp": 0.5, "zero": 0, "recompute": True}', "whole numbers"
-        ),
     },
 }

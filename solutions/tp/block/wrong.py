@@ -15,7 +15,6 @@ TYPICAL = {
         "forward alone": Bad(_PREDICT + "117_440_512, 293_601_280, 10, 16_777_216", "one direction"),
         "the same": Bad(_PREDICT + "234_881_024, 234_881_024, 8, 16_777_216", "gathered once more"),
         "halves": Bad(_PREDICT + "234_881_024, 293_601_280, 8, 16_777_216", "what is gathered again"),
-        "all tokens": Bad(_PREDICT + "234_881_024, 293_601_280, 10, 134_217_728", "if it has all tokens"),
     },
     "block-2": {
         "other tensors": Bad(
@@ -32,67 +31,11 @@ TYPICAL = {
         "norms always": Bad(
             [("    if sequence_parallel:\n        endings", "    if True:\n        endings")], "was complete"
         ),
-        "norms of heads never": Bad(
-            [('endings = ("q_norm.weight", "k_norm.weight")', 'endings = ("nothing",)')], "q_norm.weight is still"
-        ),
-        "not the last norm": Bad(
-            [('("norm.weight",)', '("n_norm.weight", "p_norm.weight", "q_norm.weight",)')], "still"
-        ),
-        "averaged": Bad([("comm.all_reduce(flat)", 'comm.all_reduce(flat, "avg")')], "or is a mean"),
-        "one by one": Bad(
-            "def finish(grads, sequence_parallel):\n"
-            "    endings = ('norm.weight',) if sequence_parallel else ('q_norm.weight', 'k_norm.weight')\n"
-            "    for name, grad in grads.items():\n"
-            "        if name.endswith(endings):\n"
-            "            comm.all_reduce(grad)",
-            "messages per rank; one is enough",
-        ),
-        "everything": Bad([('("norm.weight",)', '("weight",)')], "was complete"),
     },
     "block-3": {
         "as it was": Bad([(_DX, _SLICE), (_DW, _OWN)], "dx differs from one process"),
         "dx alone": Bad([(_DW, _OWN)], "dfirst"),
         "dW alone": Bad([(_DX, _SLICE)], "What the other ranks found out"),
-        "own dW, summed over the ranks": Bad(
-            [(_DW, _OWN + "\n        dw = dw.contiguous()\n        comm.all_reduce(dw)")], "dfirst"
-        ),
-        "a mean": Bad([(_DX, _DX + " / comm.get_world_size()")], "dx is 0.5 times"),
-        "whole sum": Bad(
-            [
-                (
-                    _DX,
-                    "whole = (grad @ weight).contiguous()\n        comm.all_reduce(whole)\n"
-                    "        dx = whole.chunk(comm.get_world_size(), -2)[comm.get_rank()]",
-                )
-            ],
-            "in the backward the ranks sent",
-        ),
-        "the page's operators": Bad(
-            """
-class Gather(torch.autograd.Function):
-    forward = staticmethod(lambda ctx, x: gather(x))
-    backward = staticmethod(lambda ctx, grad: scatter(grad))
-
-class Scatter(torch.autograd.Function):
-    forward = staticmethod(lambda ctx, x: scatter(x))
-    backward = staticmethod(lambda ctx, grad: gather(grad))
-
-def pair(x, first, second):
-    return Scatter.apply(linear(torch.tanh(linear(Gather.apply(x), first)), second))
-""",
-            "in the backward the ranks sent",
-        ),
-        "keeps the whole input": Bad(
-            [
-                (
-                    "ctx.save_for_backward(x, weight)\n        return linear(gather(x), weight)",
-                    "ctx.whole = gather(x)\n        ctx.save_for_backward(x, weight)\n"
-                    "        return linear(ctx.whole, weight)",
-                ),
-                (_DW, "gather(x)\n        dw = grad.flatten(0, -2).T @ ctx.whole.flatten(0, -2)"),
-            ],
-            "its own tokens of the input, not all",
-        ),
     },
 }
 
@@ -113,17 +56,6 @@ def finish(grads, sequence_parallel):
     sum_partial_gradients(Fake())
 """,
             "the library's own is switched off",
-        ),
-        "past the ledger": Bad(
-            """
-def finish(grads, sequence_parallel):
-    import torch.distributed as dist
-    endings = ("norm.weight",) if sequence_parallel else ("q_norm.weight", "k_norm.weight")
-    for name, grad in grads.items():
-        if name.endswith(endings):
-            dist.all_reduce(grad)
-""",
-            "0 messages per rank; one is enough",
         ),
     },
     "block-3": {

@@ -19,19 +19,11 @@ TYPICAL = {
             ],
             "at most 3 are needed",
         ),
-        "a rank without words": Bad(
-            [("        if len(weight) == 0:\n            continue\n", "")], "9 words on 4 rank(s), chunks of 3"
-        ),
-        "ignored targets have a loss": Bad([(".masked_fill(targets == -100, 0.0)", "")], "the loss of token 3 is"),
-        "columns counted from 0": Bad([("targets[c[own]] - first", "targets[c[own]] % len(weight)")], "the loss of"),
     },
     "chunked_loss-3": {
         "as it was": Bad([("dz /= n", "dz /= valid.sum()")], "10 targets of 10 tokens, chunks of 5"),
         "all tokens": Bad([("(targets != -100).sum()", "torch.tensor(len(x))")], "5 targets of 10 tokens"),
         "no target at all": Bad([(".clamp(min=1)", "")], "0 targets of 10 tokens"),
-        "the last chunk alone": Bad([("d_weight += dz", "d_weight = dz")], "the gradient of the weight"),
-        "no sum of dx": Bad([("    comm.all_reduce(dx)\n", "")], "the gradient of x"),
-        "ignored tokens learn": Bad([("        dz *= valid[:, None]\n", "")], "5 targets of 10 tokens"),
     },
 }
 
@@ -42,7 +34,6 @@ CHEATS = {
         ),
     },
     "chunked_loss-2": {
-        "all logits at once": Bad([(".split(chunk)", ".split(len(x))")], "made logits of 10 tokens at once"),
         "the library": Bad(
             "from dualpipe_lab.tp import chunked_cross_entropy\n\n\n"
             "def losses(x, weight, targets, first, chunk):\n"

@@ -10,7 +10,6 @@ TYPICAL = {
         "one half": Bad(_PREDICT + "786_432, 2_359_296, 524_288, 1_310_720", "one half"),
         "gathered once": Bad(_PREDICT + "1_572_864, 1_572_864, 524_288, 1_310_720", "without the second gather"),
         "all tokens": Bad(_PREDICT + "1_572_864, 2_359_296, 2_097_152, 1_310_720", "if it has all tokens"),
-        "the norm whole": Bad(_PREDICT + "1_572_864, 2_359_296, 524_288, 2_097_152", "norm's input is cut"),
     },
     "sequence_parallelism-2": {
         "a slice of one partial sum": Bad(

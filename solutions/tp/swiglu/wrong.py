@@ -9,8 +9,6 @@ TYPICAL = {
         "two weights": Bad(_PREDICT + "320, 216, 576, 1152", "are three"),
         "x cut": Bad(_PREDICT + "480, 144, 576, 1152", "keeps all of it"),
         "keeps the product": Bad(_PREDICT + "480, 276, 576, 1152", "computed again"),
-        "sums the middle": Bad(_PREDICT + "480, 216, 1440, 1152", "it stays cut"),
-        "fused anyway": Bad(_PREDICT + "480, 216, 576, 576", "a sum of its own"),
     },
     "swiglu-2": {
         "no sum": Bad([("    comm.all_reduce(dx)\n", "")], "the ranks have partial sums"),
@@ -25,14 +23,6 @@ TYPICAL = {
             "a rank adds them before it sends",
         ),
         "gate's branch alone": Bad([("da @ gate + du @ up", "da @ gate")], "rank 0: dx differs"),
-        "derivative of the sigmoid": Bad([("s * (1 + C * a * (1 - s))", "s * (1 - s)")], "rank 0: dx differs"),
-        "the derivative of silu": Bad([("(1 + C * a", "(1 + a")], "rank 0: dx differs"),
-        "spoils a in the end": Bad(
-            [("    return dx, da", "    a.zero_()\n    return dx, da")], "the argument a has changed"
-        ),
-        "gate and up exchanged": Bad([("da.T @ x, du.T @ x", "du.T @ x, da.T @ x")], "dgate differs"),
-        "averages": Bad([("comm.all_reduce(dx)", 'comm.all_reduce(dx, "avg")')], "dx is 0.5 times that of one process"),
-        "overwrites u": Bad([("da = dh * u * s", "da = u.mul_(dh) * s")], "the argument u has changed"),
     },
     "swiglu-3": {
         "cuts right, joins as before": Bad(
@@ -64,16 +54,6 @@ def gated_backward(dy, x, a, u, gate, up, down):
     return torch.autograd.grad(y, leaves, dy)
 """,
             "the library's own is switched off",
-        ),
-        "gathers everything": Bad(
-            [
-                (
-                    "    comm.all_reduce(dx)\n",
-                    "    import torch.distributed as dist\n    parts = [None] * comm.get_world_size()\n"
-                    "    dist.all_gather_object(parts, dx)\n    dx = sum(parts)\n",
-                )
-            ],
-            "in the backward the ranks sent 0 bytes",
         ),
     },
     "swiglu-3": {

@@ -11,8 +11,6 @@ TYPICAL = {
         "one rank per stage": Bad(NUMBERS + "2, 10, 120, 49", "DualPipe holds every stage on two ranks"),
         "all labels": Bad(NUMBERS + "4, 20, 120, 49", "half of the microbatches"),
         "every layer for every microbatch": Bad(NUMBERS + "4, 10, 240, 49", "the other 10 pass the copy"),
-        "serial": Bad(NUMBERS + "4, 10, 120, 88", "the serial order"),
-        "no beginning": Bad(NUMBERS + "4, 10, 120, 48", "the first M_B waits"),
     },
     TWO: {
         "one half after the other": Bad(
@@ -25,26 +23,19 @@ TYPICAL = {
             "where groups in turns take",
         ),
         "W before B": Bad([('[f"A_B{n}", f"A_W{n}"]', '[f"A_W{n}", f"A_B{n}"]')], "not legal"),
-        "up instead of down": Bad([("reversed(list(enumerate(down)))", "enumerate(down)")], "not legal"),
         "no shared expert": Bad(
             [('if "S" in letters:\n            work', "if False:\n            work")], "contains S_B"
         ),
-        "the backward's layers are the forward's": Bad([("enumerate(down)", "enumerate(up)")], "not legal"),
-        "the first group last": Bad([("first = [backward.pop(0)] if len(backward) > 1 else []", "first = []")], "take"),
     },
     THREE: {
         "two copies": Bad(CHOICE + '"dualpipe", 12', "56 units of memory"),
         "no pairs": Bad(CHOICE + '"1f1b", 24', "2700 ticks"),
         "small microbatches": Bad(CHOICE + '"dualpipev", 48', "2504 ticks"),
-        "does not divide": Bad(CHOICE + '"dualpipev", 20', "do not divide"),
-        "too few microbatches": Bad(CHOICE + '"dualpipe", 4', "microbatches"),
-        "another schedule": Bad(CHOICE + '"gpipe", 24', "is none of"),
     },
     FOUR: {
         "the starter": Bad([("        comm.all_reduce(load, group=pp)\n", "")], "its own microbatches alone"),
         "without ep": Bad([("        comm.all_reduce(load, group=ep)\n", "")], "are missing"),
         "each in its own order": Bad([("sorted(biases)", "biases")], "loads of two stages were added"),
-        "the other way": Bad([("load.mean() - load", "load - load.mean()")], "gone the other way"),
     },
 }
 
@@ -61,7 +52,6 @@ def pair(up, down):
 """,
             "switched off",
         ),
-        "nothing": Bad("def pair(up, down):\n    return [], []", "not legal"),
     },
     THREE: {"a number": Bad("schedule, num_microbatches = 1850, 36", "takes a schedule")},
     FOUR: {"nothing": Bad("def balance(*args):\n    pass", "biases of stage 0")},

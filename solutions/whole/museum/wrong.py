@@ -20,7 +20,6 @@ TYPICAL = {
         "NaN is close": Bad(
             [("not all(math.isclose(x, y, rel_tol=1e-6)", "any(abs(x - y) > 1e-6 * abs(x)")], "not a number"
         ),
-        "forgets the peak": Bad([('("sent", "time", "peak")', '("sent", "time")')], "another peak"),
     },
     THREE: {
         "the other one with another first loss": Bad(

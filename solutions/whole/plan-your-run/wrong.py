@@ -12,30 +12,20 @@ TYPICAL = {
         "the last rank": Bad(_PREDICT + "3, 41, 3, 38", "four microbatches"),
         "all microbatches": Bad(_PREDICT + "0, 59, 3, 38", "not 8"),
         "rank 0 again": Bad(_PREDICT + "0, 43, 0, 32", "did not shrink"),
-        "both at once": Bad(_PREDICT + "0, 43, 3, 39", "not there at once"),
     },
     "plan_your_run-2": {
         "the fewest axes alone": Bad([("return min(near", "return min(seconds")], "more than 5% longer"),
         "the fastest alone": Bad([("1.05 * min", "1.0 * min")], "too, with 1"),
-        "half as long again counts as equal": Bad([("1.05 *", "1.5 *")], "more than 5% longer"),
-        "the fastest of all": Bad([("if has_room:", "if True:")], "does not fit"),
-        "the first rank alone": Bad([(".fits(memory_bytes)", ".of(0).total <= memory_bytes")], "does not fit"),
-        "an error for illegal plans": Bad([("except ValueError", "except KeyError")], "raised ValueError"),
         "an error where nothing fits": Bad([("if not seconds", "if False")], "raised ValueError"),
     },
     "plan_your_run-3": {
         "the old plan": Bad(_PLAN + "dp=8, tp=2, zero=1, num_microbatches=8, sequence_parallel=True)", "too much"),
         "tp across the nodes": Bad(_PLAN + "tp=16, num_microbatches=64, sequence_parallel=True)", "too slow"),
         "eight ranks": Bad(_PLAN + "dp=8, zero=3)", "16 ranks in bfloat16"),
-        "ZeRO-3": Bad(_PLAN + "dp=16, zero=3, num_microbatches=4, recompute=True)", "too slow"),
-        "too few microbatches": Bad(_PLAN + "pp=2, dp=2, cp=4, zero=1, num_microbatches=8)", "45"),
-        "sequences left over": Bad(_PLAN + "pp=2, dp=2, cp=4, zero=1, num_microbatches=7)", "no legal plan"),
-        "float32": Bad("plan = lab.Plan(pp=2, dp=2, cp=4, zero=1, num_microbatches=32)", "16 ranks in bfloat16"),
     },
     "plan_your_run-4": {
         "logits forgotten": Bad([("found[-1] += logit_bytes", "pass")], "which rank has logits"),
         "of all microbatches": Bad([("+= logit_bytes", "+= num_microbatches * logit_bytes")], "how many at once"),
-        "on the first rank": Bad([("found[-1]", "found[0]")], "which rank has logits"),
         "on every rank": Bad([("found[-1] += logit_bytes", "found = [f + logit_bytes for f in found]")], "which rank"),
     },
 }
@@ -48,8 +38,6 @@ CHEATS = {
     },
     "plan_your_run-2": {
         "nothing ever fits": Bad(_BEST + "return None", "got None"),
-        "a place that is none": Bad(_BEST + "return 99", "the place of a plan"),
-        "a truth value": Bad(_BEST + "return True", "the place of a plan"),
     },
     "plan_your_run-3": {
         "equal to every plan": Bad(EQUAL_TO_ALL + "plan = Anything()", "give a lab.Plan"),

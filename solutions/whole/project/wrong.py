@@ -11,9 +11,6 @@ TYPICAL = {
         ),
         "rows of o and down": Bad([('("o", "down")', '("gate", "up")')], "is cut along dimension"),
         "no table for the head": Bad([("number in (0, last)", "number == 0")], "the head uses the embedding's table"),
-        "dp is the last axis": Bad(
-            [('rank % sizes["tp"]', 'rank // sizes["dp"] % sizes["tp"]')], "rank 1, tp 1 of 2"
-        ),
     },
     TWO: {
         "tied weights not summed": Bad([('if name == "embedding.weight":  #', "if False:  #")], "one of its two uses"),

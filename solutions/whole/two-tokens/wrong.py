@@ -10,36 +10,17 @@ TYPICAL = {
         "every position": Bad(NUMBERS + "600, 582, 8, 0", "has no second target"),
         "masks do not move": Bad(NUMBERS + "594, 594, 8, 0", "of the position before"),
         "two more than one": Bad(NUMBERS + "594, 588, 8, 0", "three positions"),
-        "one stage": Bad(NUMBERS + "594, 582, 4, 0", "two stages hold the table"),
-        "stages alone": Bad(NUMBERS + "594, 582, 2, 0", "shared along tp and copied along dp"),
-        "an all-reduce": Bad(NUMBERS + "594, 582, 8, 2", "without a message"),
     },
     TWO: {
-        "one border per rank": Bad(
-            [("for position in shard:\n            after", "for position in shard[-1:]:\n            after")], "lacks"
-        ),
         "the other way": Bad([("(owner[after], rank, after)", "(rank, owner[after], after)")], "goes the wrong way"),
         "its own tokens too": Bad([(" and owner[after] != rank", "")], "holds position"),
         "round the end": Bad([("after = position + 1", "after = (position + 1) % len(owner)")], "is not needed"),
-        "the token before": Bad([("after = position + 1", "after = position - 1")], "is not needed"),
-        "to itself": Bad(
-            [
-                (
-                    "for position in shard:\n            after",
-                    "for next, position in zip([*shard[1:], -1], shard):\n            after",
-                ),
-                ("owner[after] != rank", "after != next"),
-            ],
-            "the message (0, 0, 1) is not needed: rank 0 holds position 1 itself",
-        ),
-        "each twice": Bad([("    return messages", "    return messages * 2")], "listed twice"),
     },
     THREE: {
         "a target at the end": Bad([("goal[1:] + [-100]", "goal[1:] + [document[0]]")], "second targets, position"),
         "the next document's first token": Bad(
             [("next_ids += document[1:] + [0]", "next_ids += document[1:] + [1]")], "next ids, position"
         ),
-        "one target for both": Bad([("second += goal[1:] + [-100]", "second += goal")], "second targets, position"),
         "the sequence's end alone": Bad(
             """
 def rows(documents):
@@ -51,7 +32,6 @@ def rows(documents):
 """,
             "the last of its document",
         ),
-        "two tokens at least": Bad([("goal[1:] + [-100]", "document[2:] + [-100, -100]")], "needs"),
     },
 }
 

@@ -9,27 +9,12 @@ TYPICAL = {
         "half a head": Bad(_PREDICT + "320, 262144, 2048, 3145728, 2097152", "half a head"),
         "the head, not its row": Bad(_PREDICT + "2, 524288, 2048, 3145728, 4194304", "each has 128 rows"),
         "one place": Bad(_PREDICT + "256, 524288, 1, 3145728, 4194304", "row by row"),
-        "the tensor once": Bad(_PREDICT + "256, 524288, 2048, 3145728, 2097152", "read by two ranks"),
     },
     "weights-2": {
         "equal shares": Bad(
             "def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):\n"
             "    size = (num_heads + 2 * num_kv_heads) * head_size // num_ranks\n"
             "    return [(rank * size, (rank + 1) * size)]",
-            "is missing; the key heads are rows",
-        ),
-        "half a head": Bad(
-            "def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):\n"
-            "    found, offset = [], 0\n"
-            "    for heads in (num_heads, num_kv_heads, num_kv_heads):\n"
-            "        size = heads * head_size // num_ranks\n"
-            "        found.append((offset + rank * size, offset + (rank + 1) * size))\n"
-            "        offset += heads * head_size\n"
-            "    return found",
-            "is missing; the key heads are rows",
-        ),
-        "heads in turn": Bad(
-            [("first, behind = start // group", "first = rank % num_kv_heads\n    behind = first + 1 #")],
             "is missing; the key heads are rows",
         ),
         "as many KV heads on every rank": Bad(
@@ -55,8 +40,6 @@ TYPICAL = {
             ],
             "as if all query heads came first",
         ),
-        "up, then gate": Bad([("gate, up = ", "up, gate = ")], "gate and up are exchanged"),
-        "no .weight": Bad([('{new}{name}.weight"', '{new}{name}"')], "is no name of a Llama"),
     },
     "weights-4": {
         "only the heads of k": Bad([("(heads, -1, 2)", "(heads, 2, -1)")], "from halves to neighbours"),
@@ -80,9 +63,6 @@ CHEATS = {
     },
     "weights-3": {
         "nothing": Bad("def renamed(state, num_heads, num_kv_heads):\n    return {}", "is missing"),
-        "as it is": Bad(
-            "def renamed(state, num_heads, num_kv_heads):\n    return state", "block.0.down is no name of a Llama"
-        ),
     },
     "weights-4": {
         "as they came": Bad(
