@@ -7,6 +7,18 @@ RETIRED = {
     "moving_experts-1": "book/ep/eplb",
     "moving_experts-2": "book/ep/eplb",
     "moving_experts-3": "book/ep/eplb",
+    "ring_softmax-3": "book/cp/ring-softmax",
+    "training-4": "book/whole/training",
+    "museum-4": "book/whole/museum",
+    "sums-4": "book/whole/sums",
+    "zero_1-2": "book/dp/zero-1",
+    "links-3": "book/whole/links",
+    "placing-3": "book/hosts/placing",
+    "sums-3": "book/whole/sums",
+    "training-3": "book/whole/training",
+    "zero_2-4": "book/dp/zero-2",
+    "deepseek-3": "book/whole/deepseek",
+    "cuts-3": "book/whole/cuts",
 }
 
 

@@ -1,14 +1,13 @@
-"""Exercises of "Ring softmax": numbers and latencies, one sum with the same bits, the loss of a sequence that is cut.
+"""Exercises of "Ring softmax": numbers and latencies, one sum with the same bits.
 
-Chapter: book/cp/ring-softmax.  Pairs and losses are judged against one process, bits rank against rank, messages by
+Chapter: book/cp/ring-softmax.  Pairs are judged against one process, bits rank against rank, messages by
 the ledger and by model time with a link of 1 ms latency.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.differences import apart
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
@@ -24,8 +23,6 @@ NAMES = ("bytes of the ring", "bytes of two all-reduces", "messages of the ring"
 ROWS, IGNORE_INDEX = 400, -100
 TYPES = ("float32", "float64")
 # by case: labels that count on each of the ranks, of 4 positions
-SEQUENCES = (("one rank", (3,)), ("as many on each rank", (2, 2)), ("more on one rank", (1, 4)),
-             ("none on one rank", (3, 0, 1)), ("none at all", (0, 0)), ("four ranks", (4, 1, 0, 2)))  # fmt: skip
 
 
 class Pair(NamedTuple):
@@ -34,9 +31,6 @@ class Pair(NamedTuple):
     m: list[float]
     sums: list[float]
     time: int
-
-
-_NO_LOGITS = "the ranks sent {found} bytes; the loss needs a sum and a count, and no logits"
 
 
 def _own_pair(rank: int, name: str) -> "tuple[Tensor, Tensor]":
@@ -91,53 +85,6 @@ def _check_pairs(results: Sequence[Pair], case: str, name: str) -> None:
             )
 
 
-def _sequence(counts: tuple[int, ...]) -> "tuple[Tensor, Tensor]":
-    import torch
-
-    generator = torch.Generator().manual_seed(sum(counts) + len(counts))
-    logits = 2 * torch.randn(4 * len(counts), 5, dtype=torch.float64, generator=generator)
-    labels = torch.arange(len(logits)) % 5
-    for rank, count in enumerate(counts):
-        labels[4 * rank : 4 * rank + 4 - count] = IGNORE_INDEX
-    return logits, labels
-
-
-def _loss(rank: int, world_size: int, fn: Callable[..., Any], counts: tuple[int, ...]) -> Found:
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    logits, labels = _sequence(counts)
-    own = slice(4 * rank, 4 * rank + 4)
-    loss, gradient = fn(logits[own].clone(), labels[own].clone())
-    leaf = logits.clone().requires_grad_()
-    expected = cross_entropy(leaf, labels, ignore_index=IGNORE_INDEX, reduction="sum") / max(sum(counts), 1)
-    expected.backward()
-    assert leaf.grad is not None
-    means = [
-        cross_entropy(part, wanted, ignore_index=IGNORE_INDEX)
-        for part, wanted in zip(logits.split(4), labels.split(4), strict=True)
-    ]
-    return Found(
-        {"loss": Numbers.of(torch.as_tensor(loss).flatten()), "gradient": Numbers.of(gradient)},
-        {"loss": Numbers.of(expected.flatten()), "gradient": Numbers.of(leaf.grad[own])},
-        {"loss": {"that is the mean of the ranks' means": Numbers.of(torch.stack(means).mean().flatten())}},
-    )
-
-
-def _loss_in_words(off: Off) -> str:
-    assert off.found is not None, "return tensors"
-    if off.has_other_shape or off.difference is None:
-        return f"the {off.name} has {len(off.found.flat)} numbers, expected {len(off.expected.flat)}"
-    ours, theirs = off.found.flat[off.place], off.expected.flat[off.place]
-    if off.name == "loss":
-        if ours != ours:
-            return f"the loss is not a number, expected {theirs:.6g}: a mean over nothing is 0 / 0"
-        return f"the loss {apart(ours, theirs)}" + f"; {off.slip}" * bool(off.slip)
-    if not any(off.expected.flat):
-        return "the loss is right, and there is a gradient where no label counts"
-    return f"the loss is right, the {in_words(off)}"
-
-
 def _judge_same_bits(fn: Callable[..., Any], num_ranks: int) -> None:
     case = f"{ROWS} rows on {num_ranks} rank(s)"
     results = on_ranks(_pairs, num_ranks, Without(fn, *LIBRARY), case=case, clock="virtual", link=ONE_MS)
@@ -157,20 +104,6 @@ def _judge_same_bits(fn: Callable[..., Any], num_ranks: int) -> None:
             f"than {num_ranks // 2} away",
             picture=results.timeline,
         )
-
-
-def _judge_loss_of_a_sequence(fn: Callable[..., Any], case: Any, counts: Any) -> None:
-    named = f"{case}, {' + '.join(map(str, counts))} labels that count"
-    compare_on_ranks(
-        _loss,
-        len(counts),
-        Without(fn, *LIBRARY),
-        counts,
-        case=named,
-        why=_loss_in_words,
-        limits=[Limit("bytes", 2 * (len(counts) - 1) * 4 * 8, _NO_LOGITS)],
-        at=", rank {rank}: ",
-    )
 
 
 numbers = Predict(
@@ -221,21 +154,5 @@ same_bits = Implement(
         "After i turns two pairs have come: one that rank (rank - i) modulo N made, and one from the other side.",
         "With an even N the pair of the rank opposite would come from both sides in the last turn: let it come from "
         "one. Then add all pairs up in the order of their owners; subtract 0 where the maximum is -inf.",
-    ),
-)
-
-loss_of_a_sequence = Repair(
-    "ring_softmax-3",
-    "The loss of a cut sequence",
-    "Repair a loss that averages the ranks' means, although their labels are not equally many.",
-    cases=SEQUENCES,
-    judge=_judge_loss_of_a_sequence,
-    right=f"loss and gradient equal one process for {len(SEQUENCES)} ways to spread the labels",
-    minutes=20,
-    points=3,
-    hints=(
-        "One rank has 1 label that counts, another has 4. By how much does each label weigh in the mean of means?",
-        "The mean of a sequence is one sum over one count. Both go over all ranks.",
-        "Every rank needs the whole count for its gradient too; where it is 0, divide by 1.",
     ),
 )

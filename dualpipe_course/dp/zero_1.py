@@ -1,16 +1,14 @@
-"""Exercises of "ZeRO-1": its numbers, a sharded momentum, shards that overlap, whole parameters on ranks.
+"""Exercises of "ZeRO-1": its numbers, shards that overlap, whole parameters on ranks.
 
-Chapter: book/dp/zero-1.  A sharded step has to give the weights of one process; the checks also count the bytes of
-all tensors that live after the step, and the bytes in the ledger.
+Chapter: book/dp/zero-1.  Norms are compared with one process.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Predict, Puzzle, Repair
 from dualpipe_course.differences import apart, close
-from dualpipe_course.meter import MemoryMeter
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import partial_score
 from dualpipe_course.variants import WORDS, Known
@@ -19,9 +17,7 @@ from dualpipe_course.wrong import Wrong
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
 RANKS, GREEDY, BEST = 4, 15, 12
-RATES, MOMENTUM = (0.5, 0.5, 0.25), 0.75  # powers of two and their sums: no rounding in the reference
 TWO = "", ", second of two tensors that have a state each and take turns"  # of the weights: stepped in turn
-STEPS, TENSORS = len(RATES), len(TWO)
 NUMBER = 8  # bytes of a float64
 _ONE_SUM = "rank {rank} sent {found} bytes; one sum of squares per rank is enough"
 
@@ -60,42 +56,6 @@ def _slips(n: int, ranks: int) -> Known:
     )
 
 
-def _check_momentum(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
-    """Raise `Wrong` unless three steps give the weights of one process, with a shard of state and little traffic."""
-    shard = -(-numel // num_ranks)
-    held = (
-        f"for two such tensors rank {{rank}} holds {{found}} bytes between steps that were not there before; two "
-        f"shards of {shard} numbers are {{most}}. A slice of a larger tensor keeps all of it alive"
-    )
-    sent = (
-        f"rank {{rank}} sent {{found}} bytes in {STEPS} steps of two tensors; a reduce-scatter and an all-gather of "
-        "the padded buffers send {most}"
-    )
-    compare_on_ranks(
-        _momentum,
-        num_ranks,
-        fn,
-        numel,
-        case=f"{numel} weights on {num_ranks} rank(s)",
-        at="",
-        why=lambda off: _weight_in_words(off, shard),
-        limits=[
-            Limit("bytes held", TENSORS * shard * NUMBER, held, scope="each"),
-            Limit("bytes", TENSORS * STEPS * 2 * (num_ranks - 1) * shard * NUMBER, sent, scope="each"),
-        ],
-    )
-
-
-def _weight_in_words(off: Off, shard: int) -> str:
-    where = f"{off.name}: after {STEPS} steps on rank {off.rank}, "
-    if off.slip:
-        return where + off.slip
-    assert off.found is not None, "the weights have gone"
-    both = apart(off.found.flat[off.place], off.expected.flat[off.place])
-    owner = f"it lies in rank {off.place // shard}'s shard"
-    return f"{where}weight {off.place} is {both.found}, that of one process {both.expected}{both.why}; {owner}"
-
-
 def _check_norm(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
     """Raise `Wrong` unless every rank gets the norm of the whole gradient, for one number of each other rank."""
     whole = [_element(index) for index in range(numel)]
@@ -128,50 +88,6 @@ def _check_norm(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
 
 def _element(index: int) -> int:
     return index % 5 + 1
-
-
-def _momentum(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Found:
-    import torch
-
-    tensors: list[torch.Tensor] = []
-    summands, expected, slips = [], {}, {}
-    for name in TWO:
-        generator = torch.Generator().manual_seed(5 + len(tensors))
-        weights = torch.randn(numel, dtype=torch.float64, generator=generator)
-        grads = torch.randn(STEPS, world_size, numel, dtype=torch.float64, generator=generator)
-        expected[name], slips[name] = _expected(weights, grads, rank)
-        tensors.append(weights)
-        summands.append(grads[:, rank].clone())
-    del grads
-    states: list[dict[str, torch.Tensor]] = [{} for _ in tensors]
-    memory = MemoryMeter()
-    for step, lr in enumerate(RATES):
-        for weights, summand, state in zip(tensors, summands, states, strict=True):
-            fn(weights, summand[step], state, lr, MOMENTUM)
-    held = memory.grown()
-    found = {name: Numbers.of(weights) for name, weights in zip(TWO, tensors, strict=True)}
-    return Found(found, expected, slips, {"bytes held": held})
-
-
-def _expected(weights: Any, grads: Any, rank: int) -> tuple[Numbers | None, dict[str, Numbers | None]]:
-    sums = grads.sum(1)
-    slips = {
-        "the mean of the ranks' gradients was used, not their sum": _train(weights, grads.mean(1), MOMENTUM),
-        "every rank used its own gradient, nothing was summed": _train(weights, grads[:, rank], MOMENTUM),
-        "there is no momentum": _train(weights, sums, 0.0),
-        "the weights are those of the start": weights,
-        "lr is inside of the velocity, and lr has halved since": _train(weights, sums, MOMENTUM, is_inside=True),
-    }
-    right = Numbers.of(_train(weights, sums, MOMENTUM))
-    return right, {text: Numbers.of(values) for text, values in slips.items()}
-
-
-def _train(weights: Any, grads: Any, momentum: float, is_inside: bool = False) -> Any:
-    weights, velocity = weights.clone(), weights * 0
-    for lr, grad in zip(RATES, grads, strict=True):
-        velocity = momentum * velocity + grad * (lr if is_inside else 1)
-        weights = weights - velocity * (1 if is_inside else lr)
-    return weights
 
 
 def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Found:
@@ -224,22 +140,6 @@ numbers = Predict(
     called={"n": "parameters"},
 )
 
-momentum = Implement(
-    "zero_1-2",
-    "Sharded momentum",
-    "Write a sharded momentum step: right weights, a shard of state, the traffic of one all-reduce.",
-    cases=((1, 3), (2, 4), (2, 5), (3, 2), (4, 5), (2, 35), (3, 35), (4, 35)),
-    judge=_check_momentum,
-    right="8 sizes on 1 to 4 ranks: weights of one process, a shard of state each, two halves of an all-reduce",
-    minutes=25,
-    points=4,
-    hints=(
-        "Pad a copy of the weights and the gradient with zeros to a multiple of N; view(N, -1)[rank] is the shard.",
-        "reduce_scatter_single leaves this rank the sum of its shard of all gradients; "
-        "all_gather_single of the updated shard gives everybody the new weights, padding included.",
-        "Make the velocity with zeros_like of the *shard*. A slice of a larger tensor keeps the whole of it alive.",
-    ),
-)
 
 overlapping_shards = Repair(
     "zero_1-3",

@@ -1,4 +1,4 @@
-"""Exercises of "ZeRO-2": its numbers, buckets in one order, a gradient that counts again, what fits and what it sends.
+"""Exercises of "ZeRO-2": its numbers, buckets in one order, a gradient that counts again.
 
 Chapter: book/dp/zero-2.  Shards are judged against one process that sees every rank's microbatches, in float64, and by
 what is left of the whole gradients.
@@ -8,12 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.meter import MemoryMeter, Meter
-from dualpipe_course.plain import plain
-from dualpipe_course.trial import partial_score
-from dualpipe_course.wrong import Wrong
-from dualpipe_lab.dp.closed_forms import ZERO_STAGES, bytes_per_parameter, sent_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,8 +36,6 @@ _SLIPS = (
         4800: "this is the whole gradient, which is never there",
     },
 )
-PARAMETERS, RANKS, ROOM, SEQUENCES, ACTIVATIONS, SMALLEST = 8, 16, 40, 32, 2, 4  # billions, GB
-CHOICES = (1, 2, 4, 8, 16, 32)
 NAMES = ("head", "a", "b", "first", "bias")
 BEFORE_FIRST = 3  # buckets that are full when the backward of the first layer begins
 BUCKETS = (("head",), ("a",), ("b",), ("first", "bias"))  # a and b have one shape: mixed up, they still fit
@@ -55,15 +49,6 @@ _EARLY = (
     "a bucket that waits for the end of the backward keeps its whole gradient alive, as plain data parallelism does"
 )
 _SCATTERS = "{found} reduce-scatters, expected {most}: one for each bucket of each microbatch"
-
-
-def _needed(stage: Any, count: int) -> float:
-    return float(bytes_per_parameter(stage, RANKS) * PARAMETERS) + SEQUENCES // count * ACTIVATIONS
-
-
-def _units(stage: Any, count: int) -> int:
-    """What a step sends, in halves of an all-reduce."""
-    return sent_bytes(stage, 2, 2, count) // 2
 
 
 def _check_buckets(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
@@ -218,31 +203,6 @@ def _run(
     return memory.grown(), early
 
 
-def _judge_what_fits(answer: object) -> str:
-    if not isinstance(answer, (list, tuple)) or len(answer) != 2:
-        raise Wrong("expected a stage and a number of microbatches, such as ('zero3', 8)")
-    stage, count = answer[0], plain(answer[1])
-    if type(stage) is not str or stage not in ZERO_STAGES:
-        raise Wrong(f"the stages are {', '.join(ZERO_STAGES)}")
-    if type(count) is not int or count not in CHOICES:
-        raise Wrong(f"32 sequences are cut into {', '.join(map(str, CHOICES))} equal microbatches")
-    if SEQUENCES // count < SMALLEST:
-        raise Wrong(f"a microbatch of {SEQUENCES // count} sequence(s) is too small; {SMALLEST} at least")
-    if (needed := _needed(stage, count)) > ROOM:
-        raise Wrong(f"{stage} with {count} microbatch(es) needs {needed:g} GB, there are {ROOM}")
-    legal = [
-        _units(name, m)
-        for name in ZERO_STAGES
-        for m in CHOICES
-        if SEQUENCES // m >= SMALLEST and _needed(name, m) <= ROOM
-    ]
-    units = _units(stage, count)
-    if units > min(legal):
-        score = partial_score(units, max(legal), min(legal))
-        raise Wrong(f"it fits in {needed:g} GB and sends {units} units; {min(legal)} are possible", score=score)
-    return f"{needed:g} GB, {units} units: fewer than ZeRO-3 with half the microbatches, and ZeRO-1 does not fit"
-
-
 numbers = Predict(
     "zero_2-1",
     "Six microbatches",
@@ -295,19 +255,5 @@ every_microbatch = Repair(
         "Let the gradients of three microbatches be g1, g2 and g3. What is in p.grad after the second backward?",
         "A backward adds to p.grad. Whatever is still there is sent again.",
         "A gradient that has been sent has to go: that is also what ZeRO-2 is for.",
-    ),
-)
-
-what_fits = Puzzle(
-    "zero_2-4",
-    "What fits, and what it sends",
-    "Choose a stage and a number of microbatches that fit into memory and send least.",
-    judge=_judge_what_fits,
-    minutes=15,
-    points=2,
-    hints=(
-        "On 16 ranks, 8 billion parameters take 128 GB plainly, then 38, 23 and 8 GB with ZeRO-1, 2 and 3.",
-        "Activations take 64 GB / m, and m is 8 at most. What is the smallest m that fits, stage by stage?",
-        "ZeRO-1 sends 2 units, ZeRO-2 m + 1, ZeRO-3 3 m.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Exercises of "What the network does to each axis": three numbers, the order with the fewest bytes, groups apart.
+"""Exercises of "What the network does to each axis": three numbers, the order with the fewest bytes.
 
 Chapter: book/hosts/placing.  Orders are compared by the exact prediction `Plan.traffic`, of which any least one counts.
 """
@@ -14,7 +14,7 @@ from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.plan import Plan
-from dualpipe_lab.topology import AXES, Topology
+from dualpipe_lab.topology import AXES
 
 NAMES = ("ms of bubble", "GB/s at which both are equal", "GB/s with 8 microbatches")
 _SLIPS: tuple[dict[int, str], ...] = (
@@ -41,7 +41,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
 Config: TypeAlias = LlamaConfig | V3MoEConfig
 DENSE = LlamaConfig(hidden_size=32, ffn_size=64, num_layers=3, num_heads=8, num_kv_heads=4)
 SPARSE = V3MoEConfig(hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_size=32, expert_ffn_size=8)
-Grid: TypeAlias = list[tuple[str, int]]
 
 
 Case: TypeAlias = tuple[Plan, Config, int, int, int]
@@ -52,15 +51,6 @@ def leaving(case: Case, order: Sequence[str]) -> int:
     plan, config, batch_size, length, ranks_per_node = case
     step = replace(plan, order=tuple(order)).traffic(config, batch_size, length)
     return step.ledger.between_nodes(ranks_per_node)
-
-
-def groups_apart(hosts: Sequence[str], axes: Grid, axis: str) -> list[tuple[int, ...]]:
-    """The groups of an axis that have ranks on several hosts.
-
-    >>> groups_apart("abab", [("dp", 2), ("tp", 2)], "tp")
-    [(0, 1), (2, 3)]
-    """
-    return [group for group in Topology(axes).groups(axis) if len({hosts[rank] for rank in group}) > 1]
 
 
 def _orders(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -107,23 +97,6 @@ def _cases() -> Iterator[Case]:
     yield Plan(dp=8, zero=3), DENSE, 8, 4, 4  # one order
 
 
-def _deals() -> Iterator[tuple[list[str], Grid, str]]:
-    grid = [("pp", 2), ("dp", 2), ("tp", 2)]
-    for axis in ("pp", "dp", "tp"):
-        yield list("aaaabbbb"), grid, axis
-        yield list("abababab"), grid, axis
-        yield list("aabbccdd"), grid, axis
-    yield list("aaabbb"), [("dp", 3), ("tp", 2)], "tp"
-    yield ["n-2", "n-1", "n-1", "n-2"], [("tp", 2), ("dp", 2)], "tp"
-    yield list("abc"), [("dp", 3)], "dp"
-    yield list("aab"), [("dp", 3)], "dp"
-    yield list("aba"), [("dp", 3)], "dp"  # the ends are on one host
-    yield list("ababbaba"), [("dp", 4), ("tp", 2)], "dp"
-    yield list("aabb"), [("pp", 1), ("dp", 4)], "pp"
-    yield list("aaaa"), [("dp", 4)], "dp"
-    yield list("aaaabbbb") + list("bbbbaaaa"), [("dp", 2), ("cp", 2), ("tp", 4)], "cp"
-
-
 def _judge_place(fn: Callable[..., Any]) -> str:
     cases = list(_cases())
     for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
@@ -137,24 +110,6 @@ def _judge_place(fn: Callable[..., Any]) -> str:
             best = next(each for each, sent in orders.items() if sent == least)
             raise Wrong(f"{where}: {_short(case, order)} sends {found:,} bytes, {_short(case, best)} {least:,}")
     return f"the fewest bytes in all {len(cases)} cases, some with nodes that end in the middle of an axis"
-
-
-def _judge_apart(fn: Callable[..., Any]) -> str:
-    cases = list(_deals())
-    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        hosts, axes, axis = case
-        where = f"{' x '.join(f'{name} {size}' for name, size in axes)}, hosts {' '.join(hosts)}, {axis}"
-        if not is_fine:
-            raise Wrong(ended(where, value))
-        found = plain(sorted(value, key=str) if isinstance(value, set | frozenset) else value)
-        if not isinstance(found, list) or not all(
-            isinstance(group, list) and all(type(rank) is int for rank in group) for group in found
-        ):
-            raise Wrong(f"{where}: expected a list of groups, each with its ranks, got {value!r:.80}")
-        expected = groups_apart(hosts, axes, axis)
-        if sorted(map(sorted, found)) != sorted(map(list, expected)):
-            raise Wrong(f"{where}: got {found}, expected {[list(group) for group in expected]}")
-    return f"right for {len(cases)} ways to deal ranks to hosts"
 
 
 numbers = Predict(
@@ -188,18 +143,5 @@ place = Implement(
         "Five axes have 120 orders; those with one rank change nothing. itertools.permutations lists the rest.",
         "dataclasses.replace(plan, order=...) is the same plan with another order. An order has all five axes.",
         "plan.traffic(config, batch_size, sequence_length).ledger.between_nodes(ranks_per_node) is what to minimise.",
-    ),
-)
-
-apart = Implement(
-    "placing-3",
-    "Groups apart",
-    "Write `apart(hosts, axes, axis)`: the groups of an axis whose ranks lie on several hosts.",
-    judge=_judge_apart,
-    minutes=10,
-    points=2,
-    hints=(
-        "lab.Topology(axes).groups(axis) lists the groups.",
-        "A group is on one host if the set of its hosts has one member.",
     ),
 )

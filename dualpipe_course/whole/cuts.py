@@ -1,4 +1,4 @@
-"""Exercises of "One model on every cut": four numbers, all legal sizes, a plan within three budgets, data by ranks.
+"""Exercises of "One model on every cut": four numbers, all legal sizes, data by ranks.
 
 Chapter: book/whole/cuts.  Sizes are compared with the rules of `Plan`, shares with the grid's coordinates.
 """
@@ -7,25 +7,21 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended
 from dualpipe_course.variants import WORDS, Known
-from dualpipe_course.whole.planned import plan_of
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import Plan
-from dualpipe_lab.plan.gradient_traffic import parts_of
 from dualpipe_lab.plan.rules import first_problem
-from dualpipe_lab.pp import simulate
 from dualpipe_lab.topology import Topology
 
 LIBRARY = ("dualpipe_lab.plan.rules",)
 NAMES = ("ranks", "sequences of a microbatch", "tokens of a microbatch on a rank", "layers of which a rank has a part")
 CONFIG = LlamaConfig(hidden_size=64, num_layers=8, num_heads=8, num_kv_heads=4)
 RANKS, SEQUENCES, LENGTH = 16, 32, 64
-HELD, SENT, BUBBLE = 110_000, 2_200_000, 0.12  # of the puzzle: weights of a rank, bytes of its step, idle time
 Axes: TypeAlias = list[tuple[str, int]]
 
 
@@ -52,12 +48,6 @@ def _slips(layers: int, sequences: int, length: int) -> Known:
             (layers / 8, "tp cuts matrices and not layers"),
         ),
     )
-
-
-def held_weights(plan: Plan, rank: int) -> float:
-    """The weights of the puzzle's model that a rank holds; ZeRO-3 shards them."""
-    copies = plan.num_copies if plan.zero == 3 else 1
-    return sum(part.numel for part in parts_of(plan, CONFIG, rank)) / copies
 
 
 def problem_of(sizes: Sequence[int], case: tuple[int, ...]) -> str | None:
@@ -156,24 +146,6 @@ def _judge_legal_sizes(fn: Callable[..., Any]) -> str:
     return f"{len(cases)} models: every legal plan, and no other"
 
 
-def _judge_three_budgets(answer: object) -> str:
-    plan = plan_of(answer, CONFIG, RANKS, LENGTH)
-    if plan.precision != "float32":
-        raise Wrong(f"this puzzle is about float32, got {plan.precision}; another precision changes all bytes")
-    try:
-        sent = max(plan.traffic(CONFIG, SEQUENCES, LENGTH).sent(rank) for rank in range(RANKS))
-    except ValueError as error:
-        raise Wrong(str(error)) from None
-    held = max(held_weights(plan, rank) for rank in range(RANKS))
-    bubble = 0.0 if plan.program is None else float(simulate(plan.program).bubble_fraction)
-    kept = [held <= HELD, sent <= SENT, bubble <= BUBBLE]
-    if not all(kept):
-        found = f"{held:,.0f} weights of {HELD:,}, {sent:,} bytes of {SENT:,}, bubble {bubble:.3f} of {BUBBLE:g}"
-        over = [name for name, is_kept in zip(("weights", "bytes", "bubble"), kept, strict=True) if not is_kept]
-        raise Wrong(f"{plan}: {found}; over the budget: {', '.join(over)}", score=0.4 if sum(kept) == 2 else 0.0)
-    return "within all three budgets"
-
-
 def _judge_share_of(fn: Callable[..., Any]) -> str:
     grids: list[Axes] = [
         [("dp", 2)],
@@ -228,20 +200,6 @@ legal_sizes = Implement(
     ),
 )
 
-three_budgets = Puzzle(
-    "cuts-3",
-    "Three budgets",
-    "Find a plan of 16 ranks within budgets of weights, bytes and bubble.",
-    judge=_judge_three_budgets,
-    minutes=20,
-    points=3,
-    hints=(
-        "Which axes make a rank hold less? And which of them sends an activation per layer, which per stage?",
-        "One pipeline of 1F1B has too large a bubble with 8 microbatches. Which schedules have a smaller one with one "
-        "copy of the weights?",
-        "ZeRO-3 gathers the weights for every microbatch. Four stages hold few enough weights without it.",
-    ),
-)
 
 share_of = Repair(
     "cuts-4",

@@ -1,4 +1,4 @@
-"""Exercises of "A tiny DeepSeek-V3": four numbers, a pair of cut layers, a budget, the loads of two copies.
+"""Exercises of "A tiny DeepSeek-V3": four numbers, a pair of cut layers, the loads of two copies.
 
 Chapter: book/whole/deepseek.  Orders and schedules are judged by exact simulation, biases on ranks beside one process.
 """
@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Numbers, Off, compare_on_ranks, in_words
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
-from dualpipe_course.plain import plain
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.ep.overlap import InvalidOrder, Order, check_pair, host_calls, one_f_one_b_overlap, simulate, ticks_of
 from dualpipe_lab.ep.overlap import closed_forms as pairs
@@ -74,7 +73,6 @@ LIBRARY = tuple(
 _SHORT = dict.fromkeys(("S_F", "S_B", "S_W", "P_F", "P_B", "P_W"), 2)
 RANKS, LAYERS, SEQUENCES, TIME, ROOM = 4, 8, 48, 1850, 36
 SCHEDULES = ("1f1b", "paired_1f1b", "zbv", "paired_interleaved", "dualpipe", "dualpipev")
-_LATE = 2500  # ticks, from which on an answer earns nothing
 SPEED = 0.01
 
 
@@ -93,21 +91,6 @@ def spent(name: str, num_microbatches: int) -> tuple[int, float]:
     held = max(len({action.stage for action in program.actions(rank)}) for rank in range(RANKS)) * layers
     peak = max(map(timeline.peak_activations, range(RANKS)))
     return int(timeline.makespan), float(4 * held + peak * layers * size)
-
-
-def _chosen(answer: object) -> tuple[str, int]:
-    if not isinstance(answer, (list, tuple)) or len(answer) != 2 or type(answer[0]) is not str:
-        raise Wrong("this check takes a schedule and a number of microbatches, such as ('1f1b', 12)")
-    name, number = answer[0], plain(answer[1])
-    if name not in SCHEDULES:
-        raise Wrong(f"{name!r} is none of {', '.join(SCHEDULES)}")
-    if type(number) is not int or number < 1 or SEQUENCES % number:
-        raise Wrong(f"{SEQUENCES} sequences do not divide into {number!r} microbatches")
-    try:
-        variant(name).build(RANKS, number)
-    except ValueError as error:
-        raise Wrong(str(error)) from None
-    return name, number
 
 
 def _check_pair(value: Any, up: Sequence[str], down: Sequence[str], case: str) -> None:
@@ -200,17 +183,6 @@ def _judge_pair(fn: Callable[..., Any]) -> str:
     return f"{len(PAIRS)} pairs, dense layers and shared experts among them: legal, and no tick more than in turns"
 
 
-def _judge_budget(answer: object) -> str:
-    name, number = _chosen(answer)
-    time, memory = spent(name, number)
-    score = partial_score(max(time, TIME), _LATE, TIME)
-    if memory > ROOM:
-        raise Wrong(f"{time} ticks and {memory:g} units of memory; {ROOM} units are there", round(score / 2, 2))
-    if time > TIME:
-        raise Wrong(f"{memory:g} units of memory, and {time} ticks; {TIME} are given", score)
-    return f"within {TIME:,} ticks and {ROOM} units of memory"
-
-
 def _judge_balance(fn: Callable[..., Any], ep_size: int) -> None:
     case = f"2 ranks of the pipeline x {ep_size} of experts"
     compare_on_ranks(_with_balance, 2 * ep_size, fn, ep_size, case=case, why=_bias_in_words, at=", rank {rank}: ")
@@ -254,19 +226,6 @@ pair = Implement(
     ),
 )
 
-budget = Puzzle(
-    "deepseek-3",
-    "A schedule for a budget",
-    "Choose a schedule and the number of microbatches: at most 1,850 ticks and 36 units of memory.",
-    judge=_judge_budget,
-    minutes=15,
-    points=3,
-    hints=(
-        "Print the time and the memory of each schedule for 8, 12, 16, 24 and 48 microbatches.",
-        "More microbatches are smaller: their activations are, and the latency of an all-to-all is paid more often.",
-        "A schedule with pairs hides the travel. Which of those with one copy of the weights has enough to pair?",
-    ),
-)
 
 balance = Repair(
     "deepseek-4",

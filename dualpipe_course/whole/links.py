@@ -1,17 +1,15 @@
-"""Exercises of "Which axis on which link": six numbers of a grid, bytes that cross, five axes on three kinds of link.
+"""Exercises of "Which axis on which link": six numbers of a grid, bytes that cross.
 
-Chapter: book/whole/links.  Bytes are whole numbers.  In the puzzle an axis takes, on its slowest hop,
-  seconds    its GB per rank over 450 GB/s inside a node of 8, 50 inside a rack of 32, 12.5 between racks
+Chapter: book/whole/links.  Bytes are whole numbers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import permutations
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, TypeAlias
 
-from dualpipe_course.declared import Implement, Predict, Puzzle
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 NAMES = (
@@ -66,7 +64,6 @@ _SLIPS = (
 Axes: TypeAlias = list[tuple[str, int]]
 SIZES = {"tp": 4, "cp": 4, "pp": 2, "dp_in": 2, "dp_out": 2}
 GB = {"tp": 60.0, "cp": 28.0, "pp": 6.0, "dp_in": 20.0, "dp_out": 10.0}
-LEVELS = ((8, 450.0), (32, 50.0), (64, 12.5))  # ranks, GB/s
 BUDGET, START = 2.1, 5.44  # s; START: with tp outside
 
 
@@ -89,29 +86,6 @@ def crossing_of(
                 hops += rank // node != following // node
         found[name] = hops * sent[name]
     return found
-
-
-def seconds_of(names: Sequence[str]) -> dict[str, float]:
-    """Seconds of each axis of the puzzle, outermost first."""
-    took, inner = {}, prod(SIZES.values())
-    for name in names:
-        first = inner
-        inner //= SIZES[name]
-        ranks = range(prod(SIZES.values()))
-        hops = [(r, r + inner) for r in ranks if r // inner % SIZES[name] < SIZES[name] - 1]
-        speed = min(_speed(a, b) for a, b in hops)
-        assert first == inner * SIZES[name]
-        took[name] = GB[name] / speed
-    return took
-
-
-def best_seconds() -> float:
-    """The least that any order takes."""
-    return min(sum(seconds_of(names).values()) for names in permutations(SIZES))
-
-
-def _speed(a: int, b: int) -> float:
-    return next((speed for size, speed in LEVELS if a // size == b // size), LEVELS[-1][1])
 
 
 def _why(case: Any, name: str, found: Any) -> str:
@@ -177,17 +151,6 @@ def _judge_crossing(fn: Callable[..., Any]) -> str:
     return f"right to the byte on {len(cases)} grids, rings, lines and odd nodes among them"
 
 
-def _judge_order(answer: object) -> str:
-    names = _parse(answer)
-    took = seconds_of(names)
-    total = sum(took.values())
-    words = " + ".join(f"{name} {seconds:.2f}" for name, seconds in took.items()) + f" = {total:.2f} s"
-    if total > BUDGET:
-        score = partial_score(total, START, best_seconds())
-        raise Wrong(f"legal: {words}; {BUDGET} s are possible", score=score)
-    return f"at most {BUDGET} s: no order takes less than {best_seconds():.2f}"
-
-
 numbers = Predict(
     "links-1",
     "Six numbers of a grid",
@@ -219,19 +182,5 @@ crossing = Implement(
         "The stride of an axis is the product of the sizes to its right. What is a rank's coordinate along it?",
         "One hop on from rank r: r + stride. At the end a ring goes back by (size - 1) strides, a line ends.",
         "r // ranks_per_node is the node. Add the bytes of a hop for every r whose next rank is on another node.",
-    ),
-)
-
-order = Puzzle(
-    "links-3",
-    "Five axes, three kinds of link",
-    "Order five axes on nodes and racks so that their messages take at most 2.1 s.",
-    judge=_judge_order,
-    minutes=15,
-    points=3,
-    hints=(
-        "Start with the axes by their bytes, the largest innermost. Which of them is cut in two by a border?",
-        "cp has four ranks and tp too: a node of 8 cannot hold both. Who could use the other half of the node?",
-        "An axis is as slow inside a rack, whether it begins in the node or not. Let a small axis fill the node.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Exercises of "The museum of defects": quotients to predict, a search to write, runs without a name, a norm to repair.
+"""Exercises of "The museum of defects": quotients to predict, a search to write, runs without a name.
 
 Chapter: book/whole/museum.  The runs without a name are those of the chapter on other data.
 """
@@ -6,13 +6,12 @@ Chapter: book/whole/museum.  The runs without a name are those of the chapter on
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks, norm_in_words
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Implement, Predict, Puzzle
 from dualpipe_course.trial import call_each
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 NAMES = ("clipped with the scale", "undivided pipeline", "experts averaged over copies", "bytes of gradients")
 _SLIPS = (
@@ -49,37 +48,6 @@ def unnamed() -> None:
     for number, (sound, suspect) in enumerate(zip(logs[::2], logs[1::2], strict=True), 1):
         print(f"run {number}, beside a sound {runs[number - 1].__bases__[0].__name__} run")
         print(beside(sound, suspect, steps=3), end="\n\n")
-
-
-def _with_norm(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
-    import torch
-
-    dense, experts = _gradients(0), [_gradients(1 + other) for other in range(world_size)]
-    squares = [float(sum(g.square().sum() for g in own)) for own in (dense, *experts)]
-    value = fn([g.clone() for g in dense], [g.clone() for g in experts[rank]])
-    norms = [(squares[0] + square) ** 0.5 for square in squares[1:]]
-    made = {
-        "right": sum(squares) ** 0.5,
-        "this is the mean of the ranks' norms; norms do not add up, squares do": sum(norms) / world_size,
-        "this is the sum of the ranks' norms; norms do not add up, squares do": sum(norms),
-        "the dense gradients are copies and count once": (world_size * squares[0] + sum(squares[1:])) ** 0.5,
-        "this rank's own experts alone are in it": norms[rank],
-        "the dense gradients are missing": sum(squares[1:]) ** 0.5,
-        "this is the squared norm": sum(squares),
-    }
-    numbers = {text: Numbers.of(torch.tensor(number, dtype=torch.float64)) for text, number in made.items()}
-    right = numbers.pop("right")
-    if isinstance(value, float):
-        value = torch.tensor(value, dtype=torch.float64)
-    found = value.detach().reshape(()) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-    return Found({"norm": Numbers.of(found)}, {"norm": right}, {"norm": numbers})
-
-
-def _gradients(seed: int) -> "list[Tensor]":
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(3, 2 + seed, dtype=torch.float64, generator=generator) for _ in range(2)]
 
 
 def _log(**changes: Any) -> dict[str, Any]:
@@ -153,17 +121,6 @@ def _judge_five_runs(answer: object) -> str:
     return "five of five, from their logs alone"
 
 
-def _judge_one_norm(fn: Callable[..., Any], num_ranks: int) -> None:
-    compare_on_ranks(
-        _with_norm,
-        num_ranks,
-        fn,
-        case=f"{num_ranks} rank(s)",
-        why=norm_in_words,
-        limits=[Limit("bytes", 32 * num_ranks, "{found} bytes sent by all ranks; a square is one number")],
-    )
-
-
 quotients = Predict(
     "museum-1",
     "Four quotients",
@@ -211,20 +168,5 @@ five_runs = Puzzle(
         "Each run stands beside a sound one of its kind; only defects of that kind come into question.",
         "Divide the first norms. Is the quotient a number that you know?",
         "Of two defects that change the first loss, one makes the ranks' own sums equal.",
-    ),
-)
-
-one_norm = Repair(
-    "museum-4",
-    "One norm",
-    "Repair the norm of a model whose dense gradients are copies and whose experts are not.",
-    cases=((1,), (2,), (3,)),
-    judge=_judge_one_norm,
-    right="1 to 3 ranks: the norm of the full model, from one number per rank",
-    minutes=10,
-    points=2,
-    hints=(
-        "Two ranks hold experts with norms 3 and 4. What is the norm of both together?",
-        "Squares add up. Whose squares are to be summed over the ranks, and whose are there already?",
     ),
 )

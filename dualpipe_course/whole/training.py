@@ -1,18 +1,17 @@
-"""Exercises of "Training": four numbers, sequences by coordinates, a plan after a failure, a mean over unequal counts.
+"""Exercises of "Training": four numbers, sequences by coordinates.
 
-Chapter: book/whole/training.  A sampler is asked by two processes in two orders, a plan by its closed forms, and a step
-on 1 to 3 ranks is compared with one process that has all tokens.
+Chapter: book/whole/training.  A sampler is asked by two processes in two orders.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course.comparison import Found, Numbers, Off, compare_on_ranks, in_words
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.comparison import Off, in_words
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, ended, needs_ints, partial_score
+from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ LIBRARY = tuple(f"dualpipe_lab.train.sampler:Sampler.{name}" for name in ("rows"
 NUM_BYTES, LENGTH, GLOBAL_BATCH = 1000, 20, 24
 PLANS = ((1, 1), (1, 4), (2, 3), (4, 2), (3, 8), (24, 1), (6, 4))  # data ranks, microbatches of each
 GPUS, LAYERS, SEQUENCES, MILLISECONDS, GIGABYTES = 7, 12, 24, 760, 20
-_LATE = 1200  # ms, from which on a plan earns nothing
 
 
 def _sampler_cases() -> list[tuple[int, ...]]:
@@ -157,41 +155,6 @@ def _step_in_words(off: Off) -> str:
     return off.slip or in_words(off)
 
 
-def _with_step(rank: int, world_size: int, fn: Callable[..., Any], counts: Sequence[Sequence[int]]) -> Found:
-    import torch
-
-    batches = [_draw_batch(number, own) for number, own in enumerate(counts)]
-    table = _table()
-    value = fn(table, [(ids.clone(), targets.clone()) for ids, targets in batches[rank]])
-    number = value.detach() if isinstance(value, torch.Tensor) else value
-    loss = torch.tensor(float(number), dtype=torch.float64) if isinstance(number, (float, torch.Tensor)) else None
-    ways = {text: _summed(batches, way) for text, way in _ways(batches).items()}
-    right, slips = ways.pop(""), ways
-    made = {"loss": {text: each[0] for text, each in slips.items()}, "table.grad": {t: e[1] for t, e in slips.items()}}
-    return Found(
-        {"loss": Numbers.of(loss), "table.grad": Numbers.of(table.grad)},
-        {"loss": Numbers.of(right[0]), "table.grad": Numbers.of(right[1])},
-        {name: {text: Numbers.of(each) for text, each in by.items()} for name, by in made.items()},
-    )
-
-
-def _ways(batches: "list[list[tuple[Tensor, Tensor]]]") -> dict[str, list[list[float]]]:
-    """By a mistake in words: what the sum of each microbatch of each rank is divided by."""
-    counts = [[int((targets >= 0).sum()) for _, targets in batch] for batch in batches]
-    total, mean = sum(map(sum, counts)), [sum(own) for own in counts]
-    places = sum(targets.numel() for batch in batches for _, targets in batch)
-    apart = [[float(count * len(own) * len(counts)) for count in own] for own in counts]
-    return {
-        "": [[total for _ in own] for own in counts],
-        "this is the mean of the ranks' means: a target on a rank with few weighs more": [
-            [mean[rank] * len(counts) for _ in own] for rank, own in enumerate(counts)
-        ],
-        "this is the mean of the microbatches' means: a target of a short one weighs more": apart,
-        "this is the mean over all places; those without a target have no loss": [[places for _ in o] for o in counts],
-        "this is the sum over all targets; divide by their number": [[1 for _ in own] for own in counts],
-    }
-
-
 def _summed(batches: "list[list[tuple[Tensor, Tensor]]]", divisors: list[list[float]]) -> "tuple[Tensor, Tensor]":
     import torch
 
@@ -209,19 +172,6 @@ def _table() -> "Tensor":
     return torch.randn(9, 9, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def _draw_batch(seed: int, counts: Sequence[int]) -> "list[tuple[Tensor, Tensor]]":
-    """Microbatches of 8 places, of which the first `count` have targets."""
-    import torch
-
-    generator = torch.Generator().manual_seed(20 + seed)
-    batch = []
-    for count in counts:
-        ids, targets = torch.randint(9, (2, 8), generator=generator)
-        targets[count:] = -100
-        batch.append((ids, targets))
-    return batch
-
-
 def _judge_windows(fn: Callable[..., Any]) -> str:
     cases = _sampler_cases()
     found = dict(zip(cases, call_each(Without(fn, *LIBRARY), cases), strict=True))
@@ -235,28 +185,6 @@ def _judge_windows(fn: Callable[..., Any]) -> str:
                 f"{_named(case)}: a second process, asked in another order, got other windows; a resumed run too"
             )
     return f"{len(PLANS)} plans with the same sequences, in two processes; what does not divide is refused"
-
-
-def _judge_after_failure(answer: object) -> str:
-    plan = PlanChoice(*needs_ints(answer, ("dp", "zero", "pp", "microbatches of a data rank")))
-    if refused := plan.refused():
-        raise Wrong(refused)
-    memory, time = plan.gigabytes(), plan.milliseconds()
-    score = partial_score(max(time, Fraction(MILLISECONDS)), _LATE, MILLISECONDS) * (0.5 if memory > GIGABYTES else 1)
-    if memory > GIGABYTES:
-        raise Wrong(
-            f"a legal plan of {float(time):.0f} ms with {float(memory):.1f} GB; {GIGABYTES} are there", score / 2
-        )
-    if time > MILLISECONDS:
-        raise Wrong(
-            f"a legal plan with {float(memory):.1f} GB, but {float(time):.0f} ms; {MILLISECONDS} are given", score
-        )
-    return f"within {MILLISECONDS} ms and {GIGABYTES} GB on the GPUs that are left"
-
-
-def _judge_mean_step(fn: Callable[..., Any], counts: Any) -> None:
-    text = "; ".join(f"rank {rank} {own}" for rank, own in enumerate(counts))
-    compare_on_ranks(_with_step, len(counts), fn, counts, case=f"targets per microbatch: {text}", why=_step_in_words)
 
 
 numbers = Predict(
@@ -303,35 +231,5 @@ windows = Implement(
         "random.Random(f'{seed}/{step}/{i}').random() is the same number in every process.",
         "A microbatch has b = global_batch / (data ranks · microbatches) sequences; microbatch m of data rank r begins "
         "with number (r M + m) b. A window takes length + 1 bytes.",
-    ),
-)
-
-after_failure = Puzzle(
-    "training-3",
-    "Seven GPUs are left",
-    "Choose dp, zero, pp and the microbatches of a data rank: at most 7 GPUs, 20 GB and 760 ms.",
-    judge=_judge_after_failure,
-    minutes=15,
-    points=3,
-    hints=(
-        "12 layers are to be cut evenly, so 5 or 7 stages are out. 24 sequences are to be cut evenly, too.",
-        "ZeRO-1 costs no time in this model of costs. Six GPUs are 1 x 6, 2 x 3, 3 x 2 or 6 x 1.",
-        "More microbatches make a smaller bubble and smaller activations; each costs 8 ms on every stage.",
-    ),
-)
-
-mean_step = Repair(
-    "training-4",
-    "A mean over unequal counts",
-    "Repair `mean_step(table, batch)`: loss and gradient of the mean over all targets of all ranks.",
-    cases=(([[3, 3]],), ([[5, 1]],), ([[6], [1]],), ([[5, 1], [2, 6]],), ([[4, 0], [1, 7], [2, 2]],)),
-    judge=_judge_mean_step,
-    right="1 to 3 ranks: loss and gradient of one process that has all targets, also beside a microbatch without any",
-    minutes=12,
-    points=2,
-    hints=(
-        "Give one microbatch 10 targets and the next 1. How much does each target weigh in the gradient?",
-        "All ranks need the number of all targets before the first backward: sum it first.",
-        "reduction='sum', divided by that number; gradients and losses are then summed, and not averaged.",
     ),
 )

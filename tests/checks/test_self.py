@@ -13,11 +13,12 @@ BAD = [(name, label, bad) for table in (TYPICAL, CHEATS) for name in table for l
 GOOD = [(name, label, answer) for name, answers in RIGHT.items() for label, answer in answers.items()]
 
 
-def test_every_check_has_two_wrong_answers_and_a_cheat():
-    """A check without them does not land."""
+def test_every_check_has_two_wrong_answers_and_a_cheat_and_four_at_most():
+    """A check without them does not land; each is there for its message."""
     assert len(NAMES) == len(set(NAMES)) >= 11
     assert set(TYPICAL) == set(CHEATS) == set(NAMES)
     assert all(len(TYPICAL[name]) >= 2 and CHEATS[name] for name in NAMES)
+    assert all(len(TYPICAL[name]) + len(CHEATS[name]) <= 4 for name in NAMES)
 
 
 def test_every_check_that_runs_an_answer_has_two_right_answers_of_another_style():

@@ -57,35 +57,5 @@ def entropy(blocks):
         lse = both
     return lse - mean
 """,
-        "entropies of blocks, mixed": """
-def entropy(blocks):
-    lse, H = None, None
-    for x in blocks:
-        new = x.logsumexp(0)
-        log_p = x - new
-        own = -(log_p.exp() * log_p).sum()
-        if lse is None:
-            lse, H = new, own
-            continue
-        both = torch.logaddexp(lse, new)
-        a, b = lse - both, new - both
-        H = a.exp() * (H - a) + b.exp() * (own - b)
-        lse = both
-    return H
-""",
-        "score by score, in numbers": """
-from math import exp, inf, log
-
-def entropy(blocks):
-    m, l, E = -inf, 0.0, 0.0
-    for block in blocks:
-        for s in block.tolist():
-            if s > m:
-                if l:
-                    E = exp(m - s) * (E + (m - s) * l)
-                l, m = l * exp(m - s), s
-            l, E = l + exp(s - m), E + exp(s - m) * (s - m)
-    return torch.tensor(log(l) - E / l, dtype=torch.float64)
-""",
     },
 }

@@ -18,7 +18,6 @@ from dualpipe_lab.cp.ring import ring_all_reduce
 def {name}(x):
     ring_all_reduce(x)
 """
-_COLLECTIVE = "def {name}(x):\n    comm.all_reduce(x)"
 
 TYPICAL = {
     "ring_all_reduce-1": {

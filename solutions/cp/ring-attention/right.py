@@ -48,12 +48,6 @@ def ring_forward(q, k, v, where, attend):
 """,
     },
     "ring_attention-3": {
-        "tensors": [
-            (
-                "    [2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r, 16 + r, 23 - r]",
-                "    torch.tensor([2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r, 16 + r, 23 - r])",
-            )
-        ],
         "one tensor, unordered": """
 ranks = torch.stack([torch.tensor([23 - r, 16 + r, 2 * r, 15 - 2 * r, 2 * r + 1, 14 - 2 * r]) for r in range(4)])
 """,
@@ -73,20 +67,6 @@ def gradients(do, q, blocks, found, block_backward):
         out, lse = out + share * (more - out), total
     parts = [block_backward(do, q, k, v, out, lse, hidden) for k, v, hidden in blocks]
     return sum(dq for dq, _, _ in parts), [(dk, dv) for _, dk, dv in parts]
-""",
-        "weights by a softmax, and without the kernel": """
-def gradients(do, q, blocks, found, block_backward):
-    scale = q.shape[1] ** -0.5
-    outs, lses = torch.stack([out for out, _ in found]), torch.stack([lse for _, lse in found])
-    delta = (do * (lses.softmax(0).nan_to_num(0)[..., None] * outs).sum(0)).sum(1, keepdim=True)
-    dq, others = 0, []
-    for k, v, hidden in blocks:
-        s = (scale * q @ k.T).masked_fill(hidden, -torch.inf)
-        p = (s - lses.logsumexp(0)[:, None].nan_to_num(0, neginf=0)).exp()
-        ds = scale * p * (do @ v.T - delta)
-        dq = dq + ds @ k
-        others.append((ds.T @ q, p.T @ do))
-    return dq, others
 """,
         "shares of each block, times its own gradients": """
 def gradients(do, q, blocks, found, block_backward):

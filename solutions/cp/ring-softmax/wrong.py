@@ -47,13 +47,6 @@ TYPICAL = {
             "400 rows on 3 rank(s), float32: all sums are right, and",
         ),
     },
-    "ring_softmax-3": {
-        "gradient by the own count": Bad(
-            [("gradient / num_valid", "gradient / valid.sum().clamp(min=1)")], "2 times that of one process, the number"
-        ),
-        "counts padding": Bad([("valid.sum().to(losses.dtype)", "losses.new_tensor(len(losses))")], "one rank"),
-        "nothing to divide by": Bad([("sums[1].clamp(min=1)", "sums[1]")], "a mean over nothing"),
-    },
 }
 
 CHEATS = {
@@ -73,20 +66,6 @@ CHEATS = {
             "    above = M.masked_fill(M == -torch.inf, 0)\n"
             "    return M, ((all_pairs[::2] - above).exp() * all_pairs[1::2]).sum(0)",
             "it calls comm.all_gather",
-        ),
-    },
-    "ring_softmax-3": {
-        "gathers the logits": Bad(
-            "def loss_and_gradient(logits, labels):\n"
-            "    N, r = comm.get_world_size(), comm.get_rank()\n"
-            "    x, z = logits.new_empty(N * len(logits), logits.shape[1]), labels.new_empty(N * len(labels))\n"
-            "    comm.all_gather_single(x, logits)\n"
-            "    comm.all_gather_single(z, labels)\n"
-            "    x.requires_grad_()\n"
-            "    loss = torch.nn.functional.cross_entropy(x, z, reduction='sum') / (z != -100).sum().clamp(min=1)\n"
-            "    loss.backward()\n"
-            "    return loss.detach(), x.grad[r * len(logits) : (r + 1) * len(logits)]",
-            "and no logits",
         ),
     },
 }

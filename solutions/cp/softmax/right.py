@@ -17,25 +17,6 @@ RIGHT = {
     "softmax-2": {
         "log-sum-exp": _LSE + _BACKWARD.format(total="-(dz * xx).sum()"),
         "log-sum-exp, the temperature's gradient a number": _LSE + _BACKWARD.format(total="-float((dz * xx).sum())"),
-        "row by row": """
-def forward(x, temperature):
-    y = torch.zeros_like(x)
-    for i, row in enumerate(x):
-        sees = row > -torch.inf
-        if sees.any():
-            powers = torch.exp((row[sees] - row[sees].max()) / temperature)
-            y[i, sees] = powers / powers.sum()
-    return y
-
-def backward(x, y, dy, temperature):
-    dx, dt = torch.zeros_like(x), 0.0
-    for i, row in enumerate(x):
-        sees = row > -torch.inf
-        dz = y[i, sees] * (dy[i, sees] - y[i] @ dy[i])
-        dx[i, sees] = dz / temperature
-        dt = dt - dz @ row[sees] / temperature**2
-    return dx, dt
-""",
     },
     "softmax-3": {
         "a column more": """
@@ -46,13 +27,6 @@ def weights(x, sink):
 def weights(x, sink):
     lse = torch.logsumexp(torch.cat([sink.expand(len(x), 1), x], -1), -1, keepdim=True)
     return (x - lse).exp()
-""",
-        "a sigmoid of what the scores are worth": """
-def weights(x, sink):
-    dead = (x == -torch.inf).all(-1, keepdim=True)
-    lse = x.masked_fill(dead, 0).logsumexp(-1, keepdim=True)
-    y = (x.masked_fill(dead, 0) - lse).exp() * torch.sigmoid(lse - sink)
-    return y.masked_fill(dead, 0)
 """,
     },
 }

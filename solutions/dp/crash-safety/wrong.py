@@ -1,11 +1,8 @@
 """Typical wrong answers and lazy cheats of the exercises on saves that survive a crash."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
 _SYNC_PARTS = '        disk.sync(f"{folder}/{part}")\n'
-_NEW = '    disk.write("run/latest.new", name)\n    disk.sync("run/latest.new")\n'
-_REPLACE = '    disk.replace("run/latest.new", "run/latest")\n'
-_REMOVE = '    disk.remove(f"run/step-{step - 1}")'
 
 TYPICAL = {
     "crash_safety-1": {

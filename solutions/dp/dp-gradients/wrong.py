@@ -2,16 +2,6 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-AT_THE_END = """
-def {name}(parameters, number):
-    def finish():
-        for p in parameters:
-            if p.requires_grad:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                comm.all_reduce(p.grad)
-    return finish
-"""
-
 TYPICAL = {
     "dp_gradients-1": {
         "all hidden but one": Bad("four_buckets, one_bucket, num_all_reduces = 95, 140, 4", "they do not keep up"),

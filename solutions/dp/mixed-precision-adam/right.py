@@ -36,14 +36,6 @@ def prepare(gradients, scale, max_norm):
     return [(g * (max_norm / norm if norm > max_norm else 1.0)).float() for g in true]
 """,
         "torch's usual 1e-6": [("max_norm / float(square.sqrt())", "max_norm / (float(square.sqrt()) + 1e-6)")],
-        "the norm unscaled": """
-def prepare(gradients, scale, max_norm):
-    square = torch.stack([torch.zeros(()), *(g.float().norm() ** 2 for g in gradients)]).sum()
-    comm.all_reduce(square)
-    norm = square.sqrt() / scale
-    factor = (max_norm / norm).clamp(max=1.0) / scale
-    return [g.to(torch.float32) * factor for g in gradients]
-""",
     },
     "mixed_precision_adam-4": {
         "neighbours and a comparison": """

@@ -2,20 +2,6 @@
 
 RIGHT = {
     "topology-2": {
-        "ranks sorted by their other coordinates": """
-def groups(axes, along):
-    def coordinates(rank):
-        found = {}
-        for name, size in reversed(axes):
-            rank, found[name] = divmod(rank, size)
-        return found
-
-    held = {}
-    for rank in range(prod(size for _, size in axes)):
-        key = tuple(value for name, value in coordinates(rank).items() if name not in along)
-        held.setdefault(key, []).append(rank)
-    return sorted(tuple(ranks) for ranks in held.values())
-""",
         "a grid of torch, and lists": """
 def groups(axes, along):
     sizes = [size for _, size in axes]

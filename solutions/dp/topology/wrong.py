@@ -16,15 +16,6 @@ def sum_along(x, axes, axis):
     rank, mesh = comm.get_rank(), lab.Mesh(lab.Topology(axes))
     comm.all_reduce(x, group=mesh.group(axis))
 """
-GATHERED = """
-def sum_along(x, axes, axis):
-    rank, everything = comm.get_rank(), torch.zeros(comm.get_world_size(), dtype=x.dtype)
-    comm.all_gather_single(everything, x)
-    place = [name for name, _ in axes].index(axis)
-    size, stride = axes[place][1], prod(extent for _, extent in axes[place + 1 :])
-    first = rank - rank // stride % size * stride
-    x.fill_(int(everything[first : first + stride * size : stride].sum()))
-"""
 
 TYPICAL = {
     "topology-1": {

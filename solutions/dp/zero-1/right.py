@@ -1,46 +1,7 @@
 """Right answers of another style to the exercises on ZeRO-1."""
 
 RIGHT = {
-    "zero_1-2": {
-        "slices and two buffers": """
-def momentum_step(weights, grad, state, lr, momentum):
-    N, rank, length = comm.get_world_size(), comm.get_rank(), len(weights)
-    size = (length + N - 1) // N
-    sums, whole = grad.new_zeros(N * size), weights.new_zeros(N * size)
-    sums[:length] = grad
-    own = grad.new_empty(size)
-    comm.reduce_scatter_single(own, sums)
-    state["v"] = momentum * state["v"] + own if state else own
-    whole[:length] = weights
-    mine = whole[rank * size : (rank + 1) * size] - lr * state["v"]
-    comm.all_gather_single(whole, mine)
-    weights[:] = whole[:length]
-""",
-        "velocity that ends where the weights end": """
-def momentum_step(weights, grad, state, lr, momentum):
-    N = comm.get_world_size()
-    size = -(-len(weights) // N)
-    own = slice(comm.get_rank() * size, (comm.get_rank() + 1) * size)
-    g = grad.new_empty(size)
-    comm.reduce_scatter_single(g, pad(grad, (0, N * size - len(grad))).contiguous())
-    g = g[: len(weights[own])]
-    v = state.setdefault("v", torch.zeros_like(weights[own]))
-    v.copy_(momentum * v + g)
-    new = pad(weights[own] - lr * v, (0, size - len(v)))
-    everything = weights.new_empty(N * size)
-    comm.all_gather_single(everything, new.contiguous())
-    weights.copy_(everything[: len(weights)])
-""",
-    },
     "zero_1-3": {
-        "pads with zeros": """
-def norm_of_shards(flat):
-    N = comm.get_world_size()
-    own = pad(flat, (0, -len(flat) % N)).view(N, -1)[comm.get_rank()]
-    square = (own * own).sum()
-    comm.all_reduce(square)
-    return square.sqrt().item()
-""",
         "the end cut off by hand": [
             (
                 "flat[start : start + size].square().sum()",

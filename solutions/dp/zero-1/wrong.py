@@ -11,26 +11,6 @@ TYPICAL = {
         "a third": Bad(f"{NUMBERS} = 1000 / 3, 8000, 2667", "padded until 3 divides it"),
         "no padding": Bad(f"{NUMBERS} = 334, 8000, 2672", "two of them padding"),
     },
-    TWO: {
-        "a velocity in a global": Bad(
-            [
-                ("def momentum_step", "VELOCITY = []\n\ndef momentum_step"),
-                (
-                    'if "velocity" not in state:',
-                    "if not VELOCITY:\n        VELOCITY.append(torch.zeros_like(own))\n    if not state:",
-                ),
-                ('state["velocity"] = torch.zeros_like(own)', 'state["velocity"] = VELOCITY[0]'),
-            ],
-            "1 rank(s): after 3 steps on rank 0",
-        ),
-        "lr inside of the velocity": Bad(
-            [(".add_(own_grad)", ".add_(own_grad, alpha=lr)"), ('["velocity"], alpha=lr)', '["velocity"])')],
-            "lr is inside of the velocity, and lr has halved since",
-        ),
-        "state of everything": Bad(
-            [("torch.zeros_like(own)", "torch.zeros_like(padded).view(N, -1)[rank]")], "between steps"
-        ),
-    },
     THREE: {
         "squared in place": Bad([("+ size].square().sum()", "+ size].square_().sum()")], "the optimizer reads it next"),
         "the starter's clamp at the end": Bad(
@@ -56,9 +36,6 @@ TYPICAL = {
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + f"{NUMBERS} = [Anything()] * 3", "whole number")},
-    TWO: {
-        "nothing": Bad("def momentum_step(*args):\n    pass", "those of the start"),
-    },
     THREE: {
         "the whole buffer": Bad("def norm_of_shards(flat):\n    return float(flat.norm())", "4 numbers on 2 rank(s)"),
     },

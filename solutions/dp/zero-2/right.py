@@ -69,18 +69,4 @@ def scatter(p, shard):
 """,
         "drops .grad last": [("    p.grad = None\n", ""), ("    shard += own", "    shard += own\n    p.grad = None")],
     },
-    "zero_2-4": {
-        "a float for the number": 'stage, num_microbatches = "zero2", 32 / 8',
-        "searched": """
-def needed(stage, m):
-    N = 16
-    return 8 * {"ddp": 16, "zero1": 4 + 12 / N, "zero2": 2 + 14 / N, "zero3": 16 / N}[stage] + 32 // m * 2
-
-def units(stage, m):
-    return {"ddp": 2, "zero1": 2, "zero2": m + 1, "zero3": 3 * m}[stage]
-
-fits = [(s, m) for s in ("ddp", "zero1", "zero2", "zero3") for m in (1, 2, 4, 8) if needed(s, m) <= 40]
-stage, num_microbatches = min(fits, key=lambda plan: units(*plan))
-""",
-    },
 }

@@ -1,28 +1,5 @@
 """Right answers of another style to the exercises on the serial order."""
 
-_TOKENS = """
-def {name}(W_A, w_R, W_M, saved, dy, exchange):
-    import torch
-    x, t, x_M, w, y_M, inputs, h, order, back = saved
-    leaving = torch.zeros_like(dy)
-    for place, token in enumerate(order.tolist()):
-        leaving[place] = w[token] * dy[token]
-    arrived = exchange(leaving)
-    du = torch.stack([g * (1 - v * v) for g, v in zip(arrived, h)])
-    dW_M = sum(torch.outer(a, b) for a, b in zip(du, inputs))
-    returned = exchange(torch.einsum("ro,oi->ri", du, W_M))
-    home = torch.empty_like(returned)
-    home[order] = returned
-    dw_R, dW_A, dx = torch.zeros_like(w_R), torch.zeros_like(W_A), torch.empty_like(x)
-    for i in range(len(x)):
-        dz = torch.dot(dy[i], y_M[i]) * w[i] * (1 - w[i])
-        dx_M = dy[i] + home[i] + dz * w_R
-        dw_R += dz * x_M[i]
-        dt = dx_M * (1 - t[i].square())
-        dW_A += torch.outer(dt, x[i])
-        dx[i] = dx_M + W_A.T @ dt
-    return dx, dW_A, dw_R, dW_M
-"""
 _PIECES = """
 def {name}(W_A, w_R, W_M, saved, dy, exchange):
     import torch
@@ -76,6 +53,5 @@ def backward(W_A, w_R, W_M, saved, dy, exchange):
     "one_f_one_b_basic-3": {
         "autograd for each piece": _PIECES.format(name="frugal_backward"),
         "the weight divided out": [("dw = (dy * saved.y_M)", "dw = (rows[saved.back] / saved.w[:, None] * saved.y_M)")],
-        "token by token": _TOKENS.format(name="frugal_backward"),
     },
 }

@@ -12,21 +12,6 @@ def {name}(W_A, w_R, W_M, saved, dy, exchange):
     y.backward(dy)
     return x.grad, A.grad, R.grad, M.grad
 """
-_PIECES = """
-def {name}(W_A, w_R, W_M, saved, dy, exchange):
-    import torch
-    with torch.enable_grad():
-        x, A, R = (v.clone().requires_grad_() for v in (saved.x, W_A, w_R))
-        x_M = x + torch.tanh(x @ A.T)
-        w = torch.sigmoid(x_M @ R)
-        dh = exchange((saved.w[:, None] * dy)[saved.order])
-        inputs, M = (v.clone().requires_grad_() for v in (saved.inputs, W_M))
-        d_inputs, dM = torch.autograd.grad(torch.tanh(inputs @ M.T), (inputs, M), dh)
-        home = exchange(d_inputs)[saved.back]
-        outputs, grads = (x_M, w), (dy + home, (dy * saved.w[:, None]).sum(1))
-        dx, dA, dR = torch.autograd.grad(outputs, (x, A, R), grads)
-    return dx, dA, dR, dM
-"""
 
 
 TYPICAL = {

@@ -32,22 +32,6 @@ def weight_grad(grad, h, w, counts):
 """,
     },
     "smoe-3": {
-        "blocks joined by expert": """
-def layer(x, experts, weights, num_experts):
-    share, top_k = len(weights), experts.shape[1]
-    slots = experts.flatten()
-    order = slots.argsort(stable=True)
-    sends = slots.bincount(minlength=num_experts).view(-1, share)
-    receives = exchange_counts(sends)
-    splits = Splits(*(tuple(c.sum(1).tolist()) for c in (sends, receives)))
-    rows = all_to_all_rows_async(x[order // top_k], splits).wait()
-    blocks = list(rows.split(receives.flatten().tolist()))
-    made = [block @ weights[number % share].T for number, block in enumerate(blocks)]
-    rows = all_to_all_rows_async(torch.cat(made), splits.transposed).wait()
-    y = torch.empty_like(rows)
-    y[order] = rows
-    return y.view(len(x), top_k, x.shape[1]).sum(1)
-""",
         "a row says for which expert it is": """
 def layer(x, experts, weights, num_experts):
     share, top_k = len(weights), experts.shape[1]

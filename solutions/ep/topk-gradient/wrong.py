@@ -5,7 +5,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 _PREDICT = "as_they_are, normalised, single, weight_bytes, balance_bytes = "
 _SIGMOID = "def logit_gradient(logits, indices, grad, scale):\n"
 _SHARE = "def balance_share(logits, indices):\n"
-_ROUTE = "def route(logits, k):\n    scores, indices = logits.softmax(-1).topk(k)\n    return indices, "
 
 TYPICAL = {
     "topk_gradient-1": {

@@ -45,52 +45,6 @@ def load(storage, num_hosts):
     place, step = current(storage).split()
     return int(step), [storage.read(f"{place}{host}") for host in range(num_hosts)]
 """,
-        "a mark behind the shards, cleaned by one host": """
-def save(storage, host, num_hosts, step, shard):
-    storage.write(f"{step:08}-{host:03}", shard)
-    yield
-    if host == 0:
-        storage.write(f"{step:08}-done", b"")
-    yield
-    if host == 0:
-        for name in storage.names():
-            if int(name[:8]) < step - 5:
-                storage.remove(name)
-    yield
-
-def load(storage, num_hosts):
-    done = [name for name in storage.names() if name.endswith("-done")]
-    if not done:
-        return None
-    step = int(done[-1][:8])
-    return (step, [storage.read(f"{step:08}-{host:03}") for host in range(num_hosts)])
-""",
-        "sums in the index": """
-import json
-from zlib import crc32
-
-def save(storage, host, num_hosts, step, shard):
-    storage.write(f"{step}.{host}", shard)
-    storage.write(f"{step}.{host}.sum", str(crc32(shard)).encode())
-    yield
-    if host == 0:
-        sums = [int(storage.read(f"{step}.{other}.sum")) for other in range(num_hosts)]
-        storage.write("tmp", json.dumps([step, sums]).encode())
-        storage.rename("tmp", "index.json")
-    yield
-    for name in storage.names():
-        if name not in ("index.json", "tmp") and name.split(".")[:2] == [str(step - 5), str(host)]:
-            storage.remove(name)
-
-def load(storage, num_hosts):
-    try:
-        step, sums = json.loads(storage.read("index.json"))
-    except FileNotFoundError:
-        return None
-    shards = [storage.read(f"{step}.{host}") for host in range(num_hosts)]
-    assert [crc32(shard) for shard in shards] == sums
-    return step, shards
-""",
     },
     "failures-3": {
         "beats that were seen first": """

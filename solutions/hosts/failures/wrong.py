@@ -10,18 +10,6 @@ _INDEX = """    if host == 0:
         storage.rename("new index", "index")
 """
 _FOUND = "    yield  # the new save is found\n"
-_CLEAN = """    for name in storage.names():
-        if name.endswith(f"/{host}") and name != f"{step}/{host}":
-            storage.remove(name)
-"""
-_NEWEST = """
-def load(storage, num_hosts):
-    steps = [int(name.split("/")[0]) for name in storage.names() if "/" in name]
-    if not steps:
-        return None
-    return max(steps), [storage.read(f"{max(steps)}/{host}") for host in range(num_hosts)]
-"""
-_SAVE = "\ndef save(storage, host, num_hosts, step, shard):\n" + _WRITE + "    yield\n" + _CLEAN
 
 TYPICAL = {
     "failures-1": {

@@ -23,18 +23,6 @@ def on_their_clock(time, first, second):
     rate = (second[1] - first[1]) / (second[0] - first[0])
     return round(time + second[1] - rate * (second[0] - time)), max(first[2], second[2])
 """,
-        "numpy": """
-import numpy as np
-
-def read_clock(answers):
-    t0, s, t1 = np.array(answers).T
-    best = np.argmin(t1 - t0)
-    return (s - t0 - (t1 - t0) / 2)[best], ((t1 - t0) / 2)[best]
-
-def on_their_clock(time, first, second):
-    offset = np.interp(time - first[0], [0, second[0] - first[0]], [first[1], second[1]])
-    return [time + offset, np.maximum(first[2], second[2])]
-""",
     },
     "many_hosts-3": {
         "the quickest message": """
@@ -62,20 +50,6 @@ def slow_host(timeline, ranks_per_host):
     rates = {host: median(values) for host, values in rates.items()}
     slow = [host for host in rates if rates[host] > 3.5 * min(rates.values())]
     return slow[0] if slow else None
-""",
-        "only the largest of each host, a low quantile": """
-import numpy as np
-
-def slow_host(timeline, ranks_per_host):
-    rates = {}
-    for host in range(timeline.num_ranks // ranks_per_host):
-        own = [m for m in timeline.messages if m.src // ranks_per_host == host != m.dst // ranks_per_host]
-        largest = max((m.num_bytes for m in own), default=0)
-        if own:
-            times = [m.arrived - m.sent for m in own if m.num_bytes == largest]
-            rates[host] = np.quantile(times, 0.3) / largest
-    order = sorted(rates, key=lambda host: rates[host])
-    return np.int64(order[-1]) if rates[order[-1]] > 6 * rates[order[-2]] else None
 """,
     },
 }

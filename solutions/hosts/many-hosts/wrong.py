@@ -4,7 +4,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 _PREDICT = "rank, offset, bound, apart, seconds = "
 _BEST = "min(answers, key=lambda answer: answer[2] - answer[0])"
-_LINE = "    offset += (other_offset - offset) * (time - begin) / (end - begin)\n"
 
 TYPICAL = {
     "many_hosts-1": {

@@ -36,26 +36,4 @@ def place(plan, config, batch_size, sequence_length, ranks_per_node):
     return best
 """,
     },
-    "placing-3": {
-        "from strides": """
-from math import prod
-
-def apart(hosts, axes, axis):
-    names = [name for name, _ in axes]
-    place = names.index(axis)
-    size, stride = axes[place][1], prod(s for _, s in axes[place + 1:])
-    found = []
-    for rank in range(len(hosts)):
-        if rank // stride % size == 0:
-            group = [rank + i * stride for i in range(size)]
-            if any(hosts[each] != hosts[rank] for each in group):
-                found.append(group)
-    return found
-""",
-        "a set": """
-def apart(hosts, axes, axis):
-    grid = lab.Topology(axes)
-    return {grid.at(a).ranks(axis) for a in range(len(hosts)) for b in grid.at(a).ranks(axis) if hosts[a] != hosts[b]}
-""",
-    },
 }

@@ -16,20 +16,6 @@ TYPICAL = {
         "always tp inside": Bad(_PLACE + 'return ["pp", "cp", "dp", "ep", "tp"]', "4 sequences of 4 tokens"),
         "some axes": Bad(_PLACE + 'return ["dp"]', "each of"),
     },
-    "placing-3": {
-        "groups together": Bad([("> 1", "== 1")], "expected"),
-        "the ends": Bad(
-            """
-def apart(hosts, axes, axis):
-    return [group for group in lab.Topology(axes).groups(axis) if hosts[group[0]] != hosts[group[-1]]]
-""",
-            "hosts a b a, dp: got [], expected [[0, 1, 2]]",
-        ),
-        "a number": Bad(
-            [("return [group for group in groups", "return sum(1 for group in groups"), ("> 1]", "> 1)")],
-            "a list of groups",
-        ),
-    },
 }
 
 CHEATS = {
@@ -40,8 +26,5 @@ CHEATS = {
     },
     "placing-2": {
         "no axis at all": Bad(_PLACE + "return []", "each of"),
-    },
-    "placing-3": {
-        "nothing is apart": Bad("def apart(hosts, axes, axis):\n    return []", "expected"),
     },
 }

@@ -3,7 +3,6 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "serial, forward_first, backward_first, split_alone"
-PIECES = "def backward_pieces(layers, dy, pair):\n"
 
 TYPICAL = {
     "dualpipe_overlap-1": {

@@ -65,17 +65,6 @@ def two_way_step(rank, world_size, first, last, inputs, targets, num_microbatche
                 "            parameter.grad = both[0] + both[1]",
             )
         ],
-        "messages between mirrors": """
-def sum_copies(rank, world_size, stages):
-    mirror = world_size - 1 - rank
-    for stage in sorted(stages):
-        for parameter in stages[stage].parameters():
-            theirs = torch.empty_like(parameter.grad)
-            work = comm.isend(parameter.grad.clone(), mirror)
-            comm.recv(theirs, mirror)
-            work.wait()
-            parameter.grad += theirs
-""",
         "objects": """
 def sum_copies(rank, world_size, stages):
     groups = [comm.new_group([r, world_size - 1 - r]) for r in range(world_size // 2)]

@@ -30,31 +30,6 @@ def gpipe_rows(num_ranks, num_microbatches):
 """,
     },
     "gpipe-3": {
-        "blocking sends, an autograd call": _STEP
-        + """
-    first, last, M = rank == 0, rank == world_size - 1, range(num_microbatches)
-
-    def recv(peer):
-        comm.recv(x := torch.empty_like(like), peer)
-        return x
-
-    kept = []
-    with torch.no_grad():
-        for m in M:
-            kept.append(inputs[m] if first else recv(rank - 1))
-            y = stage(kept[m])
-            if not last:
-                comm.send(y, rank + 1)
-    for m in M:
-        x = kept[m].detach().requires_grad_()
-        y = stage(x)
-        if last:
-            y = mse_loss(y, targets[m])
-        y.backward(torch.full_like(y, 1 / num_microbatches) if last else recv(rank + 1))
-        if not first:
-            comm.send(x.grad, rank - 1)
-        kept[m] = None
-""",
         "the last rank leaves out what nobody uses": [
             (
                 "        with torch.no_grad():\n            y = stage(kept[m])\n",

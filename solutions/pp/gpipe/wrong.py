@@ -6,7 +6,7 @@ TYPICAL = {
     "gpipe-1": {
         "free messages": Bad("makespan, bubble, peak = 54, 18, 6", "free messages"),
         "one way": Bad("makespan, bubble, peak = 57, 21, 6", "gradients travel too"),
-        "peak of 1F1B": Bad("makespan, bubble, peak = 60, 24, 4", "peak 4"),
+        "peak of 1F1B": Bad("makespan, bubble, peak = 60, 24, 4", "before its first backward"),
     },
     "gpipe-2": {
         "no receives": Bad(

@@ -7,9 +7,9 @@ NUMBERS = "kept, peak, best_length"
 
 TYPICAL = {
     ONE: {
-        "an input per block": Bad(f"{NUMBERS} = 36, 39, 2", "36 is one input per block"),
+        "an input per block": Bad(f"{NUMBERS} = 36, 39, 2", "one input per block"),
         "one segment only": Bad(f"{NUMBERS} = 12, 27, 2", "the inputs of the segments are there too"),
-        "square root of the blocks": Bad(f"{NUMBERS} = 12, 39, 6", "length 6 peaks at 60"),
+        "square root of the blocks": Bad(f"{NUMBERS} = 12, 39, 6", "it peaks at 60"),
     },
     TWO: {
         "other masks": Bad([("torch.set_rng_state(ctx.random_state)", "pass")], "dropout: the gradient"),

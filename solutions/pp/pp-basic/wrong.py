@@ -7,8 +7,8 @@ NAMES = "down_first, down_second, up_second, up_first"
 TYPICAL = {
     "pp_basic-1": {
         "gradients in stage order": Bad(f"{NAMES} = 4, -4, 6, -6", "in the order in which they travel"),
-        "target minus prediction": Bad(f"{NAMES} = 4, -4, 6, 6", "the wrong sign"),
-        "gradient of the weight": Bad(f"{NAMES} = 4, -4, 8, 6", "second gradient: 8"),
+        "target minus prediction": Bad(f"{NAMES} = 4, -4, 6, 6", "minus the target"),
+        "gradient of the weight": Bad(f"{NAMES} = 4, -4, 8, 6", "times the weight, with its sign"),
     },
     "pp_basic-2": {
         "not contiguous": Bad([("x.contiguous()", "x")], "contiguous"),

@@ -2,8 +2,6 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-_KEEP = "self.kept[m] = x, h, da, dy"
-_TAKE = "x, h, da, dy = self.kept.pop(m)"
 _START = """
 class SplitMLP:
     def __init__(self, w1, w2):

@@ -17,32 +17,6 @@ def tree_all_reduce(x):
     for child in children:
         comm.send(x, child)
 """,
-        "halves of a range": """
-def tree_all_reduce(x):
-    me, other = comm.get_rank(), torch.empty_like(x)
-
-    def gather(low, high):
-        if high - low > 1:
-            middle = low + (1 << ((high - low - 1).bit_length() - 1))
-            gather(low, middle) if me < middle else gather(middle, high)
-            if me == low:
-                comm.irecv(other, middle).wait()
-                x.copy_(x + other)
-            elif me == middle:
-                comm.isend(x, low).wait()
-
-    def spread(low, high):
-        if high - low > 1:
-            middle = low + (1 << ((high - low - 1).bit_length() - 1))
-            if me == low:
-                comm.send(x, middle)
-            elif me == middle:
-                comm.recv(x, low)
-            spread(low, middle) if me < middle else spread(middle, high)
-
-    gather(0, comm.get_world_size())
-    spread(0, comm.get_world_size())
-""",
         "its root is the last rank": [
             (
                 "rank, world_size = comm.get_rank(), comm.get_world_size()\n    distances",

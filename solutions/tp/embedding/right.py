@@ -10,14 +10,6 @@ def look_up(ids, table, first):
     comm.all_reduce(found)
     return found
 """,
-        "token by token": """
-def look_up(ids, table, first):
-    zero = torch.zeros(table.shape[1], dtype=table.dtype)
-    rows = [table[i - first] if first <= i < first + len(table) else zero for i in ids.tolist()]
-    found = torch.stack(rows)
-    comm.all_reduce(found)
-    return found
-""",
         "a product with one-hot rows": """
 def look_up(ids, table, first):
     numbers = torch.arange(first, first + len(table))
@@ -33,14 +25,6 @@ def look_up(ids, table, first):
                 "return d_table.index_put_((row[mine],), grad[mine], accumulate=True)",
             ),
         ],
-        "a loop": """
-def table_gradient(ids, grad, num_rows, first):
-    d_table = torch.zeros(num_rows, grad.shape[1], dtype=grad.dtype)
-    for token, word in enumerate(ids.tolist()):
-        if first <= word < first + num_rows:
-            d_table[word - first] += grad[token]
-    return d_table
-""",
         "a product": """
 def table_gradient(ids, grad, num_rows, first):
     return (torch.arange(first, first + num_rows)[:, None] == ids).to(grad.dtype) @ grad

@@ -38,14 +38,6 @@ def legal_sizes(num_ranks, num_layers, num_heads, num_kv_heads, length, batch, r
     return rows
 """,
     },
-    "cuts-3": {
-        "context and more microbatches": """
-plan = dict(pp=4.0, dp=2, cp=2, num_microbatches=16, schedule="interleaved", chunks=2)
-""",
-        "a plan's own description": """
-plan = lab.Plan(pp=4, dp=2, cp=2, num_microbatches=8, schedule="zero_bubble_h1").describe()
-""",
-    },
     "cuts-4": {
         "by the library's grid": """
 def share(rank, axes, batch, num_microbatches, length):

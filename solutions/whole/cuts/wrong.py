@@ -18,13 +18,6 @@ TYPICAL = {
         ),
         "rounds down": Bad([("-(-num_layers // pp)", "num_layers // pp")], "the fullest stage"),
     },
-    THREE: {
-        "the starter": Bad('plan = {"dp": 4, "cp": 4}', "over the budget: weights, bytes"),
-        "1F1B": Bad('plan = {"pp": 4, "dp": 4, "num_microbatches": 8}', "over the budget: bubble"),
-        "two copies": Bad(
-            'plan = {"pp": 4, "dp": 4, "num_microbatches": 8, "schedule": "dualpipe"}', "over the budget: weights"
-        ),
-    },
     FOUR: {
         "the last axis is dp": Bad([("rank // stride % size", "rank % size")], "are one data rank"),
         "from the left": Bad([("reversed(axes)", "axes")], "are one data rank"),
@@ -47,7 +40,6 @@ def legal_sizes(num_ranks, num_layers, num_heads, num_kv_heads, length, batch, r
             "switched off",
         ),
     },
-    THREE: {"another precision": Bad([('"zero_bubble_h1"', '"1f1b", "precision": "bfloat16"')], "float32")},
     FOUR: {
         "everything everywhere": Bad(
             """

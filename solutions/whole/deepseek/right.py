@@ -1,7 +1,5 @@
 """Right answers of another style to the exercises on a tiny DeepSeek-V3."""
 
-CHOICE = "schedule, num_microbatches = "
-
 RIGHT = {
     "deepseek-2": {
         "one row of both, then sorted into two": """
@@ -34,10 +32,6 @@ def pair(up, down):
                 'work, sent = zip(*order)\n    return " ".join(sum(work, [])), " ".join(sum(sent, []))',
             )
         ],
-    },
-    "deepseek-3": {
-        "two stages per rank": CHOICE + '"paired_interleaved", 24',
-        "two copies": CHOICE + '["dualpipe", 24]',
     },
     "deepseek-4": {
         "all stages in one sum": """

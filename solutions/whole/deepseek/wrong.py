@@ -4,7 +4,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 ONE, TWO, THREE, FOUR = (f"deepseek-{number}" for number in range(1, 5))
 NUMBERS = "copies, labels, all_to_alls, milliseconds = "
-CHOICE = "schedule, num_microbatches = "
 
 TYPICAL = {
     ONE: {
@@ -27,11 +26,6 @@ TYPICAL = {
             [('if "S" in letters:\n            work', "if False:\n            work")], "contains S_B"
         ),
     },
-    THREE: {
-        "two copies": Bad(CHOICE + '"dualpipe", 12', "56 units of memory"),
-        "no pairs": Bad(CHOICE + '"1f1b", 24', "2700 ticks"),
-        "small microbatches": Bad(CHOICE + '"dualpipev", 48', "2504 ticks"),
-    },
     FOUR: {
         "the starter": Bad([("        comm.all_reduce(load, group=pp)\n", "")], "its own microbatches alone"),
         "without ep": Bad([("        comm.all_reduce(load, group=ep)\n", "")], "are missing"),
@@ -53,6 +47,5 @@ def pair(up, down):
             "switched off",
         ),
     },
-    THREE: {"a number": Bad("schedule, num_microbatches = 1850, 36", "takes a schedule")},
     FOUR: {"nothing": Bad("def balance(*args):\n    pass", "biases of stage 0")},
 }

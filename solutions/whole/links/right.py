@@ -40,22 +40,4 @@ def crossing(axes, sent, lines, ranks_per_node):
     return found
 """,
     },
-    "links-3": {
-        "as a tuple, pp and dp_out exchanged": 'order = ("dp_out", "pp", "cp", "tp", "dp_in")',
-        "by trying": """
-from itertools import permutations
-
-size = {"tp": 4, "cp": 4, "dp_in": 2, "dp_out": 2, "pp": 2}
-sent = {"tp": 60, "cp": 28, "dp_in": 20, "dp_out": 10, "pp": 6}
-
-def seconds(names):
-    total, reach = 0, 1
-    for name in reversed(names):
-        reach *= size[name]
-        total += sent[name] / (450 if reach <= 8 else 50 if reach <= 32 else 12.5)
-    return total
-
-order = list(min(permutations(size), key=seconds))
-""",
-    },
 }

@@ -5,11 +5,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 ONE, TWO = "lora-1", "lora-2"
 NUMBERS = "zero_1, zero_3, gradients, gathered = "
 SUM = "    comm.all_reduce(both)\n"
-ONE_BY_ONE = (
-    "    du1, du2 = (part.contiguous() for part in both.split(len(A1), 1))\n"
-    "    comm.all_reduce(du1)\n"
-    "    comm.all_reduce(du2)\n"
-)
 
 TYPICAL = {
     ONE: {

@@ -47,22 +47,4 @@ names = "MeanOfMeans", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "Same
 names = "MeanOfMeans SumEveryMicrobatch OwnKeysAgain ClipScaled SameBatches".split()
 """,
     },
-    "museum-4": {
-        "by the library": """
-from dualpipe_lab.dp import global_norm
-
-def norm(dense, experts):
-    parts = [(g, ()) for g in dense] + [(g, ("ep",)) for g in experts]
-    return global_norm(parts, {"ep": None})
-""",
-        "a share of the dense square": """
-def norm(dense, experts):
-    def square(gradients):
-        return torch.cat([g.flatten() for g in gradients]).square().sum()
-
-    total = square(experts) + square(dense) / comm.get_world_size()
-    comm.all_reduce(total)
-    return total.sqrt()
-""",
-    },
 }

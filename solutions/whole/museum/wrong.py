@@ -28,28 +28,6 @@ TYPICAL = {
         "of another kind": Bad("names = " + NAMES.replace("OwnKeysAgain", "UndividedPipeline"), "is ContextParallel"),
         "a name that is none": Bad("names = " + NAMES.replace("ClipScaled", "Clip"), "is none of"),
     },
-    FOUR: {
-        "the starter": Bad(
-            """
-def norm(dense, experts):
-    square = sum(g.square().sum() for g in dense + experts)
-    norm = square.sqrt()
-    comm.all_reduce(norm)
-    return float(norm / comm.get_world_size())
-""",
-            "mean of the ranks' norms",
-        ),
-        "counts copies": Bad(
-            """
-def norm(dense, experts):
-    square = sum(g.square().sum() for g in dense + experts)
-    comm.all_reduce(square)
-    return float(square.sqrt())
-""",
-            "count once",
-        ),
-        "squared": Bad([("float(square.sqrt())", "float(square)")], "squared norm"),
-    },
 }
 
 CHEATS = {
@@ -58,5 +36,4 @@ CHEATS = {
         "always the same": Bad('def first_difference(sound, suspect):\n    return "nothing"', "the first difference")
     },
     THREE: {"nothing": Bad("names = []", "expected a list of 5 names")},
-    FOUR: {"no message": Bad([("    comm.all_reduce(square)\n", "")], "own experts alone")},
 }

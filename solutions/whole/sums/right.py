@@ -49,43 +49,4 @@ def reduce_gradients(parameters, said, mesh):
             start = stop
 """,
     },
-    "sums-3": {
-        "experts within the data ranks": "plan = dict(dp=4, tp=2, ep=4, experts_in_data=True, zero=2)",
-        "searched": """
-from itertools import product
-
-for ep, zero in product((2, 4, 8), (0, 1, 2, 3)):
-    candidate = lab.Plan(ep=ep, tp=8 // ep, zero=zero)
-    try:
-        sent = candidate.traffic(config, 16, 32).sent(0, "gradients")
-    except ValueError:
-        continue
-    if sent <= 600_000 and ep > 2 and 1 <= zero <= 2:
-        plan = candidate.describe()
-""",
-    },
-    "sums-4": {
-        "on one rank only": """
-def norm(gradients, mesh):
-    squares = []
-    for gradient, cut, holders in gradients:
-        first = all(mesh.coordinates[axis] == 0 for axis in mesh.topology.names if axis not in cut)
-        squares.append(gradient.square().sum() / holders if first else gradient.new_zeros(()))
-    total = torch.stack(squares).sum()
-    comm.all_reduce(total)
-    return total.sqrt()
-""",
-        "a share of each gradient": """
-def norm(gradients, mesh):
-    shares = []
-    for gradient, cut, holders in gradients:
-        copies = holders
-        for axis in set(mesh.topology.names) - set(cut):
-            copies *= mesh.topology.size(axis)
-        shares.append(gradient.flatten() / copies**0.5)
-    square = torch.cat(shares).norm() ** 2
-    comm.all_reduce(square)
-    return square.item() ** 0.5
-""",
-    },
 }

@@ -21,21 +21,9 @@ TYPICAL = {
         ),
         "experts over all": Bad([(" if axis not in cut]", "]")], "also over those with other weights"),
     },
-    THREE: {
-        "the starter": Bad('plan = {"dp": 8}', "fewer bytes held"),
-        "fully sharded": Bad('plan = {"ep": 4, "tp": 2, "zero": 3}', "fewer bytes sent"),
-        "too many heads": Bad('plan = {"tp": 8}', "num_heads must divide"),
-    },
-    FOUR: {
-        "the starter": Bad([("holders * prod", "prod")], "mirrored stages count twice"),
-        "divides twice": Bad([("holders * prod", "holders**2 * prod")], "count half"),
-        "squared": Bad([("float(square.sqrt())", "float(square)")], "squared norm"),
-    },
 }
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
     TWO: {"does nothing": Bad("def reduce_gradients(parameters, said, mesh):\n    pass", "gradient 0")},
-    THREE: {"no plan": Bad("plan = {}", "is a plan for 1 ranks")},
-    FOUR: {"no message": Bad([("    comm.all_reduce(square)\n", "")], "the norm of the full model: it is 0.71")},
 }

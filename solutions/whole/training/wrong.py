@@ -4,7 +4,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 ONE, TWO, THREE, FOUR = (f"training-{number}" for number in range(1, 5))
 NUMBERS = "first, gigabytes, seconds, millionths = "
-PLAN = "dp, zero, pp, microbatches = "
 DRAW = 'random.Random(f"{seed}/{step}/{number}").random()'
 
 TYPICAL = {
@@ -23,23 +22,6 @@ TYPICAL = {
             [(DRAW, "random.Random(seed + step + number).random()")], "is the same number for many"
         ),
     },
-    THREE: {
-        "as before": Bad(PLAN + "4, 1, 2, 6", "8 GPUs, and 7 are healthy"),
-        "seven stages": Bad(PLAN + "1, 0, 7, 24", "do not divide into 7"),
-        "ZeRO-3": Bad(PLAN + "2, 3, 3, 12", "zero is 0 or 1"),
-    },
-    FOUR: {
-        "averaged over ranks": Bad(
-            [
-                ("    comm.all_reduce(count)\n", ""),
-                ("(table.grad)", '(table.grad, "avg")'),
-                ("comm.all_reduce(total)", 'comm.all_reduce(total, "avg")'),
-            ],
-            "the mean of the ranks' means",
-        ),
-        "counts padding": Bad([("(targets >= 0).sum()", "torch.tensor(targets.numel())")], "mean over all places"),
-        "a sum": Bad([(" / count", "")], "this is the sum over all targets"),
-    },
 }
 
 CHEATS = {
@@ -57,6 +39,4 @@ def windows(num_bytes, length, global_batch, seed, step, data_rank, data_size, n
             "switched off",
         ),
     },
-    THREE: {"nothing": Bad(PLAN + "0, 0, 0, 0", "count from 1")},
-    FOUR: {"nothing": Bad("def mean_step(table, batch):\n    return 0.0", "loss")},
 }
