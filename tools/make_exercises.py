@@ -58,7 +58,8 @@ def with_facts(text: str) -> str:
     if topic is None or topic[1] not in TOPICS:
         return text
     checks = [check.about for check in checks_of(topic[1])]
-    for number, about in enumerate(checks, 1):
+    for about in checks:
+        number = about.name.rpartition("-")[2]  # of one that is retired there is none
         heading = f"## {number}. {about.title}"
         length = f"*{about.kind.capitalize()}, {about.minutes} minutes.{' On the trail.' * about.trail}*"
         old = rf"^## {number}\. .*(\n\n)\*[A-Z][a-z ]+, \d+ minutes\.(?: On the trail\.)?\*"

@@ -171,7 +171,7 @@
       verdict.classList.toggle("solved", words.startsWith(`${name} solved`));
       printed.textContent = text && `printed:\n${text}`;
     };
-    const ofBook = cells.sentences ? ", with the book's numbers" : "";
+    const ofBook = cells.sentences ? ", whose numbers are the book's" : "";
     const solution = make("details", { className: "dp-solution", hidden: !dualpipeProgress.solved().includes(name) },
       make("summary", { textContent: `One solution${ofBook}` }), make("pre", { textContent: cells.solution, tabIndex: 0 }));
     let shown = 0;
