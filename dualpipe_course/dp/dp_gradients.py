@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, check_limit
 from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.dp.shares import LIBRARY
+from dualpipe_course.meter import Meter
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import on_ranks, partial_score
@@ -74,7 +75,7 @@ def _check_buckets(fn: Callable[..., Any], num_ranks: int, bucket_bytes: int, ra
     results = on_ranks(_buckets, num_ranks, answer, bucket_bytes, rare, case=case, clock="virtual", link=LINK)
     buckets = _expected_buckets(bucket_bytes)
     what = f"buckets of layers {buckets}, the last layer first"
-    _check_bytes(results, 1, case, what)
+    _check_traffic(results, 1, len(buckets), case, what)
     _check_waits(results, len(buckets), f"{case}, {what}")
     _check_values(results, 1, rare, case)
     for rank, found in enumerate(results):
@@ -95,7 +96,8 @@ def _check_once(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -
     case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es), {NUM_STEPS} steps"
     answer = Without(fn, *LIBRARY)
     results = on_ranks(_once, num_ranks, answer, num_microbatches, case=case, clock="virtual", link=LINK)
-    _check_bytes(results, NUM_STEPS, case, "one sum for each trained parameter and step")
+    what = "one sum for each trained parameter and step"
+    _check_traffic(results, NUM_STEPS, NUM_STEPS * len(SIZES), case, what)
     _check_waits(results, NUM_STEPS * len(SIZES), case)
     earlier = (num_microbatches - 1) * len(SIZES)
     _check_moments(results, [(earlier + 1 + place) * BACKWARD for place in range(len(SIZES))], case)
@@ -119,10 +121,13 @@ def _expected_buckets(bucket_bytes: int) -> list[list[int]]:
     return buckets
 
 
-def _check_bytes(results: "Results", num_steps: int, case: str, what: str) -> None:
-    most = num_steps * 2 * (len(results) - 1) * 8 * sum(SIZES)
+def _check_traffic(results: "Results", num_steps: int, num_sums: int, case: str, what: str) -> None:
+    others = len(results) - 1
+    needed, most = num_steps * 2 * others * 8 * sum(SIZES), num_sums * 2 * others
     words = f"the ranks sent {{found:,}} bytes, expected {{most:,}}: {what}"
-    check_limit(results, Limit("bytes", most, words, most), case)
+    check_limit(results, Limit("bytes", needed, words, needed), case)
+    words = f"rank {{rank}} sent {{found}} messages, and {{most}} are enough for {num_sums} sums: {what}"
+    check_limit(results, Limit("messages", most, words, scope="each"), case)
 
 
 def _check_waits(results: "Results", expected: int, case: str) -> None:
@@ -206,10 +211,11 @@ def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int, rare: int |
     return x
 
 
-def _found(weights: "list[nn.Parameter]", before: int, began: int) -> Found:
+def _found(weights: "list[nn.Parameter]", before: int, began: int, meter: Meter) -> Found:
     """The gradients of the layers; how many buffers they lie in before and after, when the last step began, in ns."""
     values = {f"layer {layer}": Numbers.of(weight.grad) for layer, weight in enumerate(weights)}
-    return Found(values, costs={"buffers before": before, "buffers after": _num_buffers(weights), "began": began})
+    costs = {"buffers before": before, "buffers after": _num_buffers(weights), "began": began}
+    return Found(values, costs=costs | {"messages": meter.lap().messages})
 
 
 def _num_buffers(weights: "list[nn.Parameter]") -> int:
@@ -220,18 +226,18 @@ def _buckets(rank: int, world_size: int, fn: Callable[..., Any], bucket_bytes: i
     from dualpipe_lab.launch.context import now
 
     weights, parameters = _parameters()
-    finish = fn(parameters, bucket_bytes)
+    meter, finish = Meter(), fn(parameters, bucket_bytes)
     before, began = _num_buffers(weights), now()
     _loss(weights, rank, 0, rare).backward()
     finish()
-    return _found(weights, before, began)
+    return _found(weights, before, began, meter)
 
 
 def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
     from dualpipe_lab.launch.context import now
 
     weights, parameters = _parameters()
-    finish, began = fn(parameters, num_microbatches), 0
+    meter, finish, began = Meter(), fn(parameters, num_microbatches), 0
     for _ in range(NUM_STEPS):
         for weight in weights:
             weight.grad = None
@@ -239,7 +245,7 @@ def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
         for microbatch in range(num_microbatches):
             _loss(weights, rank, microbatch, None).backward()
         finish()
-    return _found(weights, 0, began)
+    return _found(weights, 0, began, meter)
 
 
 def _judge_plan(answer: object) -> str:

@@ -54,6 +54,7 @@ def test_the_starter_fails(book, part):
         assert not verdict.passed, name
         assert verdict.score == 0, name
         assert verdict.message, name
+        assert "NameError" not in verdict.message, name  # a name that its cells do not import
 
 
 @pytest.mark.parametrize(("name", "label", "bad"), BAD, ids=[f"{name} {label}" for name, label, _ in BAD])

@@ -95,7 +95,7 @@ def part_of(tokens, lengths, layout, rank):
 def part_of(tokens, lengths, layout, rank):
     labels = torch.cat([next_token_labels(document) for document in tokens.split(lengths, 1)], 1)
     where = torch.tensor([place for length in lengths for place in range(length)]).expand_as(tokens)
-    ids, labels, where = (shard(x, layout, rank) for x in (tokens, labels, where))
+    ids, labels, where = (shard_sequence(x, layout, rank) for x in (tokens, labels, where))
     return ids, labels, where[0]
 """,
     },

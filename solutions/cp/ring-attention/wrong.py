@@ -65,12 +65,13 @@ TYPICAL = {
     "ring_attention-5": {
         "the page's order": Bad(
             "def part_of(tokens, lengths, layout, rank):\n"
-            "    labels = shard(next_token_labels(tokens), layout, rank)\n"
-            "    return shard(tokens, layout, rank), labels, positions(layout, rank)",
+            "    labels = shard_sequence(next_token_labels(tokens), layout, rank)\n"
+            "    return shard_sequence(tokens, layout, rank), labels, positions(layout, rank)",
             "right if the sequence is a single document",
         ),
         "labels after": Bad(
-            [("shard(labels, layout, rank)", "next_token_labels(shard(tokens, layout, rank))")], "labels are"
+            [("shard_sequence(labels, layout, rank)", "next_token_labels(shard_sequence(tokens, layout, rank))")],
+            "labels are",
         ),
         "local positions": Bad([("where[held]", "torch.arange(len(held))")], "positions are"),
     },

@@ -24,7 +24,7 @@ TYPICAL = {
             ],
             "who waits for the exchange of the gradient",
         ),
-        "not transposed": Bad([("splits.transposed)", "splits)")], "must be 2 numbers that sum to"),
+        "not transposed": Bad([("travel.splits.transposed", "travel.splits")], "must be 2 numbers that sum to"),
     },
     "async_all_to_all-3": {
         "waits for the first dispatch": Bad(
