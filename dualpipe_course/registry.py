@@ -86,15 +86,15 @@ class Chapter:
     """The checks of one chapter by name, as in `check.gpipe.makespan`, and their hints."""
 
     def __init__(self, name: str) -> None:
-        self._module = import_module(f"dualpipe_course.{TOPICS[name]}")
-        found = [value for value in vars(self._module).values() if isinstance(value, Check)]
+        self.module = import_module(f"dualpipe_course.{TOPICS[name]}")
+        found = [value for value in vars(self.module).values() if isinstance(value, Check)]
         self._checks = sorted(found, key=lambda check: int(check.name.rpartition("-")[2]))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        return getattr(self.module, name)
 
     def __dir__(self) -> list[str]:
-        return [*(name for name, value in vars(self._module).items() if value in self._checks), "hint"]
+        return [*(name for name, value in vars(self.module).items() if value in self._checks), "hint"]
 
     def hint(self, exercise: int | None = None) -> None:
         """Print the next hint for an exercise, or for the first unsolved one."""

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from dualpipe_course import check
-from dualpipe_course.registry import TOPICS
+from dualpipe_course.registry import TOPICS, chapter
 
 COURSE = "dualpipe_course"
 SECRET_FOLDERS = (f"{os.sep}solutions{os.sep}", f"{os.sep}{COURSE}{os.sep}")
@@ -43,7 +43,7 @@ class Topic:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        module = _check_getattr(self._name)
+        module = chapter(self._name).module
         if name in getattr(module, "SHOWN", ()):
             return getattr(module, name)
         if name in vars(module) and not callable(vars(module)[name]):

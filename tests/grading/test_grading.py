@@ -109,16 +109,16 @@ def stub(submission):
 
 
 PEEKS = {
-    "imports": "from dualpipe_course.start.ranks import RING_BYTES as bytes_sent",
-    "import function": "bytes_sent = __import__('dualpipe_course.start.ranks', fromlist=['x']).RING_BYTES",
-    "importlib": "import importlib\nbytes_sent = importlib.import_module('dualpipe_course.start.ranks').RING_BYTES",
-    "pkgutil": "import pkgutil\nbytes_sent = pkgutil.resolve_name('dualpipe_course.start.ranks').RING_BYTES",
-    "check's constant": "bytes_sent = check.ranks.RING_BYTES",
+    "imports": "from dualpipe_course.start.ranks import SENDS as bytes_sent",
+    "import function": "bytes_sent = __import__('dualpipe_course.start.ranks', fromlist=['x']).SENDS",
+    "importlib": "import importlib\nbytes_sent = importlib.import_module('dualpipe_course.start.ranks').SENDS",
+    "pkgutil": "import pkgutil\nbytes_sent = pkgutil.resolve_name('dualpipe_course.start.ranks').SENDS",
+    "check's constant": "bytes_sent = check.ranks.SENDS",
     "source": "import dualpipe_lab, pathlib\n"
     "path = pathlib.Path(dualpipe_lab.__file__).parents[1] / 'dualpipe_course/start/ranks.py'\n"
-    "bytes_sent = eval(path.read_text().partition('RING_BYTES = ')[2].partition(']')[0] + ']')",
+    "bytes_sent = eval(path.read_text().partition('SENDS, RECEIVES = ')[2].partition('\\n')[0])[0]",
     "in a launch of its own": "def peek(rank, world_size):\n    import dualpipe_course.start.ranks as key\n"
-    "    return key.RING_BYTES\nbytes_sent = lab.launch(peek, 1)[0]",
+    "    return key.SENDS\nbytes_sent = lab.launch(peek, 1)[0]",
     "solution": f"text = open({str(ROOT / 'solutions/start/ranks-and-messages/ranks-and-messages.md')!r}).read()\n"
     "bytes_sent = eval(text.partition('bytes_sent = ')[2].partition(']')[0] + ']')",
 }
@@ -141,7 +141,7 @@ for label, text in json.loads(sys.argv[1]).items():
     names = {"check": check, "lab": lab}
     with asyncio.Runner() as runner:
         error = worker.run_cell("answer-x-1", text, names, runner)
-    print(json.dumps([label, names.get("bytes_sent") == [40, 40, 32], error, len(guard.refusals)]))
+    print(json.dumps([label, names.get("bytes_sent") in ([40, 40, 32], ("send", "isend")), error, len(guard.refusals)]))
 """
 
 
