@@ -301,7 +301,7 @@ shards_nothing = Repair(
     "distributed_adam-4",
     "A sharding that shards nothing",
     "Repair the class `ShardedAdam(weights, lr)`: each rank holds the moments of its own shard and no others.",
-    cases=((1, 3), (2, 40), (4, 80), (4, 50)),
+    cases=((1, 3), (2, 40), (4, 80), (4, 50), (4, 5)),
     judge=_check_class,
     right="the same weights, and on N ranks an N-th of the state on each, counted as live tensors",
     minutes=15,

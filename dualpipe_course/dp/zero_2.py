@@ -246,7 +246,7 @@ every_microbatch = Repair(
     "zero_2-3",
     "Right with one microbatch",
     "Repair the hook that counts the gradients of early microbatches several times.",
-    cases=((1, 1), (1, 2), (2, 1), (2, 3), (3, 2)),
+    cases=((1, 1), (1, 2), (2, 1), (2, 3), (3, 2), (4, 2)),
     judge=_check_scatter,
     right="each microbatch counts once, and no whole gradient is left after a backward",
     minutes=8,

@@ -88,15 +88,19 @@ def _ticks(asked: list[int]) -> int:
     return now
 
 
-def _check_linear(fn: Callable[..., Any], num_ranks: int) -> None:
-    """Raise `Wrong` unless two layers of `fn(x, shard, out_features)` give the gradients of one process."""
+def _check_linear(fn: Callable[..., Any], num_ranks: int, idle: bool = False) -> None:
+    """Raise `Wrong` unless two layers of `fn(x, shard, out_features)` give the gradients of one process.
+
+    Where `idle` is set, the last rank has no rows of x.
+    """
     bound = 2 * 3 * (num_ranks - 1) * -(-INS * HIDDEN // num_ranks) * NUMBER
     kept = Limit("bytes kept", _enough(num_ranks), _KEPT, scope="each")
     compare_on_ranks(
         _linear,
         num_ranks,
         fn,
-        case=f"two layers on {num_ranks} rank(s)",
+        idle,
+        case=f"two layers on {num_ranks} rank(s)" + ", the last without rows" * idle,
         at=": on rank {rank}, ",
         limits=[
             *[kept] * (num_ranks > 1),
@@ -146,7 +150,7 @@ def _cut(whole: "Tensor", rank: int, world_size: int) -> "Tensor":
     return pad(whole.flatten(), (0, -whole.numel() % world_size)).view(world_size, -1)[rank].clone()
 
 
-def _linear(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+def _linear(rank: int, world_size: int, fn: Callable[..., Any], idle: bool) -> Found:
     import torch
 
     generator = torch.Generator().manual_seed(2)
@@ -154,7 +158,9 @@ def _linear(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
         torch.randn(outs, ins, dtype=torch.float64, generator=generator)
         for outs, ins in ((HIDDEN, INS), (OUTS, HIDDEN))
     ]
-    inputs = torch.randn(world_size, ROWS, INS, dtype=torch.float64, generator=generator)
+    inputs = list(torch.randn(world_size, ROWS, INS, dtype=torch.float64, generator=generator))
+    if idle:
+        inputs[-1] = inputs[-1][:0]
     expected = _one_process(weights, inputs, rank, world_size)
     shards = [_cut(weight, rank, world_size).requires_grad_() for weight in weights]
     x = inputs[rank].clone().requires_grad_()
@@ -167,7 +173,7 @@ def _linear(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     return Found(found, expected, costs={"bytes kept": kept})
 
 
-def _one_process(weights: Any, inputs: "Tensor", rank: int, world_size: int) -> dict[str, Numbers | None]:
+def _one_process(weights: Any, inputs: "list[Tensor]", rank: int, world_size: int) -> dict[str, Numbers | None]:
     import torch
 
     whole = [weight.clone().requires_grad_() for weight in weights]
@@ -330,7 +336,7 @@ linear = Implement(
     "zero_3-2",
     "A linear layer without its weight",
     "Write a linear layer that gathers its weight in forward and backward and keeps none of it in between.",
-    cases=((2,), (1,), (3,), (4,)),
+    cases=((2,), (1,), (3,), (4,), (3, True)),
     judge=_check_linear,
     right="two layers on 1 to 4 ranks: gradients of one process, two gathers and a scatter each, no weight kept",
     minutes=30,
