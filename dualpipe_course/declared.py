@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import record
+from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.exercise import Check, Kind
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import needs_function
@@ -97,6 +98,7 @@ class Implement(Check):
         limits: what a case may cost, or a function of a case that returns it.
         why: what is wrong with a value, in words.
         named: a case in words, with its arguments in place of {}.
+        tolerance: the error that is allowed, relative to the largest number; 0: none.
         without: what of the library is switched off while the answer runs; for `run` alone.
         about: minutes, points, hints, and whether it belongs to the trail.
     """
@@ -117,13 +119,14 @@ class Implement(Check):
         limits: "Sequence[Limit] | Callable[..., Sequence[Limit]]" = (),
         why: "Callable[[Off], str] | None" = None,
         named: str = "{} rank(s)",
+        tolerance: float = TOLERANCE,
         without: Sequence[str] = (),
         **about: Any,
     ) -> None:
         super().__init__(name, title, asks, **about)
         self._cases, self._right, self._judge = cases, right, judge
         self._run, self._reference, self._limits, self._why = run, reference, limits, why
-        self._named, self._without = named, without
+        self._named, self._without, self._tolerance = named, without, tolerance
 
     def judge(self, *answers: Any, seed: int | None = None) -> str:
         """Try every case."""
@@ -149,6 +152,7 @@ class Implement(Check):
             case=self._named.format(*case),
             beside=None if reference is None else lambda: [_plain(reference(r, *case)) for r in range(case[0])],
             why=self._why,
+            tolerance=self._tolerance,
             limits=self._limits(*case) if callable(self._limits) else self._limits,
         )
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off
 from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import partial_score
@@ -88,25 +88,10 @@ def _ticks(asked: list[int]) -> int:
     return now
 
 
-def _check_linear(fn: Callable[..., Any], num_ranks: int, idle: bool = False) -> None:
-    """Raise `Wrong` unless two layers of `fn(x, shard, out_features)` give the gradients of one process.
-
-    Where `idle` is set, the last rank has no rows of x.
-    """
-    bound = 2 * 3 * (num_ranks - 1) * -(-INS * HIDDEN // num_ranks) * NUMBER
+def _linear_limits(num_ranks: int, last: int) -> list[Limit]:
+    most = 2 * 3 * (num_ranks - 1) * -(-INS * HIDDEN // num_ranks) * NUMBER
     kept = Limit("bytes kept", _enough(num_ranks), _KEPT, scope="each")
-    compare_on_ranks(
-        _linear,
-        num_ranks,
-        fn,
-        idle,
-        case=f"two layers on {num_ranks} rank(s)" + ", the last without rows" * idle,
-        at=": on rank {rank}, ",
-        limits=[
-            *[kept] * (num_ranks > 1),
-            Limit("bytes", bound, _TRAFFIC, bound, scope="each"),
-        ],
-    )
+    return [*[kept] * (num_ranks > 1), Limit("bytes", most, _TRAFFIC, most, scope="each")]
 
 
 def _enough(num_ranks: int) -> int:
@@ -114,25 +99,15 @@ def _enough(num_ranks: int) -> int:
     return NUMBER * (2 * ROWS * (INS + 2 * HIDDEN + OUTS) + 2 * -(-INS * HIDDEN // num_ranks))
 
 
-def _check_connect(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
-    """Raise `Wrong` unless `fn(module, unit)` has each unit whole when it works and at no other time."""
+def _unit_limits(num_ranks: int, num_microbatches: int) -> list[Limit]:
     gathers = 2 * UNITS * num_microbatches
     words = "{found} gathers, expected {most}: two for each unit and microbatch"
-    compare_on_ranks(
-        _connect,
-        num_ranks,
-        fn,
-        num_microbatches,
-        case=f"{UNITS} units, {num_ranks} rank(s), {num_microbatches} microbatch(es)",
-        at=": on rank {rank}, ",
-        why=_unit_in_words,
-        limits=[
-            Limit("whole at once", 2, "{found} units were whole at once; free each after its forward", scope="each"),
-            Limit("gathers", gathers, words, gathers, scope="each"),
-            Limit("whole in the end", 0, "{found} unit(s) are still whole after the last backward", scope="each"),
-            Limit("forwards of NaN", 0, "a forward under torch.no_grad() gives NaN", scope="each"),
-        ],
-    )
+    return [
+        Limit("whole at once", 2, "{found} units were whole at once; free each after its forward", scope="each"),
+        Limit("gathers", gathers, words, gathers, scope="each"),
+        Limit("whole in the end", 0, "{found} unit(s) are still whole after the last backward", scope="each"),
+        Limit("forwards of NaN", 0, "a forward under torch.no_grad() gives NaN", scope="each"),
+    ]
 
 
 def _unit_in_words(off: Off) -> str:
@@ -150,18 +125,21 @@ def _cut(whole: "Tensor", rank: int, world_size: int) -> "Tensor":
     return pad(whole.flatten(), (0, -whole.numel() % world_size)).view(world_size, -1)[rank].clone()
 
 
-def _linear(rank: int, world_size: int, fn: Callable[..., Any], idle: bool) -> Found:
+def _drawn(num_ranks: int, last: int) -> "tuple[list[Tensor], list[Tensor]]":
+    """Both weights, and the inputs of every rank."""
     import torch
 
     generator = torch.Generator().manual_seed(2)
-    weights = [
-        torch.randn(outs, ins, dtype=torch.float64, generator=generator)
-        for outs, ins in ((HIDDEN, INS), (OUTS, HIDDEN))
-    ]
-    inputs = list(torch.randn(world_size, ROWS, INS, dtype=torch.float64, generator=generator))
-    if idle:
-        inputs[-1] = inputs[-1][:0]
-    expected = _one_process(weights, inputs, rank, world_size)
+    shapes = ((HIDDEN, INS), (OUTS, HIDDEN))
+    weights = [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    *others, of_last = torch.randn(num_ranks, ROWS, INS, dtype=torch.float64, generator=generator)
+    return weights, [*others, of_last[:last]]
+
+
+def _linear(rank: int, world_size: int, fn: Callable[..., Any], last: int) -> Found:
+    import torch
+
+    weights, inputs = _drawn(world_size, last)
     shards = [_cut(weight, rank, world_size).requires_grad_() for weight in weights]
     x = inputs[rank].clone().requires_grad_()
     weights.clear()
@@ -170,21 +148,22 @@ def _linear(rank: int, world_size: int, fn: Callable[..., Any], idle: bool) -> F
     y.square().sum().backward()
     grads = {"x.grad": x.grad} | {f"shard.grad of layer {i + 1}": shard.grad for i, shard in enumerate(shards)}
     found |= {name: None if grad is None else Numbers.of(grad.flatten()) for name, grad in grads.items()}
-    return Found(found, expected, costs={"bytes kept": kept})
+    return Found(found, costs={"bytes kept": kept})
 
 
-def _one_process(weights: Any, inputs: "list[Tensor]", rank: int, world_size: int) -> dict[str, Numbers | None]:
+def _one_process(rank: int, num_ranks: int, last: int) -> "dict[str, Tensor]":
     import torch
 
-    whole = [weight.clone().requires_grad_() for weight in weights]
+    weights, inputs = _drawn(num_ranks, last)
+    whole = [weight.requires_grad_() for weight in weights]
     parts = [part.clone().requires_grad_() for part in inputs]
     outputs = [torch.tanh(part @ whole[0].t()) @ whole[1].t() for part in parts]
     for y in outputs:
         y.square().sum().backward()
     expected = {"the output": outputs[rank], "x.grad": parts[rank].grad}
     for index, weight in enumerate(whole):
-        expected[f"shard.grad of layer {index + 1}"] = _cut(weight.grad, rank, world_size)
-    return {name: Numbers.of(values.flatten()) for name, values in expected.items()}
+        expected[f"shard.grad of layer {index + 1}"] = _cut(weight.grad, rank, num_ranks)
+    return {name: values.flatten() for name, values in expected.items()}
 
 
 def _watched(forward: Callable[[], Any], enough: int) -> tuple[Any, int]:
@@ -336,8 +315,11 @@ linear = Implement(
     "zero_3-2",
     "A linear layer without its weight",
     "Write a linear layer that gathers its weight in forward and backward and keeps none of it in between.",
-    cases=((2,), (1,), (3,), (4,), (3, True)),
-    judge=_check_linear,
+    cases=((2, ROWS), (1, ROWS), (3, ROWS), (4, ROWS), (3, 0)),
+    run=_linear,
+    reference=_one_process,
+    limits=_linear_limits,
+    named="two layers on {} rank(s), {} rows on the last",
     right="two layers on 1 to 4 ranks: gradients of one process, two gathers and a scatter each, no weight kept",
     minutes=30,
     points=4,
@@ -353,7 +335,10 @@ away = Repair(
     "Away when it is needed",
     "Repair the hooks of a unit whose weights are away in its backward.",
     cases=((1, 1), (2, 1), (2, 2), (3, 2)),
-    judge=_check_connect,
+    run=_connect,
+    limits=_unit_limits,
+    why=_unit_in_words,
+    named=f"{UNITS} units, {{}} rank(s), {{}} microbatch(es)",
     right="gradients of one process, two gathers per unit and microbatch, at most two units whole at once",
     minutes=10,
     points=3,

@@ -40,7 +40,7 @@ TYPICAL = {
                     "own = pad(dW, (0, N * len(shard) - len(dW))).view(N, -1)[comm.get_rank()].clone()",
                 )
             ],
-            "2 rank(s): on rank 0, shard.grad",
+            "rank 0: shard.grad",
         ),
     },
     THREE: {
