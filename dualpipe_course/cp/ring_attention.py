@@ -25,7 +25,7 @@ NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "h
 CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 CASES = (
     Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 4, 2), Case("contiguous", 5, 2),
-    Case("striped", 7, 3), Case("zigzag", 8, 2, 60.0), Case("zigzag", 16, 4),
+    Case("striped", 7, 3), Case("zigzag", 8, 2, 60.0), Case("zigzag", 16, 4), Case("contiguous", 5, 4),
 )  # fmt: skip
 EQUAL_CASES = (
     Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 8, 2, 30.0), Case("striped", 6, 3),

@@ -145,8 +145,10 @@ def _in_words(off: Off) -> str:
     return f"{off.name}, number {off.place}, {apart(ours, theirs, off.difference.allowed)}"
 
 
-def _part_of(rows: list[Any], held: Sequence[int]) -> Numbers | None:
-    return Numbers.of([rows[position] for position in held])
+def _part_of(rows: list[Any], held: Sequence[int]) -> Numbers:
+    whole = Numbers.of(rows)
+    assert whole is not None
+    return Numbers((len(held), *whole.shape[1:]), [number for position in held for number in whole.row(position)])
 
 
 def check_parts(fn: Callable[..., Any], cases: Sequence[tuple[Case, list[int]]]) -> None:
@@ -210,7 +212,7 @@ def _forward(rank: int, world_size: int, fn: Callable[..., Any], case: Case, ful
         s = (q @ k.T * SIZE**-0.5).masked_fill(hidden, -torch.inf)
         return s.softmax(1).nan_to_num(0) @ v, s.logsumexp(1)
 
-    where = [torch.tensor(held) for held in case.where()]
+    where = [torch.tensor(held, dtype=torch.int64) for held in case.where()]
     parts = [torch.tensor(x, dtype=torch.float64)[where[rank]] for x in full]
     lab.comm.barrier()
     meter = Meter()

@@ -87,7 +87,7 @@ def _judge_uneven(fn: Callable[..., Any], num_ranks: Any, tokens: Any, features:
 
 def _judge_bias(fn: Callable[..., Any]) -> str:
     sizes: tuple[tuple[int, tuple[int, ...], int], ...] = ((1, (2, 2), 3), (2, (2, 3), 4), (4, (4, 2), 8))
-    for num_ranks, shape, wide in (*sizes, (4, (2, 8, 3), 8)):
+    for num_ranks, shape, wide in (*sizes, (4, (2, 8, 3), 6)):  # the last rank has no features
         features = shape[-1]
         shapes = {"x": shape, "first": (wide, features), "second": (features, wide), "bias": (features,)}
         case = layers.Case(num_ranks, shapes, {"x": -2, "first": 0, "second": 1, "bias": None}, shape, -2)
