@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers
 from dualpipe_course.declared import Implement, Predict, Repair
 
 if TYPE_CHECKING:
@@ -140,29 +140,6 @@ def _flat(tensors: "list[Tensor]") -> Numbers | None:
     return Numbers.of(torch.cat([one.detach().flatten() for one in tensors]))
 
 
-def _judge_owned_step(fn: Callable[..., Any], num_ranks: int) -> None:
-    compare_on_ranks(
-        _owned_step,
-        num_ranks,
-        fn,
-        case=f"{num_ranks} ranks, {STEPS} steps",
-        limits=[Limit("bytes", STEPS * _bytes_of_two(), _SENT, scope="each")],
-        tolerance=0,
-    )
-
-
-def _judge_sum_copies(fn: Callable[..., Any], num_ranks: int, is_tied: bool) -> None:
-    compare_on_ranks(
-        _sum_copies,
-        num_ranks,
-        fn,
-        is_tied,
-        case=f"{num_ranks} ranks, {'a tied table' if is_tied else 'nothing tied'}",
-        limits=[Limit("bytes", 2 * (_bytes_of_two() + 2 * TABLE[0] * TABLE[1] * 8), _SUMMED, scope="each")],
-        tolerance=0,
-    )
-
-
 numbers = Predict(
     "dualpipe_copies-1",
     "Six ranks, one large stage",
@@ -197,7 +174,10 @@ owned_step = Implement(
     "An owner for each stage",
     "Write `owned_step(rank, world_size, stages, momentum, lr, beta)`: the owner of a stage updates both copies.",
     cases=((2,), (4,)),
-    judge=_judge_owned_step,
+    run=_owned_step,
+    limits=[Limit("bytes", STEPS * _bytes_of_two(), _SENT, scope="each")],
+    tolerance=0,
+    named=f"{{}} ranks, {STEPS} steps",
     right=f"2 and 4 ranks: both copies make the {STEPS} steps of one process, and each momentum exists once",
     minutes=20,
     points=3,
@@ -215,7 +195,10 @@ sum_copies = Repair(
     "One weight in two stages",
     "Repair `sum_copies(rank, world_size, stages)` for a parameter that both stages of a rank use.",
     cases=((4, False), (2, True), (4, True)),
-    judge=_judge_sum_copies,
+    run=_sum_copies,
+    limits=[Limit("bytes", 2 * (_bytes_of_two() + 2 * TABLE[0] * TABLE[1] * 8), _SUMMED, scope="each")],
+    tolerance=0,
+    named="{} ranks, a tied table: {}",
     right="with and without a tied table: both copies have the gradient of all microbatches",
     minutes=10,
     points=2,

@@ -147,11 +147,6 @@ def _judge_one_token(fn: Callable[..., Any]) -> str:
     return f"outputs equal unfolded attention in {len(CASES)} cases, and no cached token is unfolded"
 
 
-def _judge_growing(fn: Callable[..., Any], first: int, num_tokens: int) -> None:
-    case = f"{num_tokens} token(s) from position {first}"
-    compare_on_ranks(_remember, 1, fn, first, num_tokens, case=case, at=": ")
-
-
 numbers = Predict(
     "latent_attention-1",
     "Eight heads, one latent",
@@ -202,8 +197,9 @@ growing = Repair(
     "latent_attention-3",
     "A cache that goes bad",
     "Repair `remember(cache, down, gamma, position)`, so that earlier rows of a cache stay as they are.",
-    cases=((0, 1), (0, 2), (3, 4)),
-    judge=_judge_growing,
+    cases=((1, 0, 1), (1, 0, 2), (1, 3, 4)),
+    run=_remember,
+    named="{2} token(s) from position {1}",
     right="every row is normed once and rotated once, by its own position",
     minutes=10,
     points=2,

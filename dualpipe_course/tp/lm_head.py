@@ -89,11 +89,6 @@ _SLIPS = (
 )
 
 
-def _judge_padded(fn: Callable[..., Any], num_ranks: int, vocabulary: int, level: int) -> None:
-    case = f"{vocabulary} entries on {num_ranks} rank(s)" + f", logits near {level}" * (level != 0)
-    compare_on_ranks(_padded, num_ranks, fn, vocabulary, level, case=case, at=", rank {rank}: ")
-
-
 def _judge_likeliest(fn: Callable[..., Any]) -> str:
     library = ("dualpipe_lab.tp.mappings",)
     for num_ranks, vocabulary, dtype in (
@@ -146,7 +141,8 @@ padded = Repair(
     "Words that do not exist",
     "Repair `padded_loss(x, weight, targets, first, vocabulary_size)`, whose padding rows count as words.",
     cases=((1, 4, 0), (2, 8, 0), (2, 7, 0), (4, 9, 0), (4, 5, 0), (2, 7, -400)),
-    judge=_judge_padded,
+    run=_padded,
+    named="{1} entries on {0} rank(s), logits near {2}",
     right="loss and gradients equal one process with 0 to 7 rows of padding",
     minutes=10,
     points=2,

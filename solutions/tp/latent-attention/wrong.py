@@ -48,10 +48,10 @@ def remember(cache, down, gamma, position):
     cache = torch.cat((cache, row))
     return torch.cat((rms_norm(cache[:, :rank], (rank,), gamma, 1e-6), cache[:, rank:]), 1)
 """,
-            "2 token(s) from position 0: row 0 after 2 token(s)",
+            "row 0 after 2 token(s)",
         ),
         "position from the length": Bad(
-            [("rotated(shared, position)", "rotated(shared, len(cache))")], "4 token(s) from position 3: row 0"
+            [("rotated(shared, position)", "rotated(shared, len(cache))")], "from position 3: rank 0: row 0"
         ),
     },
 }
@@ -70,6 +70,6 @@ CHEATS = {
         ),
     },
     "latent_attention-3": {
-        "keeps one row": Bad([("torch.cat((cache, row))", "row")], "2 token(s) from position 0: row 0"),
+        "keeps one row": Bad([("torch.cat((cache, row))", "row")], "from position 0: rank 0: row 0"),
     },
 }
