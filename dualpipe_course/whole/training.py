@@ -324,7 +324,7 @@ mean_step = Repair(
     "training-4",
     "A mean over unequal counts",
     "Repair `mean_step(table, batch)`: loss and gradient of the mean over all targets of all ranks.",
-    cases=(([[3, 3]],), ([[5, 1]],), ([[6], [1]],), ([[5, 1], [2, 6]],), ([[4, 0], [1, 7], [2, 2]],)),
+    cases=(([[3, 3]],), ([[5, 1]],), ([[6], [1]],), ([[5, 1], [2, 6]],), ([[4, 0], [1, 7], [2, 2]],), ([[4], [0, 0]],)),
     judge=_judge_mean_step,
     right="1 to 3 ranks: loss and gradient of one process that has all targets, also beside a microbatch without any",
     minutes=12,
