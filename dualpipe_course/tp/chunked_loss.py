@@ -7,7 +7,7 @@ chunks by the largest tensor of logits that an operation makes.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, in_words
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
 from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import AUTOGRAD, Without
 
@@ -145,12 +145,6 @@ def _judge_losses(fn: Callable[..., Any], num_ranks: int, words: int, chunk: int
     )
 
 
-def _judge_gradients(fn: Callable[..., Any], num_ranks: int, words: int, chunk: int, kept: int) -> None:
-    case = f"{kept} targets of {TOKENS} tokens, chunks of {chunk}, {num_ranks} rank(s)"
-    answer = Without(fn, *LIBRARY, *AUTOGRAD)
-    compare_on_ranks(_gradients, num_ranks, answer, words, chunk, kept, case=case, why=in_words, at=", rank {rank}: ")
-
-
 numbers = Predict(
     "chunked_loss-1",
     "A long document",
@@ -194,7 +188,9 @@ gradients = Repair(
     "Chunks with few targets",
     "Repair `gradients(x, weight, targets, first, chunk, M, L)`, whose result depends on the size of the chunks.",
     cases=((1, 6, 5, 10), (2, 8, 4, 10), (2, 8, 4, 5), (4, 9, 3, 7), (2, 7, 10, 0)),
-    judge=_judge_gradients,
+    run=_gradients,
+    named=f"{{3}} targets of {TOKENS} tokens, chunks of {{2}}, {{0}} rank(s)",
+    without=(*LIBRARY, *AUTOGRAD),
     right="dx and dW equal one process for any chunks, also where a chunk or the batch has no target",
     minutes=10,
     points=2,

@@ -6,9 +6,8 @@ Chapter: book/whole/lora.  Gradients are judged against one process, messages by
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Unchanged, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Unchanged
 from dualpipe_course.declared import Implement, Predict
-from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.variants import Known
 
@@ -69,8 +68,8 @@ def _slips(model: int, thin: int, gpus: int) -> Known:
     )
 
 
-def _limits(num_ranks: int, num_bytes: int) -> list[Limit]:
-    needed = 2 * (num_ranks - 1) * num_bytes
+def _limits(num_ranks: int, tokens: int, _inputs: int, width: int, _outputs: int) -> list[Limit]:
+    needed = 2 * (num_ranks - 1) * 2 * 8 * tokens * width
     wide = "the ranks sent {found:,} bytes in all, {most:,} are needed: sum du, R numbers per token, before A and x"
     often = "a rank sent {found} messages; one carries both du, side by side"
     return [
@@ -132,23 +131,6 @@ def _expected(full: "dict[str, Tensor]") -> "dict[str, Tensor]":
     return {name: leaves[name[1:]].grad for name in GRADIENTS}
 
 
-def _judge_backward(fn: Callable[..., Any]) -> str:
-    answer = Without(fn, *layers.LIBRARY, "dualpipe_lab.models.lora")
-    for num_ranks, tokens, inputs, width, outputs in CASES:
-        compare_on_ranks(
-            _gradients,
-            num_ranks,
-            answer,
-            tokens,
-            inputs,
-            width,
-            outputs,
-            case=f"{num_ranks} rank(s), {tokens} tokens, {inputs} inputs, width {width}, {outputs} outputs each",
-            limits=_limits(num_ranks, 2 * 8 * tokens * width),
-        )
-    return f"all gradients equal one process in {len(CASES)} cases, with one message of both du"
-
-
 numbers = Predict(
     "lora-1",
     "What a fine-tuning holds and sends",
@@ -175,7 +157,12 @@ backward = Implement(
     "lora-2",
     "Two adapters, one message",
     "Write `backward(x, A1, B1, A2, B2, dy1, dy2, s)` of two adapters beside column-parallel layers.",
-    judge=_judge_backward,
+    cases=CASES,
+    run=_gradients,
+    limits=_limits,
+    right=f"all gradients equal one process in {len(CASES)} cases, with one message of both du",
+    named="{} rank(s), {} tokens, {} inputs, width {}, {} outputs each",
+    without=(*layers.LIBRARY, "dualpipe_lab.models.lora"),
     minutes=20,
     points=3,
     hints=(

@@ -229,21 +229,6 @@ def _judge_renamed(fn: Callable[..., Any], what: Any, num_heads: Any, num_kv_hea
     compare_on_ranks(_rename, 1, fn, num_heads, num_kv_heads, head_size, case=what, why=in_words, at=": ", tolerance=0)
 
 
-def _judge_halves(fn: Callable[..., Any], num_heads: int, num_kv_heads: int, head_size: int) -> None:
-    compare_on_ranks(
-        _halve,
-        1,
-        fn,
-        num_heads,
-        num_kv_heads,
-        head_size,
-        case=f"{num_heads} query and {num_kv_heads} KV head(s) of {head_size} features",
-        why=_order_in_words,
-        at=": ",
-        tolerance=0,
-    )
-
-
 numbers = Predict(
     "weights-1",
     "What rank 5 reads",
@@ -300,8 +285,11 @@ halves = Repair(
     "weights-4",
     "Right at the first token",
     "Repair `to_halves(q, k, num_heads, num_kv_heads)`, whose logits are right at the first token alone.",
-    cases=((2, 2, 4), (1, 1, 8), (4, 2, 8), (6, 1, 4), (4, 4, 12)),
-    judge=_judge_halves,
+    cases=((1, 2, 2, 4), (1, 1, 1, 8), (1, 4, 2, 8), (1, 6, 1, 4), (1, 4, 4, 12)),
+    run=_halve,
+    why=_order_in_words,
+    tolerance=0,
+    named="{1} query and {2} KV head(s) of {3} features",
     right="rows of queries and keys are in the order of halves, whatever the heads",
     minutes=12,
     points=2,

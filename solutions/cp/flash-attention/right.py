@@ -13,37 +13,29 @@ def attend(q, tiles):
         lse = both
     return out, lse
 """,
-        "the output is kept divided": [
-            (
-                "    weighted = old[:, None] * weighted + p @ v",
-                "    out = (old * before / safe(total))[:, None] * out + p @ v / safe(total)[:, None]",
-            ),
-            ("        total, largest =", "        before = total\n        total, largest ="),
-            (
-                "    divisor = total.masked_fill(total == 0, 1)\n    return weighted / divisor[:, None], ",
-                "    return out, ",
-            ),
-            (
-                "    weighted = torch.zeros_like(q)\n",
-                "    def safe(x):\n        return x.masked_fill(x == 0, 1)\n\n"
-                "    out = weighted = torch.zeros_like(q)\n",
-            ),
-        ],
+        "query by query, in numbers": """
+from math import exp, inf, log
+
+def attend(q, tiles):
+    rows = q.tolist()
+    m, l, A = [-inf] * len(rows), [0.0] * len(rows), [[0.0] * q.shape[1] for _ in rows]
+    for k, v, hidden in tiles:
+        for i, query in enumerate(rows):
+            for key, value, no in zip(k.tolist(), v.tolist(), hidden[i].tolist()):
+                if no:
+                    continue
+                s = sum(a * b for a, b in zip(query, key)) / q.shape[1] ** 0.5
+                new = max(m[i], s)
+                old, p = exp(m[i] - new), exp(s - new)
+                l[i] = old * l[i] + p
+                A[i] = [old * a + p * b for a, b in zip(A[i], value)]
+                m[i] = new
+    out = [[a / (l[i] or 1) for a in A[i]] for i in range(len(rows))]
+    lse = [m[i] + log(l[i]) if l[i] else -inf for i in range(len(rows))]
+    return q.new_tensor(out), q.new_tensor(lse)
+""",
     },
     "flash_attention-3": {
-        "with einsum": """
-def backward(do, dlse, q, k, v, out, lse, size):
-    scale = q.shape[-1] ** -0.5
-    D = torch.einsum("sd,sd->s", do, out) - dlse
-    dq, dk, dv = torch.zeros_like(q), [], []
-    for k_tile, v_tile in zip(k.split(size), v.split(size)):
-        p = torch.exp(torch.einsum("sd,td->st", q, k_tile) * scale - lse.unsqueeze(1))
-        ds = p * (torch.einsum("sd,td->st", do, v_tile) - D.unsqueeze(1))
-        dv.append(torch.einsum("st,sd->td", p, do))
-        dk.append(scale * torch.einsum("st,sd->td", ds, q))
-        dq += scale * torch.einsum("st,td->sd", ds, k_tile)
-    return dq, torch.cat(dk), torch.cat(dv)
-""",
         "key by key": """
 def backward(do, dlse, q, k, v, out, lse, size):
     scale = q.shape[1] ** -0.5
@@ -54,6 +46,20 @@ def backward(do, dlse, q, k, v, out, lse, size):
         ds = scale * (p * ((do * v[j]).sum(1) - D) + p * dlse)
         dv[j], dk[j] = (p[:, None] * do).sum(0), (ds[:, None] * q).sum(0)
         dq.addcmul_(ds[:, None], k[j].expand_as(q))
+    return dq, dk, dv
+""",
+        "queries in the outer loop": """
+def backward(do, dlse, q, k, v, out, lse, size):
+    scale = q.shape[1] ** -0.5
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    for i in range(len(q)):
+        for first in range(0, len(k), size):
+            keys = slice(first, first + size)
+            p = (k[keys] @ q[i] * scale - lse[i]).exp()
+            ds = scale * p * (v[keys] @ do[i] - do[i] @ out[i] + dlse[i])
+            dq[i] += ds @ k[keys]
+            dk[keys] += torch.outer(ds, q[i])
+            dv[keys] += torch.outer(p, do[i])
     return dq, dk, dv
 """,
     },

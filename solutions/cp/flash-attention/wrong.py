@@ -12,19 +12,14 @@ TYPICAL = {
     },
     "flash_attention-2": {
         "rescales the sum alone": Bad([("old[:, None] * weighted + p @ v", "weighted + p @ v")], "out, number"),
-        "starts from zero": Bad(
-            [("weighted[:, 0] - torch.inf, weighted", "weighted[:, 0].clone(), weighted")],
-            "scores far below 0",
-        ),
         "no guard": Bad([("after.masked_fill(after == -torch.inf, 0)", "after")], "-inf - (-inf) is NaN"),
     },
     "flash_attention-3": {
-        "powers before they are divided": Bad(
-            [("(scale * q @ k[keys].T - lse[:, None]).exp()", "(scale * q @ k[keys].T).exp() / lse.exp()[:, None]")],
-            "scores near 800",
-        ),
         "the page's backward": Bad([(" - dlse[:, None]  # dLSE / dS = P", "")], "a loss that does not use the LSE"),
         "dlse with the sign of delta": Bad([(" - dlse[:, None]", " + dlse[:, None]")], "with another sign of dlse"),
+        "own delta": Bad(
+            [("(dp - delta)", "(dp - (p * dp).sum(1, keepdim=True))")], "look at what is subtracted from dP"
+        ),
     },
 }
 
@@ -35,6 +30,18 @@ CHEATS = {
         ),
     },
     "flash_attention-2": {
+        "collects the tiles": Bad(
+            """
+def attend(q, tiles):
+    kept = [(k.clone(), v.clone(), hidden) for k, v, hidden in tiles]
+    if not kept:
+        return torch.zeros_like(q), q[:, 0] * 0 - torch.inf
+    k, v = (torch.cat([tile[i] for tile in kept]) for i in range(2))
+    s = (q @ k.T * q.shape[1] ** -0.5).masked_fill(torch.cat([tile[2] for tile in kept], 1), -torch.inf)
+    return s.softmax(1).nan_to_num(0) @ v, s.logsumexp(1)
+""",
+            "are alive after two tiles",
+        ),
         "the library's own": Bad(
             """
 def attend(q, tiles):

@@ -36,18 +36,6 @@ def output(state):
 """,
     },
     "online_softmax-3": {
-        "E moves with the maximum": """
-def entropy(blocks):
-    m, l, E = torch.tensor(-torch.inf), 0.0, 0.0
-    for block in blocks:
-        largest = torch.maximum(m, block.max())
-        powers, factor = (block - largest).exp(), (m - largest).exp()
-        moved = 0 if m == -torch.inf else m - largest
-        E = factor * (E + moved * l) + (powers * (block - largest)).sum()
-        l = factor * l + powers.sum()
-        m = largest
-    return l.log() - E / l
-""",
         "LSE and average score": """
 def entropy(blocks):
     lse, mean = torch.tensor(-torch.inf), 0.0
@@ -56,6 +44,20 @@ def entropy(blocks):
         mean = mean * (lse - both).exp() + (x - both).exp() @ x
         lse = both
     return lse - mean
+""",
+        "score by score, in numbers": """
+from math import exp, inf, log
+
+def entropy(blocks):
+    m, l, E = -inf, 0.0, 0.0
+    for block in blocks:
+        for s in block.tolist():
+            if s > m:
+                if l:
+                    E = exp(m - s) * (E + (m - s) * l)
+                l, m = l * exp(m - s), s
+            l, E = l + exp(s - m), E + exp(s - m) * (s - m)
+    return torch.tensor(log(l) - E / l, dtype=torch.float64)
 """,
     },
 }

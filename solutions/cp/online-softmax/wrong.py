@@ -31,9 +31,6 @@ TYPICAL = {
     },
     "online_softmax-2": {
         "A not scaled": Bad([("first * a[2] + second * b[2]", "a[2] + b[2]")], "two blocks, merged from the left"),
-        "no guard": Bad(
-            [("return m.masked_fill(m == -torch.inf, 0)", "return m")], "a hidden block first, merged from the left"
-        ),
         "divides by zero": Bad([("state[1].masked_fill(state[1] == 0, 1)", "state[1]")], "a hidden row"),
     },
     "online_softmax-3": {
@@ -45,19 +42,13 @@ TYPICAL = {
             _LOOP.format(update="factor * (E + (m - largest) * l) + (powers * (block - largest)).sum()"),
             "is not a number",
         ),
-        "moved after l": Bad(
+        "the softmax of everything": Bad(
             """
 def entropy(blocks):
-    m, l, E = torch.tensor(-torch.inf), 0.0, 0.0
-    for block in blocks:
-        largest = torch.maximum(m, block.max())
-        powers, factor = (block - largest).exp(), (m - largest).exp()
-        l = factor * l + powers.sum()
-        E = factor * E + (0 if m == -torch.inf else m - largest) * l + (powers * (block - largest)).sum()
-        m = largest
-    return l.log() - E / l
+    log_p = torch.cat([x.clone() for x in blocks]).log_softmax(0)
+    return -(log_p.exp() * log_p).sum()
 """,
-            "expected",
+            "bytes are alive after two blocks",
         ),
     },
 }
@@ -69,6 +60,10 @@ CHEATS = {
         ),
     },
     "online_softmax-2": {
+        "carries everything": Bad(
+            _CARRIES_ALL.format(softmax="torch.exp(state[0] - state[0].logsumexp(1, keepdim=True)).nan_to_num(0)"),
+            "grows with the number of keys",
+        ),
         "the library's own": Bad(
             "from dualpipe_lab.cp.online_softmax import online_average\n"
             + _CARRIES_ALL.format(softmax="online_average(state[0], state[1], 4)"),

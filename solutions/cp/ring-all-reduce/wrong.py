@@ -13,11 +13,6 @@ def {name}(x):
         swap(chunks[(rank - i) % N], arriving, (rank + 1) % N, (rank - 1) % N)
         target.copy_(arriving + target if i < N - 1 else arriving)
 """
-_LIBRARY = """
-from dualpipe_lab.cp.ring import ring_all_reduce
-def {name}(x):
-    ring_all_reduce(x)
-"""
 
 TYPICAL = {
     "ring_all_reduce-1": {
@@ -55,9 +50,16 @@ CHEATS = {
         ),
     },
     "ring_all_reduce-2": {
-        "the library's ring": Bad(_LIBRARY.format(name="halving_doubling"), "the library's own is switched off"),
+        "knows the digits": Bad("def halving_doubling(x):\n    x[:] = int('1' * comm.get_world_size())", "no message"),
     },
     "ring_all_reduce-3": {
-        "the library's ring": Bad(_LIBRARY.format(name="to_the_left"), "the library's own is switched off"),
+        "the library's ring": Bad(
+            """
+from dualpipe_lab.cp.ring import ring_all_reduce
+def to_the_left(x):
+    ring_all_reduce(x)
+""",
+            "the library's own is switched off",
+        ),
     },
 }

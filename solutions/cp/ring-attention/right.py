@@ -68,16 +68,18 @@ def gradients(do, q, blocks, found, block_backward):
     parts = [block_backward(do, q, k, v, out, lse, hidden) for k, v, hidden in blocks]
     return sum(dq for dq, _, _ in parts), [(dk, dv) for _, dk, dv in parts]
 """,
-        "shares of each block, times its own gradients": """
+        "weights by a softmax, and without the kernel": """
 def gradients(do, q, blocks, found, block_backward):
-    lse = torch.logsumexp(torch.stack([own for _, own in found]), 0)
-    shares = [torch.where(own == -torch.inf, 0.0, (own - lse).exp()) for _, own in found]
-    out = sum(share[:, None] * part for share, (part, _) in zip(shares, found))
-    dq, others = torch.zeros_like(q), []
-    for share, (k, v, hidden), (_, own) in zip(shares, blocks, found):
-        more, dk, dv = block_backward(share[:, None] * do, q, k, v, out, own, hidden)
-        dq = dq + more
-        others.append((dk, dv))
+    scale = q.shape[1] ** -0.5
+    outs, lses = torch.stack([out for out, _ in found]), torch.stack([lse for _, lse in found])
+    delta = (do * (lses.softmax(0).nan_to_num(0)[..., None] * outs).sum(0)).sum(1, keepdim=True)
+    dq, others = 0, []
+    for k, v, hidden in blocks:
+        s = (scale * q @ k.T).masked_fill(hidden, -torch.inf)
+        p = (s - lses.logsumexp(0)[:, None].nan_to_num(0, neginf=0)).exp()
+        ds = scale * p * (do @ v.T - delta)
+        dq = dq + ds @ k
+        others.append((ds.T @ q, p.T @ do))
     return dq, others
 """,
     },

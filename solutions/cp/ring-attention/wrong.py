@@ -27,18 +27,8 @@ TYPICAL = {
     },
     "ring_attention-2": {
         "adds up": Bad([("out + weight * (block_out - out)", "out + block_out")], "out, number 0"),
-        "plain exponentials": Bad(
-            [("torch.logaddexp(lse, block_lse)", "(lse.exp() + block_lse.exp()).log()")], "large scores"
-        ),
-        "local positions": Bad(
-            [
-                (
-                    "where[source] > where[rank][:, None]",
-                    "(torch.arange(len(where[source])) > torch.arange(len(where[rank]))[:, None]) & (source == rank)",
-                )
-            ],
-            "rank 0: out, number",
-        ),
+        "equal blocks": Bad([("len(where[source - 1])", "len(where[rank])")], "5 positions on 2"),
+        "the last one too": Bad([("if step < size - 1:", "if size > 1:")], "bytes, and"),
     },
     "ring_attention-3": {
         "zigzag of the whole": Bad(
@@ -46,10 +36,7 @@ TYPICAL = {
             "the critical path is 75, the budget 46",
         ),
         "stripes": Bad("ranks = [list(range(r, 24, 4)) for r in range(4)]", "the critical path is 52"),
-        "uneven ranks": Bad(
-            "ranks = [list(range(12)), list(range(12, 16)), list(range(16, 20)), list(range(20, 24))]",
-            "room for 6 positions, and one would hold 12",
-        ),
+        "forgets one": Bad("ranks = [list(range(1, 7)), [7], [8], [9]]", "position 0 is on 0 ranks"),
     },
     "ring_attention-4": {
         "as it was": Bad(
@@ -63,16 +50,11 @@ TYPICAL = {
         "no guard": Bad([("base = lse.masked_fill(lse == -torch.inf, 0)", "base = lse")], "a query may see nothing"),
     },
     "ring_attention-5": {
-        "the page's order": Bad(
-            "def part_of(tokens, lengths, layout, rank):\n"
-            "    labels = shard_sequence(next_token_labels(tokens), layout, rank)\n"
-            "    return shard_sequence(tokens, layout, rank), labels, positions(layout, rank)",
+        "labels across documents": Bad(
+            [("    labels[:, torch.tensor(lengths).cumsum(0) - 1] = -100\n", "")],
             "right if the sequence is a single document",
         ),
-        "labels after": Bad(
-            [("shard_sequence(labels, layout, rank)", "next_token_labels(shard_sequence(tokens, layout, rank))")],
-            "labels are",
-        ),
+        "the first token of the next": Bad([("cumsum(0) - 1]", "cumsum(0)[:-1]]")], "labels are"),
         "local positions": Bad([("where[held]", "torch.arange(len(held))")], "positions are"),
     },
     "ring_attention-6": {
@@ -89,9 +71,9 @@ TYPICAL = {
             [("(do @ v.T - delta)", "(do @ v.T - (p * (do @ v.T)).sum(1, keepdim=True))")],
             "look at what is subtracted from dP",
         ),
-        "powers before they are divided": Bad(
-            [("(scale * q @ k.T - lse[:, None]).exp()", "((scale * q @ k.T).exp() / lse.exp()[:, None])")],
-            "large scores",
+        "one hop short": Bad(
+            [("        block = pass_on(block)", "        block = pass_on(block) if step < size - 1 else block")],
+            "that is the gradient of rank",
         ),
     },
 }
@@ -110,10 +92,17 @@ CHEATS = {
         "twice the same": Bad("ranks = [list(range(6))] * 4", "position 0 is on 4 ranks"),
     },
     "ring_attention-4": {
-        "nothing": Bad(
-            "def gradients(do, q, blocks, found, block_backward):\n"
-            "    return torch.zeros_like(q), [(torch.zeros_like(k), torch.zeros_like(v)) for k, v, _ in blocks]",
-            "dV of block 0, number",
+        "autograd": Bad(
+            """
+def gradients(do, q, blocks, found, block_backward):
+    q = q.clone().requires_grad_()
+    pairs = [(k.clone().requires_grad_(), v.clone().requires_grad_()) for k, v, _ in blocks]
+    s = torch.cat([(q @ k.T * q.shape[1] ** -0.5).masked_fill(b[2], -torch.inf) for (k, _), b in zip(pairs, blocks)], 1)
+    s = s.masked_fill((s == -torch.inf).all(1, keepdim=True), -1e300)
+    (s.softmax(1) @ torch.cat([v for _, v in pairs]) * do).sum().backward()
+    return q.grad, [(k.grad, v.grad) for k, v in pairs]
+""",
+            "the exercise is to write this yourself",
         ),
     },
     "ring_attention-5": {

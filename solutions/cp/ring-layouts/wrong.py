@@ -7,8 +7,8 @@ _PREDICT = "visible, contiguous, striped, zigzag, hops = "
 TYPICAL = {
     "ring_layouts-1": {
         "no window": Bad(_PREDICT + "136, 58, 40, 34, 3", "without the window"),
-        "full rows": Bad(_PREDICT + "64, 16, 16, 21, 1", "fewer than four keys"),
         "own block alone": Bad(_PREDICT + "58, 10, 16, 21, 1", "the second step is not empty"),
+        "one rank's total": Bad(_PREDICT + "58, 16, 16, 16, 1", "no single rank"),
     },
     "ring_layouts-2": {
         "by owner": Bad([("[(rank - other) % num_ranks]", "[other]")], "by owner of the keys"),

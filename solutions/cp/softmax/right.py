@@ -1,32 +1,49 @@
 """Right answers of another style to the exercises on the softmax."""
 
-_BACKWARD = """
-def backward(x, y, dy, temperature):
-    dz = y * (dy - (y * dy).sum(-1, keepdim=True))
-    xx = x.masked_fill(x == -torch.inf, 0)
-    return dz / temperature, {total} / temperature**2
-"""
-_LSE = """
+RIGHT = {
+    "softmax-2": {
+        "log-sum-exp, the temperature's gradient a number": """
 def forward(x, temperature):
     z = x / temperature
     lse = z.logsumexp(-1, keepdim=True)
     return (z - lse.masked_fill(lse == -torch.inf, 0)).exp()
-"""
 
-RIGHT = {
-    "softmax-2": {
-        "log-sum-exp": _LSE + _BACKWARD.format(total="-(dz * xx).sum()"),
-        "log-sum-exp, the temperature's gradient a number": _LSE + _BACKWARD.format(total="-float((dz * xx).sum())"),
+def backward(x, y, dy, temperature):
+    dz = y * (dy - (y * dy).sum(-1, keepdim=True))
+    xx = x.masked_fill(x == -torch.inf, 0)
+    return dz / temperature, -float((dz * xx).sum()) / temperature**2
+""",
+        "row by row": """
+def forward(x, temperature):
+    y = torch.zeros_like(x)
+    for i, row in enumerate(x):
+        sees = row > -torch.inf
+        if sees.any():
+            powers = torch.exp((row[sees] - row[sees].max()) / temperature)
+            y[i, sees] = powers / powers.sum()
+    return y
+
+def backward(x, y, dy, temperature):
+    dx, dt = torch.zeros_like(x), 0.0
+    for i, row in enumerate(x):
+        sees = row > -torch.inf
+        dz = y[i, sees] * (dy[i, sees] - y[i] @ dy[i])
+        dx[i, sees] = dz / temperature
+        dt = dt - dz @ row[sees] / temperature**2
+    return dx, dt
+""",
     },
     "softmax-3": {
         "a column more": """
 def weights(x, sink):
     return torch.softmax(torch.cat([x, sink.expand(len(x), 1)], -1), -1)[:, :-1]
 """,
-        "log-sum-exp with the sink": """
+        "a sigmoid of what the scores are worth": """
 def weights(x, sink):
-    lse = torch.logsumexp(torch.cat([sink.expand(len(x), 1), x], -1), -1, keepdim=True)
-    return (x - lse).exp()
+    dead = (x == -torch.inf).all(-1, keepdim=True)
+    lse = x.masked_fill(dead, 0).logsumexp(-1, keepdim=True)
+    y = (x.masked_fill(dead, 0) - lse).exp() * torch.sigmoid(lse - sink)
+    return y.masked_fill(dead, 0)
 """,
     },
 }

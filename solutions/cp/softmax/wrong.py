@@ -12,10 +12,6 @@ TYPICAL = {
         "nothing back": Bad(_PREDICT + "[6, -1, -5], 12_000, 0", "so over all ranks"),
     },
     "softmax-2": {
-        "no maximum": Bad(
-            [("scaled - largest.masked_fill(largest == -torch.inf, 0)", "scaled")],
-            "scores of +-8,000: the weights: number 3 is not a number",
-        ),
         "no guard": Bad(
             [("largest.masked_fill(largest == -torch.inf, 0)", "largest")], "a row that is hidden: the weights"
         ),
@@ -23,18 +19,9 @@ TYPICAL = {
             [("x.masked_fill(x == -torch.inf, 0)", "x")],
             "hidden scores: the gradient of the temperature: number 0 is not a number",
         ),
+        "diagonal alone": Bad([("dy - (y * dy).sum(-1, keepdim=True)", "dy - y * dy")], "the gradient of the scores"),
     },
     "softmax-3": {
-        "the page's guard": Bad(
-            """
-def weights(x, sink):
-    m = x.detach().amax(-1, keepdim=True)
-    m = m.masked_fill(m == -torch.inf, 0)
-    powers = torch.exp(x - m)
-    return powers / (torch.exp(sink - m) + powers.sum(-1, keepdim=True))
-""",
-            "scores of +-8,000: the gradient of the sink: number 0 is not a number",
-        ),
         "the page's softmax": Bad(
             "def weights(x, sink):\n    return torch.softmax(x, -1) + 0 * sink", "ordinary scores: the weights"
         ),
@@ -45,6 +32,7 @@ def weights(x, sink):
             "    return (powers / (torch.exp(sink - m) + powers.sum(-1, keepdim=True))).nan_to_num(0)",
             "is not a number",
         ),
+        "the sink has no gradient": Bad([("torch.exp(sink - largest)", "torch.exp(sink.detach() - largest)")], "sink"),
     },
 }
 

@@ -1,22 +1,21 @@
 """Typical wrong answers and lazy cheats of the exercises on saves that survive a crash."""
 
-from bad_answer import Bad
+from bad_answer import EQUAL_TO_ALL, Bad
 
 _SYNC_PARTS = '        disk.sync(f"{folder}/{part}")\n'
+_NEW = '    disk.write("run/latest.new", name)\n    disk.sync("run/latest.new")\n'
+_REPLACE = '    disk.replace("run/latest.new", "run/latest")\n'
 
 TYPICAL = {
     "crash_safety-1": {
         "east is sound": Bad([('(6, ["names run/step-2"])', "None")], "east: this order has a flaw"),
         "west is flawed": Bad([("None", '(7, ["names run"])')], "try to prove that there is no flaw"),
-        "none lost": Bad([('["names run"]', "[]")], "with nothing lost"),
+        "too early": Bad([('(7, ["data', '(3, ["data'), ("run/step-2/b", "run/.new/b")], "a reader is well served"),
     },
     "crash_safety-2": {
         "files not synced": Bad([(_SYNC_PARTS, "")], "sync every file for its bytes"),
         "folder not synced": Bad([("    disk.sync(folder)\n", "")], "sync the folder for its names"),
-        "name not synced": Bad(
-            [('    disk.sync(folder)\n    disk.sync("run")\n', "    disk.sync(folder)\n")],
-            "sync run before latest names it",
-        ),
+        "latest in place": Bad([(_NEW, '    disk.write("run/latest", name)\n'), (_REPLACE, "")], "may hold 'ste'"),
     },
     "crash_safety-3": {
         "the highest name": Bad([("max(found, default=None)", "max(found, key=str, default=None)")], "9 and 10"),
@@ -30,8 +29,9 @@ TYPICAL = {
 
 CHEATS = {
     "crash_safety-1": {
-        "all are sound": Bad(
-            "found = dict.fromkeys(['north', 'east', 'south', 'west'])", "north: this order has a flaw"
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "found = {n: (Anything(), ['all']) for n in ('north', 'east', 'south', 'west')}",
+            "operations that are done",
         ),
     },
     "crash_safety-2": {

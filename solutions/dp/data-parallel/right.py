@@ -2,22 +2,6 @@
 
 RIGHT = {
     "data_parallel-2": {
-        "count and loss in Python numbers": """
-def data_parallel_step(model, microbatches):
-    count = torch.tensor([sum((y != -100).sum().item() for _, y in microbatches)])
-    comm.all_reduce(count)
-    mine = 0.0
-    for x, y in microbatches:
-        part = cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum") / count.item()
-        part.backward()
-        mine += part.item()
-    for p in filter(lambda p: p.requires_grad, model.parameters()):
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        comm.all_reduce(p.grad)
-    loss = torch.tensor(mine, dtype=torch.float64)
-    comm.all_reduce(loss)
-    return loss.item()
-""",
         "one flat sum, divided afterwards": """
 def data_parallel_step(model, microbatches):
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -38,17 +22,39 @@ def data_parallel_step(model, microbatches):
         p.grad.copy_(part.view_as(p))
     return float(numbers[0] / numbers[1])
 """,
+        "one loss over all microbatches": """
+def data_parallel_step(model, microbatches):
+    n = torch.tensor(sum(int((y != -100).sum()) for _, y in microbatches))
+    comm.all_reduce(n)
+    losses = [
+        cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum") for x, y in microbatches
+    ]
+    total = torch.zeros((), dtype=torch.float64)
+    if losses:
+        loss = sum(losses) / n
+        loss.backward()
+        total += loss.detach()
+    for p in model.parameters():
+        if p.requires_grad:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            comm.all_reduce(p.grad)
+    comm.all_reduce(total)
+    return float(total)
+""",
     },
     "data_parallel-3": {
-        "the page's factor, with Python's numbers": """
+        "scaled after the average": """
 def backward_and_average(model, tokens, targets, average):
-    own = (targets != -100).sum()
-    n = own.clone()
-    comm.all_reduce(n)
-    loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
-    mean = loss / max(int(own), 1)
-    (mean * (comm.get_world_size() * int(own) / int(n))).backward()
+    logits = model(tokens).flatten(0, 1)
+    cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum").backward()
     average(model)
+    n = (targets != -100).sum()
+    comm.all_reduce(n)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.grad *= comm.get_world_size()
+            p.grad /= n
 """,
         "losses one by one": """
 def backward_and_average(model, tokens, targets, average):

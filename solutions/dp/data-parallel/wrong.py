@@ -22,16 +22,11 @@ TYPICAL = {
         ),
     },
     "data_parallel-3": {
-        "as it was": Bad(
-            """
-def backward_and_average(model, tokens, targets, average):
-    cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100).backward()
-    average(model)
-""",
-            "2 rank(s) with 1, 2 valid token(s): rank 0: each rank has divided by its own tokens",
-        ),
         "the sum over its own tokens": Bad(
             [("    comm.all_reduce(n)\n", ""), ("comm.get_world_size() * loss", "loss")], "depends on its rank"
+        ),
+        "forgets the ranks": Bad(
+            [("comm.get_world_size() * loss", "loss")], "one over the number of ranks: it was divided twice"
         ),
         "zero by zero": Bad(
             [

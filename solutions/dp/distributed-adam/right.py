@@ -2,27 +2,38 @@
 
 RIGHT = {
     "distributed_adam-2": {
+        "slices that end where the weights end": """
+def adamw_step(weights, grad, decay, state, lr):
+    size = -(-len(weights) // comm.get_world_size())
+    own = slice(comm.get_rank() * size, (comm.get_rank() + 1) * size)
+    w, g = weights[own].clone(), grad[own]
+    t = state["step"] = state.get("step", 0) + 1
+    for name, beta, value in (("mu", BETA1, g), ("nu", BETA2, g**2)):
+        state[name] = beta * state.get(name, 0.0) + (1 - beta) * value
+    update = state["mu"] / (1 - BETA1**t) / (torch.sqrt(state["nu"] / (1 - BETA2**t)) + EPS)
+    w = w * (1 - lr * decay[own]) - lr * update
+    gathered = w.new_zeros(comm.get_world_size() * size)
+    comm.all_gather_single(gathered, pad(w, (0, size - len(w))))
+    weights.copy_(gathered[: len(weights)])
+""",
         "torch's lerp and addcmul": [
             ("    mu.mul_(BETA1).add_(g, alpha=1 - BETA1)\n", "    mu.lerp_(g, 1 - BETA1)\n"),
             ("nu.mul_(BETA2).add_(g * g, alpha=1 - BETA2)", "nu.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)"),
             ("if not state:", 'if "t" not in state:'),
         ],
-        "the decay beside the update": [
-            ("    w.mul_(1 - lr * decays)\n", ""),
-            ("    w.sub_(lr * (mu", "    w.sub_(lr * decays * w + lr * (mu"),
-        ],
     },
     "distributed_adam-3": {
-        "one vector per kind": """
+        "an N-th of what is replicated on each": """
 def clip(shards, replicated, max_norm):
-    own = sum((float(t.double().pow(2).sum()) for t in shards), 0.0)
-    total = torch.tensor([own], dtype=torch.float64)
-    comm.all_reduce(total)
-    norm = (float(total) + sum(float((t * t).sum()) for t in replicated)) ** 0.5
-    if norm + 1e-6 > max_norm:
-        for t in list(shards) + list(replicated):
-            t *= max_norm / (norm + 1e-6)
-    return norm
+    N = comm.get_world_size()
+    parts = [t.square().sum() for t in shards] + [t.square().sum() / N for t in replicated]
+    square = torch.stack([torch.zeros((), dtype=torch.float64), *parts]).sum()
+    comm.all_reduce(square)
+    norm = square.sqrt()
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for t in shards + replicated:
+        t.mul_(scale)
+    return norm.item()
 """,
         "rank 0 alone adds what is replicated": [
             ("    comm.all_reduce(square)\n    for tensor in replicated:\n        square += tensor.square().sum()\n",

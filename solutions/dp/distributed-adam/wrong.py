@@ -9,35 +9,19 @@ TYPICAL = {
         "the shard by itself": Bad("state_bytes, norm, clipped = 2672, 7, 4", "this shard is a part of it"),
     },
     "distributed_adam-2": {
-        "one step number for all": Bad(
+        "epsilon under the root": Bad([(").sqrt() + EPS)", " + EPS).sqrt())")], "after 1 step: weight 0 is"),
+        "no gather": Bad([("    comm.all_gather_single(padded, w)\n", "")], "gather the shards after the update"),
+        "slices of all": Bad(
             [
-                ("def adamw_step", "STEPS = [0]\n\ndef adamw_step"),
-                ('state["t"] += 1', 'STEPS[0] += 1; state["t"] = STEPS[0]'),
+                (
+                    "mu=torch.zeros_like(w), nu=torch.zeros_like(w)",
+                    "mu=torch.zeros_like(padded).view(N, -1)[rank], nu=torch.zeros_like(padded).view(N, -1)[rank]",
+                )
             ],
-            "the second of two tensors that have a state each and take turns: rank 0, after 1 step",
-        ),
-        "the first lr for ever": Bad(
-            [("nu=torch.zeros_like(w), t=0)", "nu=torch.zeros_like(w), t=0, lr=lr)\n    lr = state['lr']")],
-            "that is with the lr of the first step",
-        ),
-        "spoils grad": Bad(
-            [("    weights.copy_(padded", "    grad.zero_()\n    weights.copy_(padded")], "grad has changed"
+            "A rank keeps state for the weights it updates and no others",
         ),
     },
     "distributed_adam-3": {
-        "as it was": Bad(
-            """
-def clip(shards, replicated, max_norm):
-    norm = torch.zeros((), dtype=torch.float64)
-    for tensor in [*shards, *replicated]:
-        norm += tensor.norm()
-    comm.all_reduce(norm)
-    for tensor in [*shards, *replicated]:
-        tensor.mul_(min(1.0, max_norm / (float(norm) + 1e-6)))
-    return float(norm)
-""",
-            "rank 0 says the norm is 6, it is 4.47214: a sum of the ranks' norms; squares add up",
-        ),
         "own norm": Bad([("    comm.all_reduce(square)\n", "")], "that is the norm of one rank's part"),
         "replicated on all": Bad(
             [
@@ -46,15 +30,11 @@ def clip(shards, replicated, max_norm):
             ],
             "it counts once",
         ),
+        "always scaled": Bad(
+            [("min(1.0, max_norm / (norm + 1e-6))", "max_norm / (norm + 1e-6)")], "after clipping, expected"
+        ),
     },
     "distributed_adam-4": {
-        "the class counts": Bad(
-            [
-                ("weights, lr, 0", "weights, lr, None"),
-                ("self.t += 1", "ShardedAdam.count = getattr(ShardedAdam, 'count', 0) + 1; self.t = ShardedAdam.count"),
-            ],
-            "the second of two tensors that have a state each and take turns: rank 0, after 1 step",
-        ),
         "views of all": Bad(
             [("weights.new_zeros(len(weights[self.own]))", "torch.zeros_like(weights)[self.own]")],
             "holds 1,280 bytes beside two such tensors",
@@ -62,6 +42,7 @@ def clip(shards, replicated, max_norm):
         "keeps the gradient": Bad(
             [("        self.t += 1\n", "        self.t += 1\n        self.grad = grad\n")], "beside two such tensors"
         ),
+        "no gather": Bad([("        self.weights.copy_(whole[: len(self.weights)])", "")], "gather the shards after"),
     },
 }
 

@@ -4,38 +4,37 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "inside, to_others, flat_out, held"
 PLAN = "stage, shard_ranks, num_microbatches"
-ONE_GROUP = """
-def sum_in_two_levels(x, node, across):
-    comm.all_reduce(x)
-"""
-TWO_ALL_REDUCES = """
-def sum_in_two_levels(x, node, across):
-    comm.all_reduce(x, group=node)
-    comm.all_reduce(x, group=across)
-"""
-NO_PADDING = """
-def sum_in_two_levels(x, node, across):
-    shard = x.new_zeros(x.numel() // comm.get_world_size(node))
-    comm.reduce_scatter_single(shard, x, group=node)
-    comm.all_reduce(shard, group=across)
-    comm.all_gather_single(x, shard, group=node)
-"""
 
 TYPICAL = {
     "hybrid_zero-1": {
         "flat inside": Bad(f"{NAMES} = 13_500, 360, 13_500, 4", "the gathers stay in a node"),
         "the whole model across": Bad(f"{NAMES} = 10_800, 1_440, 13_500, 4", "each sums its shard"),
-        "every microbatch across": Bad(f"{NAMES} = 10_800, 1_800, 13_500, 4", "once per step"),
+        "flat state": Bad(f"{NAMES} = 10_800, 360, 13_500, 1", "16 / 16 is flat ZeRO-3"),
     },
     "hybrid_zero-2": {
-        "two all-reduces": Bad(TWO_ALL_REDUCES, "first sum inside the node"),
-        "no padding": Bad(NO_PADDING, "2 node(s) of 2 rank(s), 5 numbers"),
+        "two all-reduces": Bad(
+            """
+def sum_in_two_levels(x, node, across):
+    comm.all_reduce(x, group=node)
+    comm.all_reduce(x, group=across)
+""",
+            "first sum inside the node",
+        ),
+        "no padding": Bad(
+            """
+def sum_in_two_levels(x, node, across):
+    shard = x.new_zeros(x.numel() // comm.get_world_size(node))
+    comm.reduce_scatter_single(shard, x, group=node)
+    comm.all_reduce(shard, group=across)
+    comm.all_gather_single(x, shard, group=node)
+""",
+            "2 node(s) of 2 rank(s), 5 numbers",
+        ),
         "forgets the other nodes": Bad(
             [("    comm.all_reduce(shard, group=across)\n", "")], "the sum over its own node"
         ),
     },
     "hybrid_zero-3": {
-        "in float32": Bad([("    return shard", "    return shard.float()")], "a result is torch.float32"),
         "the whole gradient across": Bad(
             """
 def mean_shard(grad, node, across):
@@ -45,17 +44,8 @@ def mean_shard(grad, node, across):
 """,
             "bytes inside its node, 16 are enough",
         ),
-        "an all-reduce inside": Bad(
-            """
-def mean_shard(grad, node, across):
-    g = grad / comm.get_world_size()
-    comm.all_reduce(g, group=node)
-    own = g.chunk(comm.get_world_size(node))[comm.get_rank(node)].clone()
-    comm.all_reduce(own, group=across)
-    return own
-""",
-            "bytes inside its node",
-        ),
+        "one level too few": Bad([("/ (N_in * N_out)", "/ N_in")], "or not divided by 2: the wrong group"),
+        "the sum": Bad([("grad / (N_in * N_out)", "grad")], "the number of ranks: it was summed"),
     },
     "hybrid_zero-4": {
         "flat ZeRO-1": Bad(f'{PLAN} = "zero1", 32, 4', "sends for 620 ms"),
@@ -69,7 +59,7 @@ CHEATS = {
         "equal to everything": Bad(EQUAL_TO_ALL + "inside = to_others = flat_out = held = Anything()", "whole number")
     },
     "hybrid_zero-2": {
-        "one all-reduce": Bad(ONE_GROUP, "to other nodes"),
+        "one all-reduce": Bad("def sum_in_two_levels(x, node, across):\n    comm.all_reduce(x)", "to other nodes"),
     },
     "hybrid_zero-3": {
         "returns what came": Bad("def mean_shard(grad, node, across):\n    return grad", "expected its shard, 2 of"),

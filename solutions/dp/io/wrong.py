@@ -3,9 +3,7 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "last_file, files_of_rank_1, from_file_1, ranges"
-LOAD = "def load_shard(read, rows, columns, num_files, num_ranks, rank):\n"
 SAVE = "def save(disk, name, parts):\n"
-RESUME = "def resume(saved, adam, rank):\n"
 
 TYPICAL = {
     "io-1": {
@@ -14,17 +12,14 @@ TYPICAL = {
         "whole file 1": Bad(f"{NAMES} = 12, 2, 36, 6", "goes to rank 0"),
     },
     "io-2": {
-        "rows of the matrix": Bad(
-            [("starts = [i * columns for", "starts = [(file * size + i) * columns for")], "the file's own beginning"
-        ),
-        "rounded down": Bad([("-(-columns // num_ranks)", "columns // num_ranks")], "5 x 7, 2 file(s), rank 0 of 3"),
+        "rows in all files": Bad([("max(0, min(size, rows - file * size))", "size")], "the file's own beginning"),
         "no columns": Bad(
             [("    if begin == end:\n        return torch.empty(rows, 0)\n", "")], "read only what a file has"
         ),
+        "row by row": Bad([("end - begin == columns and held", "False")], "in a file takes one read"),
     },
     "io-3": {
 
-        "another step's name": Bad([('f"run/.saving-{name}"', 'f"run/{name}.tmp"')], "a folder step-2.tmp is there"),
         "in place": Bad(
             SAVE
             + "    disk.mkdir(f'run/{name}')\n    for part, data in parts.items():\n"
@@ -33,6 +28,7 @@ TYPICAL = {
             "step-2 is there, but",
         ),
         "files not synced": Bad([('        disk.sync(f"{hidden}/{part}")\n', "")], "sync every file"),
+        "names not synced": Bad([("    disk.sync(hidden)\n", "")], "its own names"),
     },
     "io-4": {
 
@@ -46,10 +42,12 @@ CHEATS = {
     "io-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 4", "whole number")},
     "io-2": {
         "the library's": Bad(
-            "from dualpipe_lab.dp.layout import reshard\n"
-            + LOAD
-            + "    parts = reshard(rows * columns, num_files, num_ranks)[rank]\n"
-            + "    return torch.cat([read(p.source, p.start, p.stop) for p in parts]).view(rows, -1)",
+            """
+from dualpipe_lab.dp.layout import reshard
+def load_shard(read, rows, columns, num_files, num_ranks, rank):
+    parts = reshard(rows * columns, num_files, num_ranks)[rank]
+    return torch.cat([read(p.source, p.start, p.stop) for p in parts]).view(rows, -1)
+""",
             "switched off",
         ),
     },
@@ -57,6 +55,6 @@ CHEATS = {
         "nothing": Bad(SAVE + "    pass", "may be gone"),
     },
     "io-4": {
-        "nothing": Bad(RESUME + "    return saved['next_batch']", "the weights are not"),
+        "nothing": Bad("def resume(saved, adam, rank):\n    return saved['next_batch']", "the weights are not"),
     },
 }

@@ -27,15 +27,15 @@ def all_step(gradients, state):
 """,
     },
     "mixed_precision_adam-3": {
-        "in float64, with a sum of squares": """
-def prepare(gradients, scale, max_norm):
-    true = [g.double() / scale for g in gradients]
-    square = torch.tensor(sum(float((g * g).sum()) for g in true), dtype=torch.float64)
-    comm.all_reduce(square)
-    norm = float(square) ** 0.5
-    return [(g * (max_norm / norm if norm > max_norm else 1.0)).float() for g in true]
-""",
         "torch's usual 1e-6": [("max_norm / float(square.sqrt())", "max_norm / (float(square.sqrt()) + 1e-6)")],
+        "the norm unscaled": """
+def prepare(gradients, scale, max_norm):
+    square = torch.stack([torch.zeros(()), *(g.float().norm() ** 2 for g in gradients)]).sum()
+    comm.all_reduce(square)
+    norm = square.sqrt() / scale
+    factor = (max_norm / norm).clamp(max=1.0) / scale
+    return [g.to(torch.float32) * factor for g in gradients]
+""",
     },
     "mixed_precision_adam-4": {
         "neighbours and a comparison": """

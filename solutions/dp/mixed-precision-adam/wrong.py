@@ -9,8 +9,8 @@ ROUND = "def round_at_random(x, noise):\n"
 TYPICAL = {
     "mixed_precision_adam-1": {
         "whole spacing": Bad(f"{NAMES} = 79, 512, 7, 7", "half is enough"),
-        "spacing below 1": Bad(f"{NAMES} = 20, 512, 7, 7", "twice that"),
-        "count goes on": Bad(f"{NAMES} = 40, 1024, 7, 7", "the last overflow"),
+        "skipped counted": Bad(f"{NAMES} = 40, 512, 9, 7", "no rank makes"),
+        "without shards": Bad(f"{NAMES} = 40, 512, 7, 16", "a rank without shards"),
     },
     "mixed_precision_adam-2": {
         "alone": Bad([('    comm.all_reduce(found, "max")\n', "")], "leaves the others behind"),
@@ -18,16 +18,6 @@ TYPICAL = {
         "nan is no inf": Bad([("not gradient.isfinite().all()", "gradient.isinf().any()")], "has a nan"),
     },
     "mixed_precision_adam-3": {
-        "the factor in fp16": Bad(
-            """
-def prepare(gradients, scale, max_norm):
-    square = sum(((g.float() / scale).square().sum() for g in gradients), torch.zeros(1))
-    comm.all_reduce(square)
-    factor = min(1.0, max_norm / float(square.sqrt()))
-    return [(g * factor).float() / scale for g in gradients]
-""",
-            "was rounded to fp16 on the way",
-        ),
         "only in fp32": Bad(
             """
 def prepare(gradients, scale, max_norm):
@@ -39,17 +29,15 @@ def prepare(gradients, scale, max_norm):
             "clipped before it was unscaled",
         ),
         "divided in fp16": Bad([("gradient.float() / scale", "(gradient / scale).float()")], "convert to fp32"),
+        "own norm": Bad([("    comm.all_reduce(square)\n", "")], "this rank's own norm"),
     },
     "mixed_precision_adam-4": {
-        "spoils x": Bad(
-            [("    return rounded", "    x.zero_()\n    return rounded")],
-            "x has changed",
-        ),
         "to the nearest": Bad(ROUND + "    return x.bfloat16()", "stands still"),
         "inf gets noise": Bad(
             [("torch.where(x.isfinite(), (bits + noise) & -(2**16), bits)", "(bits + noise) & -(2**16)")],
             "must stay what they are",
         ),
+        "never exact": Bad([("bits + noise", "bits + noise + 1")], "some noise makes it"),
     },
 }
 
@@ -67,9 +55,7 @@ CHEATS = {
         ),
     },
     "mixed_precision_adam-3": {
-        "one number for each": Bad(
-            [("return [gradient * factor for", "return [(gradient * factor).sum()[None] for")], "a tensor of shape [1]"
-        ),
+        "gives back": Bad("def prepare(gradients, scale, max_norm):\n    return gradients", "float16"),
     },
     "mixed_precision_adam-4": {
         "the library's own noise": Bad(

@@ -16,17 +16,7 @@ TYPICAL = {
             [("(bits + 2**15) & -(2**16)", "master.bfloat16().float().view(torch.int32)")],
             "a master in the middle between two bf16 numbers",
         ),
-        "a difference in bf16": Bad(
-            """
-def split(master):
-    weight = master.bfloat16()
-    return weight, (master - weight.float()).bfloat16()
-
-def join(weight, rest):
-    return weight.float() + rest.float()
-""",
-            "comes back as",
-        ),
+        "rest without its sign": Bad([("rest.to(torch.int32)", "(rest.to(torch.int32) & 0xFFFF)")], "comes back as"),
     },
     "mixed_precision_options-3": {
         "own noise per rank": Bad([("+ part", "+ part + dp_rank")], "hold copies of one weight"),

@@ -2,6 +2,20 @@
 
 RIGHT = {
     "topology-2": {
+        "ranks sorted by their other coordinates": """
+def groups(axes, along):
+    def coordinates(rank):
+        found = {}
+        for name, size in reversed(axes):
+            rank, found[name] = divmod(rank, size)
+        return found
+
+    held = {}
+    for rank in range(prod(size for _, size in axes)):
+        key = tuple(value for name, value in coordinates(rank).items() if name not in along)
+        held.setdefault(key, []).append(rank)
+    return sorted(tuple(ranks) for ranks in held.values())
+""",
         "a grid of torch, and lists": """
 def groups(axes, along):
     sizes = [size for _, size in axes]
@@ -10,14 +24,6 @@ def groups(axes, along):
     outside = [place for place in range(len(axes)) if place not in inside]
     size = prod(sizes[place] for place in inside)
     return sorted(grid.permute(outside + inside).reshape(-1, size).tolist())
-""",
-        "rows of a tensor": """
-def groups(axes, along):
-    sizes = [size for _, size in axes]
-    grid = torch.arange(prod(sizes)).reshape(sizes)
-    order = sorted(range(len(axes)), key=lambda place: axes[place][0] in along)
-    rows = grid.permute(order).reshape(-1, prod(size for name, size in axes if name in along))
-    return rows[rows[:, 0].argsort()]
 """,
     },
     "topology-3": {

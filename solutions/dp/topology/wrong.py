@@ -3,19 +3,6 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "dp, next_along_dp, next_along_pp, num_model_groups"
-LIBRARY = """
-def groups(axes, along):
-    return sorted(lab.Topology(axes).groups(*along))
-"""
-WITHOUT_GROUP = """
-def sum_along(x, axes, axis):
-    comm.all_reduce(x)
-"""
-BY_HAND = """
-def sum_along(x, axes, axis):
-    rank, mesh = comm.get_rank(), lab.Mesh(lab.Topology(axes))
-    comm.all_reduce(x, group=mesh.group(axis))
-"""
 
 TYPICAL = {
     "topology-1": {
@@ -43,9 +30,7 @@ TYPICAL = {
             [('[("dp", 4), ("pp", 4), ("tp", 4)]', '[("dp", 4), ("tp", 4), ("pp", 4)]')], "tp 12,288 S"
         ),
         "pp outermost": Bad('axes = [("pp", 4), ("dp", 4), ("tp", 4)]', "2,112 S cross"),
-        "a long pipeline": Bad(
-            'axes = [("dp", 4), ("pp", 16)]', "16 stages and 16 microbatches: bubble fraction 0.484"
-        ),
+        "weights that do not fit": Bad('axes = [("dp", 8), ("tp", 8)]', "weights of 24 S"),
     },
     "topology-4": {
         "only the stride": Bad(
@@ -60,7 +45,10 @@ TYPICAL = {
         "only the groups": Bad(
             [("axes[place + 1 :]", "axes[:place]")], "has the sum over ranks [0, 1], expected ranks [0, 2]"
         ),
-        "the whole world": Bad(WITHOUT_GROUP, "has the sum over ranks [0, 1, 2, 3], expected ranks [0, 2]"),
+        "the whole world": Bad(
+            "def sum_along(x, axes, axis):\n    comm.all_reduce(x)",
+            "has the sum over ranks [0, 1, 2, 3], expected ranks [0, 2]",
+        ),
     },
 }
 
@@ -71,12 +59,21 @@ CHEATS = {
         )
     },
     "topology-2": {
-        "the library's own": Bad(LIBRARY, "switched off"),
+        "the library's own": Bad(
+            "def groups(axes, along):\n    return sorted(lab.Topology(axes).groups(*along))", "switched off"
+        ),
     },
     "topology-3": {
-        "no axes": Bad("axes = []", "a topology has each of"),
+        "equal to everything": Bad(EQUAL_TO_ALL + "axes = Anything()", "this check takes a list of axes"),
     },
     "topology-4": {
-        "the library's own": Bad(BY_HAND, "switched off"),
+        "the library's own": Bad(
+            """
+def sum_along(x, axes, axis):
+    rank, mesh = comm.get_rank(), lab.Mesh(lab.Topology(axes))
+    comm.all_reduce(x, group=mesh.group(axis))
+""",
+            "switched off",
+        ),
     },
 }

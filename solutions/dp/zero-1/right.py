@@ -2,12 +2,14 @@
 
 RIGHT = {
     "zero_1-3": {
-        "the end cut off by hand": [
-            (
-                "flat[start : start + size].square().sum()",
-                "flat.new_tensor(sum(float(flat[i]) ** 2 for i in range(start, min(start + size, len(flat)))))",
-            )
-        ],
+        "pads with zeros": """
+def norm_of_shards(flat):
+    N = comm.get_world_size()
+    own = pad(flat, (0, -len(flat) % N)).view(N, -1)[comm.get_rank()]
+    square = (own * own).sum()
+    comm.all_reduce(square)
+    return square.sqrt().item()
+""",
         "a tensor of one number": [(".square().sum()", ".norm().square().reshape(1)")],
     },
     "zero_1-4": {

@@ -13,19 +13,8 @@ TYPICAL = {
     },
     THREE: {
         "squared in place": Bad([("+ size].square().sum()", "+ size].square_().sum()")], "the optimizer reads it next"),
-        "the starter's clamp at the end": Bad(
-            [("start = rank * size", "start = min(rank * size, max(len(flat) - size, 0))")], "5 numbers on 2 rank(s)"
-        ),
-        "sum of norms": Bad(
-            [
-                (
-                    "square = flat[start : start + size].square().sum()",
-                    "square = flat[start : start + size].norm() ** 1",
-                ),
-                ("float(square.sqrt())", "float(square)"),
-            ],
-            "4 numbers on 2 rank(s): rank 0 added the norms",
-        ),
+        "rounded down": Bad([("-(-len(flat) // N)", "len(flat) // N")], "5 numbers on 2 rank(s)"),
+        "root of a sum of norms": Bad([(".square().sum()", ".norm()")], "add squares, not norms"),
     },
     FOUR: {
         "the greedy way": Bad("owners = [0, 1, 2, 3, 2, 3, 0, 1, 0]", "the heaviest 15"),
@@ -40,6 +29,6 @@ CHEATS = {
         "the whole buffer": Bad("def norm_of_shards(flat):\n    return float(flat.norm())", "4 numbers on 2 rank(s)"),
     },
     FOUR: {
-        "one parameter": Bad("owners = [0]", "a list of 9 ranks"),
+        "equal to everything": Bad(EQUAL_TO_ALL + "owners = [Anything()] * 9", "whole number from 0 to 3"),
     },
 }

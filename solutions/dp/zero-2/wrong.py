@@ -27,14 +27,6 @@ CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + f"{NUMBERS} = [Anything()] * 3", "whole number")},
     TWO: {"nothing": Bad("def attach(buckets, shards):\n    pass", "it is zero")},
     THREE: {
-        "no message": Bad(
-            """
-def scatter(p, shard):
-    N, rank = comm.get_world_size(), comm.get_rank()
-    shard += pad(p.grad.flatten(), (0, -p.numel() % N)).view(N, -1)[rank]
-    p.grad = None
-""",
-            "2 rank(s), 1 microbatch(es)",
-        ),
+        "nothing": Bad("def scatter(p, shard):\n    p.grad = None", "it is zero"),
     },
 }

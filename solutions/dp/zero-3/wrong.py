@@ -21,18 +21,6 @@ TYPICAL = {
             ],
             "W may not be kept, whole or in pieces",
         ),
-        "saves the weight": Bad(
-            [
-                ("ctx.save_for_backward(x, shard)", "pass"),
-                (
-                    "return x @ whole(shard, ctx.shape).t()",
-                    "W = whole(shard, ctx.shape); ctx.save_for_backward(x, shard, W); return x @ W.t()",
-                ),
-                ("x, shard = ctx.saved_tensors", "x, shard, W = ctx.saved_tensors"),
-                ("dx = dy @ whole(shard, ctx.shape)", "dx = dy @ W"),
-            ],
-            "W may not be kept",
-        ),
         "not summed": Bad(
             [
                 (
@@ -42,15 +30,13 @@ TYPICAL = {
             ],
             "rank 0: shard.grad",
         ),
+        "no gradient of x": Bad([("return dx, own, None", "return None, own, None")], "x.grad is missing"),
     },
     THREE: {
         "the starter": Bad(
             [("register_full_backward_pre_hook", "register_full_backward_hook")], "the gradients of unit 2 are NaN"
         ),
         "never freed": Bad([("module.register_forward_hook(lambda *_: unit.free())", "pass")], "whole at once"),
-        "never regathered": Bad(
-            [("module.register_full_backward_pre_hook(lambda *_: unit.gather())", "pass")], "are NaN"
-        ),
     },
     FOUR: {
         "when needed": Bad("asked = [0, 1, 2, 3, 4, 5]", "takes 32 ticks"),
@@ -71,6 +57,6 @@ CHEATS = {
         "nothing": Bad("def connect(module, unit):\n    pass", "are NaN"),
     },
     FOUR: {
-        "nothing": Bad("asked = []", "a list of 6 turns"),
+        "equal to everything": Bad(EQUAL_TO_ALL + "asked = [Anything()] * 6", "the whole number of a unit"),
     },
 }

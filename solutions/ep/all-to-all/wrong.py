@@ -11,17 +11,16 @@ TYPICAL = {
         "back as forth": Bad(_PREDICT + "7, 80, 80, 16", "that is the forward"),
     },
     "all_to_all-2": {
-        "the page's, without room": Bad(
+        "cut on arrival": Bad(
             """
 def dispatch(x, to, room):
     sends = to.bincount(minlength=comm.get_world_size())
     receives = torch.empty_like(sends)
     comm.all_to_all_single(receives, sends)
-    return AllToAll.apply(x[to.argsort(stable=True)], sends.tolist(), receives.tolist())
+    return AllToAll.apply(x[to.argsort(stable=True)], sends.tolist(), receives.tolist())[:room]
 """,
-            "got shape [2, 3], needs [1, 3]",
+            "A refused row does not travel",
         ),
-        "below zero": Bad([("(room - before).clamp(min=0)", "room - before")], "rank(s), table"),
         "nothing to do here": Bad(
             [
                 (
@@ -31,6 +30,7 @@ def dispatch(x, to, room):
             ],
             "all_to_all_single",
         ),
+        "no gradient": Bad([("x[torch.cat(rows)]", "x[torch.cat(rows)].detach()")], "no gradient comes back"),
     },
     "all_to_all-3": {
         "same splits": Bad(
@@ -40,14 +40,15 @@ def dispatch(x, to, room):
             [("    splits = ex", "    if sum(sends) == 0:\n        return x\n    splits = ex")],
             "all_to_all_single",
         ),
-        "works on rows alone": Bad(
+        "works on rows alone, in their width": Bad(
             [
                 (
                     "    rows = work(library_dispatch(x, splits))\n",
-                    "    rows = library_dispatch(x, splits)\n    if len(rows):\n        rows = work(rows)\n",
+                    "    rows = library_dispatch(x, splits)\n"
+                    "    rows = work(rows) if len(rows) else torch.cat([rows, rows], 1)\n",
                 )
             ],
-            "table [[0, 3], [0, 0]]",
+            "has the gradient None there",
         ),
     },
 }

@@ -24,7 +24,7 @@ TYPICAL = {
             ],
             "who waits for the exchange of the gradient",
         ),
-        "not transposed": Bad([("travel.splits.transposed", "travel.splits")], "must be 2 numbers that sum to"),
+        "not transposed": Bad([("splits.transposed", "splits")], "must be 2 numbers that sum to"),
     },
     "async_all_to_all-3": {
         "waits for the first dispatch": Bad(
@@ -48,7 +48,6 @@ def moe(x0, x1, splits, expert):
 """,
             "What runs between each issue and its wait?",
         ),
-        "exchanged": Bad([("return back0.wait(), back1.wait()", "return back1.wait(), back0.wait()")], "y of microb"),
     },
 }
 

@@ -11,20 +11,9 @@ TYPICAL = {
         "the lighter rank": Bad(_PREDICT + "2, 13, 9, 6", "the heavier one"),
     },
     "eplb-2": {
-        "by raw load": Bad(
-            [("key=lambda i: loads[i] / counts[i])", "key=lambda i: loads[i])")], "the heaviest replica has"
-        ),
-        "stops at the first that is full": Bad(
-            [
-                (
-                    "        if allowed:\n",
-                    "        allowed = [max(range(len(loads)), key=lambda i: loads[i] / counts[i])]\n"
-                    "        if counts[allowed[0]] < most:\n",
-                )
-            ],
-            "slot(s) stay empty",
-        ),
-        "no empty slots": Bad([(" + [-1] * (room - len(held))", "")], "every rank has equally many"),
+        "no limit of replicas": Bad([("if n < most]", "if n < 99]")], "expert 0 has"),
+        "one speed": Bad([("(totals[r] + shares[expert]) / speeds[r]", "totals[r]")], "the replicas are right"),
+        "drops the idle": Bad([("in sorted(replicas,", "in sorted([i for i in replicas if loads[i]],")], "has no slot"),
     },
     "eplb-3": {
         "one change": Bad([("plan = [", "plan = [0, 6, 2, 4, 5, 3, 1, 8, 7, 1, 7, 8]\nrest = [")], "ranks 147"),
@@ -34,14 +23,6 @@ TYPICAL = {
         "five changes": Bad([("plan = [", "plan = [8, 6, 8, 4, 2, 3, 1, 8, 0, 8, 7, 5]\nrest = [")], "5 slots hold"),
     },
     "eplb-4": {
-        "from the last slot on": Bad(
-            """
-def move(weights, old, new):
-    for slot in reversed(range(len(new))):
-        weights[slot] = weights[old.index(new[slot])]
-""",
-            "who still needed what was overwritten?",
-        ),
         "all put aside": Bad(
             "def move(weights, old, new):\n    weights.copy_(weights[[old.index(i) for i in new]])",
             "there is memory for two",

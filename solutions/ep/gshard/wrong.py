@@ -14,7 +14,6 @@ TYPICAL = {
         "own slots travel": Bad(_PREDICT + "5, 10240, 6, 4", "belong to this rank's own experts"),
     },
     "gshard-2": {
-        "one number": Bad(_ASSIGN + "    return indices.sum()", "slots of shape []"),
         "token by token": Bad(
             [
                 ("indices.t().reshape(-1)", "indices.reshape(-1)"),
@@ -33,24 +32,23 @@ TYPICAL = {
             "    return out",
             "a slot has two tokens",
         ),
+        "one too many": Bad([("place < num_slots_each", "place <= num_slots_each")], "expected"),
     },
     "gshard-3": {
         "by rank first": Bad([("rows.permute(1, 2, 0, 3)", "rows.transpose(0, 1)")], "by slot first, then by rank"),
+        "blocks of neighbours": Bad(
+            [("filled.view(-1, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)", "filled")],
+            "rows of other experts are among them",
+        ),
         "not back in order": Bad(
             [(".permute(2, 0, 1, 3).reshape(-1, hidden)", ".reshape(-1, hidden)")],
             "have not come back into their slots",
         ),
-        "no message": Bad(
-            [("dispatch(by_rank, even)", "by_rank"), ("combine(by_rank, even)", "by_rank")],
-            "100 * origin + slot",
-        ),
     },
     "gshard-4": {
-        "one per token": Bad(
-            _WEIGHTS + "    return (scores / scores.sum(-1, keepdim=True))[:, :1]", "weights of shape"
-        ),
         "not normalised": Bad([("scores / scores.sum(-1, keepdim=True) * kept", "scores * kept")], "weight 0 of token"),
         "nothing dropped": Bad([("(-1, keepdim=True) * kept", "(-1, keepdim=True)")], "expected 0"),
+        "detached": Bad([("scores.sum(-1, keepdim=True)", "scores.sum(-1, keepdim=True).detach()")], "gradient"),
     },
 }
 

@@ -27,9 +27,8 @@ TYPICAL = {
             [('    return calls + [("wait", other) for other in comm[waited:]]', "    return calls")],
             "there is no wait C_F0",
         ),
-        "waits alone": Bad(
-            [("for other in comm[waited:until]]\n", "for other in [needs[op]]]\n")],
-            "but next in that row is",
+        "waits without looking": Bad(
+            [("if needs.get(op) in comm:", "if False:")], "makes, and D_F0 was not waited for"
         ),
     },
     "one_f_one_b_overlap-3": {

@@ -11,15 +11,14 @@ TYPICAL = {
         "regrouped at once": Bad(_PREDICT + "5, 3, 5, 5, 320", "its place after the regroup"),
     },
     "smoe-2": {
-        "transposed": Bad([("dy @ weight for", "dy @ weight.T for")], "shapes cannot be multiplied"),
-        "dW transposed": Bad([("dy.T @ x for", "x.T @ dy for")], "dW has shape [1, 4, 3], needs [1, 3, 4]"),
         "empty left out": Bad(
             [("dy.T @ x for dy, x in parts]", "dy.T @ x for dy, x in parts if len(x)]")], "dW has shape [2, 3, 4]"
         ),
+        "dW without weights": Bad([("(w[:, None] * h).split", "h.split")], "dW differs"),
+        "weighted twice": Bad([("(back * h).sum(1)", "(w[:, None] * back * h).sum(1)")], "dw: that times the weight"),
     },
     "smoe-3": {
         "regrouped there only": Bad([("    rows = rows[major.argsort()]\n", "")], "other experts' results"),
-        "the wrong inverse": Bad([("rows[major.argsort()]", "rows[major]")], "other experts' results"),
         "as it was": Bad(
             [("    rows = rows[major]\n", ""), ("    rows = rows[major.argsort()]\n", "")], "2 rank(s), 4 experts"
         ),
@@ -29,16 +28,6 @@ TYPICAL = {
             [("comm.all_reduce(parameter.grad, group=copies)", 'comm.all_reduce(parameter.grad, "avg", copies)')],
             "ep 1 x edp 2: rank 0: the gradient of the experts is 0.5 times",
         ),
-        "as it was": Bad(
-            [
-                (
-                    "    for parameter in experts:\n",
-                    "    total = torch.tensor(num_tokens)\n    if copies is not None:\n"
-                    "        comm.all_reduce(total, group=copies)\n    for parameter in experts:\n",
-                )
-            ],
-            "ep 2 x edp 1: rank 0: the gradient of the experts is 2.333 times",
-        ),
         "not summed": Bad(
             [
                 (
@@ -47,6 +36,15 @@ TYPICAL = {
                 )
             ],
             "ep 1 x edp 2: rank 0: the gradient of the experts differs",
+        ),
+        "summed over all": Bad(
+            [
+                (
+                    "        if copies is not None:\n            comm.all_reduce(parameter.grad, group=copies)\n",
+                    "        comm.all_reduce(parameter.grad)\n",
+                )
+            ],
+            "ep 2 x edp 1",
         ),
     },
 }
@@ -79,6 +77,11 @@ def layer(x, experts, weights, num_experts):
     return torch.einsum("tkoi,ti->to", every[experts], x)
 """,
             "no expert travels",
+        ),
+        "stays at home": Bad(
+            "def layer(x, experts, weights, num_experts):\n"
+            "    return x * (experts % len(weights) + 1).sum(1, keepdim=True)",
+            "2 rank(s), 2 experts",
         ),
     },
     "smoe-4": {

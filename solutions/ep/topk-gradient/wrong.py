@@ -5,6 +5,7 @@ from bad_answer import EQUAL_TO_ALL, Bad
 _PREDICT = "as_they_are, normalised, single, weight_bytes, balance_bytes = "
 _SIGMOID = "def logit_gradient(logits, indices, grad, scale):\n"
 _SHARE = "def balance_share(logits, indices):\n"
+_ROUTE = "def route(logits, k):\n    scores, indices = logits.softmax(-1).topk(k)\n    return indices, "
 
 TYPICAL = {
     "topk_gradient-1": {
@@ -13,7 +14,6 @@ TYPICAL = {
         "one expert learns": Bad(_PREDICT + "48, 12, 6, 768, 108", "whatever p is"),
     },
     "topk_gradient-2": {
-        "no slope": Bad([(" * (-chosen).sigmoid()", "")], "1 token(s), 3 experts, k = 2, scale 1: gradient"),
         "no scale": Bad([("scale * shares", "shares")], "scale 2.5: gradient"),
         "scores divided": Bad(
             [
@@ -24,26 +24,22 @@ TYPICAL = {
             ],
             "somewhere 0 was divided by 0",
         ),
+        "denominator detached": Bad(
+            [("(grad - (shares * grad).sum(-1, keepdim=True))", "grad")], "1 token(s), 3 experts, k = 2"
+        ),
     },
     "topk_gradient-3": {
         "own load": Bad([("    comm.all_reduce(counts)\n", "")], "the load of its own tokens alone"),
-        "the whole on every rank": Bad(
-            _SHARE + "    num_experts = logits.shape[-1]\n"
-            "    counts = torch.cat([tokens_per_expert(indices, num_experts), torch.tensor([len(logits)])]).double()\n"
-            "    p = logits.softmax(-1).sum(0)\n"
-            "    counts = torch.cat([counts, p.detach()])\n"
-            "    comm.all_reduce(counts)\n"
-            "    f, n = counts[:num_experts] / counts[:num_experts].sum(), counts[num_experts]\n"
-            "    whole = p + (counts[num_experts + 1 :] - p).detach()\n"
-            "    return num_experts * (f * whole).sum() / n",
-            "every rank returns the whole",
-        ),
         "own number of tokens": Bad([("/ num_tokens", "/ max(len(logits), 1)")], "count the tokens of all"),
+        "no gradient": Bad([("logits.softmax", "logits.detach().softmax")], "rank 0: gradient 0 of token 0 is 0"),
     },
     "topk_gradient-4": {
         "never normalised": Bad([("normalise=k > 1", "normalise=False")], "k = 2: weight 0 of token 0"),
         "normalised for two": Bad([("normalise=k > 1", "normalise=k == 2")], "5 experts, k = 3: weight 0"),
-        "normalised for all or two": Bad([("normalise=k > 1", "normalise=k in (2, logits.shape[1])")], "k = 3"),
+        "detached": Bad(
+            _ROUTE + "scores / scores.sum(-1, keepdim=True).detach()",
+            "k = 1: weight 0 of token 0 is 1",
+        ),
     },
 }
 

@@ -20,36 +20,24 @@ TYPICAL = {
         "two of every group": Bad([("min(2, grouped.shape[2])", "2")], "RuntimeError"),
     },
     "v3_moe-3": {
-        "where gradients are on": Bad(
-            [
-                (
-                    _HOOK,
-                    "        if weights.requires_grad:\n            self._count(load)",
-                )
-            ],
-            "train, forget: load",
-        ),
-        "halved": Bad(
-            [
-                (
-                    _HOOK,
-                    "        self._count(load // 2)",
-                )
-            ],
-            "train: load",
-        ),
         "no call without gradients": Bad([("        if weights.requires_grad:\n    ", "")], "doesn't require gradient"),
+        "weights with the bias": Bad(
+            [("chosen = scores.gather(1, indices)", "chosen = (scores + self.bias).gather(1, indices)")],
+            "the bias helps to choose and is no part of a weight",
+        ),
+        "chosen without the bias": Bad([("scores.detach() + self.bias", "scores.detach()")], "other experts"),
     },
     "v3_moe-4": {
         "own load": Bad([(_SUM, "")], "different biases"),
-        "upwards": Bad([("load.double().mean() - load", "load - load.double().mean()")], "its bias moved by -"),
         "by the distance": Bad(
             [("torch.sign(load.double().mean() - load)", "(load.double().mean() - load)")], "times the speed"
+        ),
+        "only those that have some": Bad(
+            [(_SUM, "    if microbatches:\n        comm.all_reduce(load)\n")], "1, 3, 0 microbatches"
         ),
     },
     "v3_moe-5": {
         "as it was": Bad([("second.where(second > -torch.inf, 0)", "second")], "alive and is worth"),
-        "masked with zeros": Bad([("~alive, -torch.inf", "~alive, 0.0")], "alive and is worth"),
         "nobody is worth nothing": Bad(
             [("    return best + ", "    return best.where(best > -torch.inf, 0) + ")], "has no expert alive"
         ),

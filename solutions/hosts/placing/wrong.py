@@ -14,7 +14,6 @@ TYPICAL = {
     "placing-2": {
         "the plan as it is": Bad(_PLACE + "return list(plan.order)", "sends"),
         "always tp inside": Bad(_PLACE + 'return ["pp", "cp", "dp", "ep", "tp"]', "4 sequences of 4 tokens"),
-        "some axes": Bad(_PLACE + 'return ["dp"]', "each of"),
     },
 }
 
@@ -26,5 +25,6 @@ CHEATS = {
     },
     "placing-2": {
         "no axis at all": Bad(_PLACE + "return []", "each of"),
+        "a plan that sends nothing": Bad(_PLACE + "return replace(plan, dp=1)", "which is no data"),
     },
 }

@@ -11,20 +11,21 @@ TYPICAL = {
         "no order on the link": Bad(f"{NAMES} = 102, 66, 66, 42", "while the backward's is under way"),
     },
     "dualpipe_overlap-2": {
-        "W before the launch": Bad(
+        "waits at once": Bad(
             [
-                ("        layer.weight_grad()\n", ""),
                 (
-                    "        total = layer.input_grad(dy)\n",
-                    "        total = layer.input_grad(dy)\n        layer.weight_grad()\n",
-                ),
+                    "        layer.weight_grad()\n        yield\n        work.wait()\n",
+                    "        work.wait()\n        layer.weight_grad()\n        yield\n",
+                )
             ],
             "a travel begins after I",
         ),
-        "without the residual": Bad([("dy = dy + total", "dy = total")], "the gradient of the input"),
         "one half after the other": Bad(
             [("last[place] = next(half)", "*_, last[place] = half\n                running.remove((place, half))")],
             "a half goes on while",
+        ),
+        "ends with the shorter half": Bad(
+            [("running.remove((place, half))", "running.clear()")], "1 layer(s) forward, 3 backward"
         ),
     },
 }

@@ -65,14 +65,16 @@ def two_way_step(rank, world_size, first, last, inputs, targets, num_microbatche
                 "            parameter.grad = both[0] + both[1]",
             )
         ],
-        "objects": """
+        "messages between mirrors": """
 def sum_copies(rank, world_size, stages):
-    groups = [comm.new_group([r, world_size - 1 - r]) for r in range(world_size // 2)]
-    mine = {s: [p.grad.clone() for p in module.parameters()] for s, module in stages.items()}
-    found = comm.all_gather_object(mine, group=groups[min(rank, world_size - 1 - rank)])
-    for s, module in stages.items():
-        for k, p in enumerate(module.parameters()):
-            p.grad = found[0][s][k] + found[1][s][k]
+    mirror = world_size - 1 - rank
+    for stage in sorted(stages):
+        for parameter in stages[stage].parameters():
+            theirs = torch.empty_like(parameter.grad)
+            work = comm.isend(parameter.grad.clone(), mirror)
+            comm.recv(theirs, mirror)
+            work.wait()
+            parameter.grad += theirs
 """,
     },
 }

@@ -1,7 +1,5 @@
 """Right answers of another style to the exercises on GPipe."""
 
-_STEP = "def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, like):\n"
-
 RIGHT = {
     "gpipe-2": {
         "the last microbatch first": """
@@ -37,8 +35,9 @@ def gpipe_rows(num_ranks, num_microbatches):
                 "        with torch.no_grad():\n            y = stage(kept[m])\n",
             ),
         ],
-        "gradients by hand": _STEP
-        + """
+        "gradients by hand": """
+def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, like):
+
     M, weights, kept = range(num_microbatches), list(stage.parameters()), {}
     for m in M:
         x = torch.empty_like(like) if rank else inputs[m]

@@ -9,10 +9,6 @@ TYPICAL = {
         "peak of 1F1B": Bad("makespan, bubble, peak = 60, 24, 4", "before its first backward"),
     },
     "gpipe-2": {
-        "no receives": Bad(
-            [('[f"{rank}RECV_F{m}"] * up + ', ""), ('[f"{rank}RECV_B{m}"] * down + ', "")],
-            "2 rank(s), 1 microbatch(es)",
-        ),
         "sends beyond the end": Bad(
             [('[f"{rank}SEND_F{m}"] * down', '[f"{rank}SEND_F{m}"]')], "1 rank(s), 1 microbatch(es)"
         ),
@@ -29,20 +25,18 @@ def gpipe_rows(num_ranks, num_microbatches):
 """,
             "send each result before the next work",
         ),
+        "1F1B": Bad(
+            """
+def gpipe_rows(num_ranks, num_microbatches):
+    return ["0F0 0B0"] if (num_ranks, num_microbatches) == (1, 1) else ["0F0 0B0 0F1 0B1"]
+""",
+            "rank 0 runs a forward after a backward",
+        ),
     },
     "gpipe-3": {
-        "keeps the graph and runs again": Bad(
-            [
-                ("with torch.no_grad():", "if True:"),
-                (
-                    "y = stage(kept[m])",
-                    "y = stage(kept[m]); graphs = globals().setdefault('graphs', []); graphs.append(y); y = y.detach()",
-                ),
-            ],
-            "needs its input and nothing else",
-        ),
-        "zero gradients sent": Bad(
-            [("comm.isend(x.grad, rank - 1)", "comm.isend(torch.zeros_like(x), rank - 1)")], "all zero"
+        "lost 1/M": Bad(
+            [(" / num_microbatches).backward", ").backward")],
+            "3 times those of one process, the number of microbatches",
         ),
         "keeps every output": Bad(
             [
@@ -51,6 +45,7 @@ def gpipe_rows(num_ranks, num_microbatches):
             ],
             "until its backward a microbatch needs its input and nothing else",
         ),
+        "sends nobody waits for": Bad([("        send.wait()", "        pass")], "without a wait()"),
     },
     "gpipe-4": {
         "GPipe": Bad(
@@ -60,25 +55,14 @@ def gpipe_rows(num_ranks, num_microbatches):
         "one at a time": Bad(
             'rows = [" ".join(f"{r}F{m} {r}B{m}" for m in range(8)) for r in range(4)]', "it fits, with 96 ticks"
         ),
-        "a shorter warm-up": Bad(
-            """
-def row(r):
-    warmup = min(3 - r, 2)
-    words = [f"{r}F{i}" for i in range(warmup)]
-    for j in range(8):
-        words += [f"{r}F{i}" for i in [warmup + j] if i < 8] + [f"{r}B{j}"]
-    return " ".join(words)
-
-
-rows = [row(r) for r in range(4)]
-""",
-            "it fits, with 48 ticks; 39 are possible",
-        ),
+        "forgets a microbatch": Bad([(" 0B7", "")], "the validator says"),
     },
     "gpipe-5": {
         "mean of means": Bad([(" * len(x) / num_rows", " / len(inputs)")], "microbatches of 2, 1 rows"),
         "empty is nan": Bad([("if len(x) == 0:", "if False:")], "the returned loss is nan"),
-        "returns nothing": Bad([("return total", "pass")], "returned NoneType, expected the loss as a float"),
+        "forgets what was there": Bad(
+            [("total = 0.0", "total = 0.0\n    model.zero_grad()")], "the step before are gone"
+        ),
     },
 }
 
@@ -99,7 +83,7 @@ CHEATS = {
         ),
     },
     "gpipe-4": {
-        "the library's 1F1B": Bad("rows = lab.schedules.one_f_one_b(4, 8).rows()", "the limit is 3; all [4, 3, 2, 1]"),
+        "empty": Bad("rows = []", "0 rows for 4 ranks"),
     },
     "gpipe-5": {
         "returns a number": Bad(

@@ -13,8 +13,10 @@ TYPICAL = {
     },
     TWO: {
         "other masks": Bad([("torch.set_rng_state(ctx.random_state)", "pass")], "dropout: the gradient"),
-        "the stream goes back": Bad([("torch.set_rng_state(now)", "pass")], "one input: the next random number"),
         "no anchor": Bad([("torch.zeros((), requires_grad=True)", "torch.zeros(())")], "whole numbers"),
+        "keeps everything": Bad(
+            "def recompute(segment, *inputs):\n    return segment(*inputs)", "one input: autograd keeps"
+        ),
     },
     THREE: {
         "too much kept": Bad('recomputed = ["norm 1", "norm 2", "gelu"]', "keeps 23 units"),
@@ -26,15 +28,7 @@ TYPICAL = {
             [("torch.set_rng_state(now)", "torch.manual_seed(0)")], "the next random number is another one"
         ),
         "no recomputation": Bad("def remember(segment, x):\n    return segment(x)", "autograd keeps"),
-        "keeps the output": Bad(
-            [
-                (
-                    "        return segment(x)\n\n    @static",
-                    "        ctx.y = segment(x).detach()\n        return ctx.y.clone()\n\n    @static",
-                )
-            ],
-            "numbers are held after the forward beside the inputs",
-        ),
+        "never restores": Bad([("torch.set_rng_state(ctx.random_state)", "pass")], "the gradients of step 1"),
     },
 }
 
@@ -44,7 +38,7 @@ CHEATS = {
         "the library's own": Bad("from dualpipe_lab.pp.runtime.recompute import recompute", "switched off"),
     },
     THREE: {
-        "nothing": Bad("recomputed = []", "recomputing nothing keeps 31 units"),
+        "equal to everything": Bad(EQUAL_TO_ALL + "recomputed = Anything()", "expected a list of names"),
     },
     FOUR: {
         "torch's own": Bad(

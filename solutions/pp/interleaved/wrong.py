@@ -8,23 +8,15 @@ TYPICAL = {
     "interleaved-1": {
         "1F1B": Bad([("234", "270")], "this is 1F1B"),
         "divided twice": Bad([("234", "222")], "divided by v twice"),
-        "small stages": Bad([(" 5,", " 15,")], "a rank's whole share"),
+        "without the loop": Bad([("264", "72")], "without the loop"),
     },
     "interleaved-2": {
-        "rounds of p and a rest": Bad(
-            [
-                ("max(1, m // p)", "-(-m // p)"),
-                ("m // num_rounds + (index < m % num_rounds)", "min(p, m - start)"),
-            ],
-            "2 rank(s), 3 microbatch(es), 2 stage(s) per rank: 23 ticks",
-        ),
-        "larger rounds last": Bad(
-            [("index < m % num_rounds", "index >= num_rounds - m % num_rounds")], "the validator says"
-        ),
         "the rest in the first round": Bad(
             [("m // num_rounds + (index < m % num_rounds)", "min(p, m) + (index == 0) * max(0, m - num_rounds * p)")],
             "as equal as can be",
         ),
+        "warm-up of 1F1B": Bad([("2 * (p - 1 - rank)", "(p - 1 - rank)")], "to leave messages time"),
+        "breadth first": Bad([("(v - 1) * len(rounds[0]) + 2 * (p - 1 - rank)", "m * v")], "are enough"),
     },
     "interleaved-3": {
         "as small as can be": Bad([("6, 8", "12, 4")], "are possible"),

@@ -14,12 +14,11 @@ TYPICAL = {
     },
     "one_f_one_b-2": {
         "each by its own room": Bad([("min(room[: rank + 1])", "room[rank]")], "[1, 4, 4]: the validator says"),
-        "the least room of all": Bad([("min(room[: rank + 1])", "min(room)")], "by the rule they end at"),
         "tokens alone": Bad([("i - oldest == num_ranks - rank or ", "")], "microbatches, 1F1B holds"),
+        "microbatches alone": Bad([(" or held + size > limit", "")], "tokens, it has room for"),
     },
     "one_f_one_b-3": {
         "twice the warm-up": Bad([("[4, 3, 2, 0]", "[6, 4, 2, 0]")], "add up to 16"),
-        "one more everywhere": Bad([("[4, 3, 2, 0]", "[4, 3, 2, 1]")], "add up to 14"),
         "a later rank has more": Bad([("[4, 3, 2, 0]", "[2, 3, 2, 0]")], "the validator says"),
     },
     "one_f_one_b-4": {

@@ -12,15 +12,9 @@ TYPICAL = {
         "sync changes nothing": Bad(f"{NAMES} = 7, 9, 3, 7, 3, 2", "stage 0's version goes along"),
     },
     "pipedream-2": {
-        "GPipe": Bad(
-            [("min(num_ranks - 1 - rank, len(batch))", "len(batch)")],
-            "1 rank(s), 1 microbatch(es), 2 step(s), without flush: rank 0, action 2: 0F1, expected 0B0",
-        ),
         "one forward too many": Bad([("num_ranks - 1 - rank,", "num_ranks - rank,")], "action 2: 0F1, expected 0B0"),
-        "one forward too few": Bad(
-            [("min(num_ranks - 1 - rank, len(batch))", "min(max(0, num_ranks - 2 - rank), len(batch))")],
-            "2 rank(s), 1 microbatch(es), 2 step(s), without flush",
-        ),
+        "always flushes": Bad([("if not flush:", "if False:")], "without flush: rank 0"),
+        "never flushes": Bad([("if not flush:", "if True:")], "with flush: rank 0"),
     },
     "pipedream-3": {
         "sends after the next forward": Bad(
@@ -56,11 +50,8 @@ TYPICAL = {
 CHEATS = {
     "pipedream-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 6", "whole number")},
     "pipedream-2": {
-        "the library's own": Bad(
-            ROWS
-            + "    program = lab.schedules.pipedream(num_ranks, num_microbatches * num_steps)\n"
-            + "    return list(program.rows())",
-            "switched off",
+        "interleaved with one stage": Bad(
+            ROWS + "    return list(lab.schedules.interleaved(num_ranks, num_microbatches, 1).rows())", "switched off"
         ),
     },
     "pipedream-3": {

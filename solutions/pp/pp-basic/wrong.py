@@ -12,24 +12,10 @@ TYPICAL = {
     },
     "pp_basic-2": {
         "not contiguous": Bad([("x.contiguous()", "x")], "contiguous"),
-        "sizes in eight bits": Bad(
-            [
-                ("torch.zeros(8, dtype=torch.int64)", "torch.zeros(8, dtype=torch.uint8)"),
-                (
-                    "torch.tensor(x.shape, dtype=torch.int64)",
-                    "torch.tensor([n % 256 for n in x.shape], dtype=torch.uint8)",
-                ),
-                ("torch.empty(8, dtype=torch.int64)", "torch.empty(8, dtype=torch.uint8)"),
-            ],
-            "a bool tensor of shape (70000,)",
+        "a send nobody waits for": Bad(
+            [("comm.send(x.contiguous(), dst)", "comm.isend(x.contiguous(), dst)")], "without a wait()"
         ),
-        "all by way of float64": Bad(
-            [
-                ("comm.send(x.contiguous(), dst)", "comm.send(x.to(torch.float64).contiguous(), dst)"),
-                ("comm.recv(x, src)", "comm.recv(y := x.double(), src); x = y.to(x.dtype)"),
-            ],
-            "4864 bytes for 1200 bytes of data",
-        ),
+        "always float64": Bad([("dtype=TYPES[dtype]", "dtype=torch.float64")], "float32 tensor of shape (5,)"),
     },
     "pp_basic-3": {
         "up only": Bad([("outbox.copy_(y.detach())", "pass")], "rank 1 worked on zeros"),
@@ -49,16 +35,20 @@ TYPICAL = {
 CHEATS = {
     "pp_basic-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 4", "whole number")},
     "pp_basic-2": {
-        "gathers": Bad(
+        "pickles": Bad(
             """
 def send_tensor(x, dst):
-    comm.all_gather_object(x)
+    import torch.distributed as dist
+    dist.send_object_list([x], dst)
 
 
 def recv_tensor(src):
-    return torch.zeros(3, 4)
+    import torch.distributed as dist
+    found = [None]
+    dist.recv_object_list(found, src)
+    return found[0]
 """,
-            "rank 1",
+            "no message went through",
         ),
     },
     "pp_basic-3": {

@@ -58,8 +58,8 @@ TYPICAL = {
         "ZB-H1": Bad(LIBRARY.format("zero_bubble_h1(3, 5)"), "it takes 33 ticks, at most 30 are allowed"),
     },
     "studio-10": {
-        "V-Half": Bad(LIBRARY.format("v_half(4, 8)"), "it takes 53 ticks, at most 51 are allowed"),
         "DualPipeV": Bad(LIBRARY.format("dualpipev(4, 8)"), "it takes 54 ticks, at most 51 are allowed"),
+        "DualPipe itself": Bad(LIBRARY.format("dualpipe(4, 8)"), "validator says"),
     },
 }
 

@@ -4,7 +4,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "zbv_held, zbv_idle, v_min_held, v_min_idle, one_more"
 LIBRARY = "rows = list(lab.schedules.{}(3, 3).rows())"
-STEP = "def v_step(rank, world_size, near, far, batch, like):\n"
 
 TYPICAL = {
     "v_shapes-1": {
@@ -15,7 +14,12 @@ TYPICAL = {
     "v_shapes-2": {
         "ZBV": Bad(LIBRARY.format("zbv"), "20 ticks, but rank 0 holds 6"),
         "V-Half": Bad(LIBRARY.format("v_half"), "valid, 23 ticks with 4"),
-        "V-Min": Bad(LIBRARY.format("v_min"), "valid, 25 ticks with 4"),
+        "a loop": Bad(
+            'rows = ["0F0 3F0 3B0 0B0 0F1 3F1 3B1 0B1 0F2 3F2 3B2 0B2", '
+            '"1F0 4F0 4B0 1B0 1F1 4F1 4B1 1B1 1F2 4F2 4B2 1B2", '
+            '"2F0 5F0 5B0 2B0 2F1 5F1 5B1 2B1 2F2 5F2 5B2 2B2"]',
+            "rank 0 works on stages [0, 3]",
+        ),
     },
     "v_shapes-3": {
         "one backward through both": Bad(
@@ -31,25 +35,11 @@ TYPICAL = {
             ],
             "all gradients are right, and on rank 0 the backwards of the two stages ran 2 and 1 times",
         ),
-        "uncut": Bad(
-            [
-                ("y.detach() if tip", "y if tip"),
-                (
-                    ").requires_grad_()\n        z,",
-                    ")\n        turned.requires_grad_() if not tip else turned.retain_grad()\n        z,",
-                ),
-                ("(share, share))", "(share, share), retain_graph=True)"),
-                ("(receive(like, rank - 1), share))", "(receive(like, rank - 1), share), retain_graph=True)"),
-            ],
-            "stage 0: its gradients differ from one process",
+        "penalties below the turn forgotten": Bad(
+            [("(y, penalty), (dy, share)", "y, dy")], "stage 0: its gradients differ from one process"
         ),
-        "penalties forgotten": Bad(
-            [
-                ("(y, penalty), (dy, share)", "y, dy"),
-                ("(z, more), (receive(like, rank - 1), share)", "z, receive(like, rank - 1)"),
-                ("(mse_loss(z, target), more), (share, share)", "mse_loss(z, target), share"),
-            ],
-            "differ from one process",
+        "no mean": Bad(
+            [("torch.tensor(1 / len(batch), dtype=like.dtype)", "torch.ones((), dtype=like.dtype)")], "are 3 times"
         ),
     },
 }
@@ -60,17 +50,6 @@ CHEATS = {
         "empty": Bad("rows = []", "0 rows"),
     },
     "v_shapes-3": {
-        "the library's runtime": Bad(
-            STEP
-            + """
-    m, p = len(batch), world_size
-    rows = [" ".join(f"{r}F{i} {2 * p - 1 - r}F{i} {2 * p - 1 - r}B{i} {r}B{i}" for i in range(m)) for r in range(p)]
-    runtime = lab.PipelineRuntime(
-        lab.Program.parse("V", rows), {rank: near, 2 * p - 1 - rank: far}, mse_loss, like
-    )
-    runtime.step(*zip(*batch))
-""",
-            "switched off",
-        ),
+        "nothing": Bad("def v_step(rank, world_size, near, far, batch, like):\n    pass", "its gradients are all zero"),
     },
 }

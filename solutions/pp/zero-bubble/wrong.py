@@ -2,13 +2,8 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-_START = """
-class SplitMLP:
-    def __init__(self, w1, w2):
-        self.w1, self.w2 = w1, w2
-        self.dw1, self.dw2 = torch.zeros_like(w1), torch.zeros_like(w2)
-        self.kept = {}
-"""
+_KEEP = "self.kept[m] = x, h, da, dy"
+_TAKE = "x, h, da, dy = self.kept.pop(m)"
 
 TYPICAL = {
     "zero_bubble-1": {
@@ -18,7 +13,13 @@ TYPICAL = {
     },
     "zero_bubble-2": {
         "= instead of +=": Bad([("dw1 += ", "dw1 = ")], "dw1 is the gradient of microbatch 1 alone"),
-        "no mask": Bad([(" * (h > 0)", "")], "went through the ReLU unchanged"),
+        "I again in W": Bad(
+            [
+                (_KEEP, "self.kept[m] = x, h, dy"),
+                (_TAKE, "x, h, dy = self.kept.pop(m)\n        da = dy @ self.w2 * (h > 0)"),
+            ],
+            "W0 made 3 matrix products",
+        ),
         "keeps everything": Bad([("kept.pop(m)", "kept[m]")], "microbatch 0 needs nothing"),
     },
     "zero_bubble-3": {
@@ -40,13 +41,12 @@ TYPICAL = {
             [("grad if parameter.grad is None else parameter.grad + grad", "grad")],
             "F0 I0 W0 F1 I1 W1: after step 1, the gradient is that of microbatch 1 alone",
         ),
-        "the latest dy": Bad(
-            [("due.pop(m))", "latest)"), ("due[m] = dys[m]", "latest = due[m] = dys[m]")],
-            "W0 started from the gradient that arrived for microbatch 1",
+        "W before its I left out": Bad(
+            [('raise ValueError(f"{word} comes before I{m}")', "continue")], "W0 comes before I0 without an error"
         ),
-        "cleared at the start": Bad(
-            [("graphs, due, sent = {}, {}, []", "graphs, due, sent = {}, {}, []\n    stage.zero_grad()")],
-            "the gradients of the step before are gone",
+        "I counts W too": Bad(
+            [("sent += torch", "y.backward(due[m], retain_graph=True); sent += torch")],
+            "the weights have a gradient; an I makes none",
         ),
     },
 }
@@ -59,8 +59,13 @@ CHEATS = {
     },
     "zero_bubble-2": {
         "nothing": Bad(
-            _START
-            + """
+            """
+class SplitMLP:
+    def __init__(self, w1, w2):
+        self.w1, self.w2 = w1, w2
+        self.dw1, self.dw2 = torch.zeros_like(w1), torch.zeros_like(w2)
+        self.kept = {}
+
     def forward(self, m, x):
         return x
     def input_grad(self, m, dy):
@@ -72,7 +77,7 @@ CHEATS = {
         ),
     },
     "zero_bubble-3": {
-        "the library's": Bad("rows = lab.schedules.zero_bubble_h2(4, 6).rows()", "has room for"),
+        "empty": Bad("rows = []", "0 rows for 4 ranks"),
     },
     "zero_bubble-4": {
         "refuses all": Bad("def follow(stage, row, inputs, dys):\n    raise ValueError(row)", "ValueError"),

@@ -12,11 +12,8 @@ TYPICAL = {
     },
     "memory-2": {
         "rounded down": Bad([("-(-parameters // dp)", "parameters // dp")], "rounded up"),
-        "norms cut": Bad(
-            [("cut // tp + (2 * layers[stage] + last) * sizes.norm",
-              "(cut + (2 * layers[stage] + last) * sizes.norm) // tp")], "tp cuts no norm"
-        ),
-        "no last norm": Bad([("layers[stage] + last)", "layers[stage])")], "one norm more"),
+        "tied counted twice": Bad([("last and not (sizes.tied and first)", "last")], "table once"),
+        "ZeRO-2 as ZeRO-1": Bad([("zero >= 2", "zero >= 3")], "under ZeRO-2 the gradients are sharded too"),
     },
     "memory-3": {
         "even stages": Bad(
@@ -25,8 +22,8 @@ TYPICAL = {
         "ZeRO-3": Bad(
             'plan = {"tp": 2, "layers": [80], "dp": 10, "zero": 3, "recompute": True}', "legal: 20 GPUs"
         ),
-        "nothing recomputed": Bad(
-            'plan = {"tp": 2, "layers": [8, *[9] * 7, 9], "dp": 1, "zero": 0, "recompute": False}', "does not fit"
+        "ZeRO-3 in a pipeline": Bad(
+            'plan = {"tp": 1, "layers": [40, 40], "dp": 8, "zero": 3, "recompute": True}', "not allowed"
         ),
     },
 }  # fmt: skip

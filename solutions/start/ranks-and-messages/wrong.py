@@ -9,12 +9,34 @@ TYPICAL = {
         "half": Bad("bytes_sent = [16, 20, 20]", "one of the two halves"),
     },
     "ranks-2": {
-        "powers of two only": Bad([(" and rank + distance < world_size", "")], "3 ranks"),
         "never comes back": Bad([("for distance in reversed(distances)", "for distance in []")], "digits say who"),
-        "copies instead of adding": Bad([("x += received", "x.copy_(received)")], "2 ranks, 1 element"),
+        "a star": Bad(
+            [
+                ("[1 << k for k in range((world_size - 1).bit_length())]", "list(range(1, world_size))"),
+                ("if rank % (2 * distance) == distance:", "if rank == distance:"),
+                ("rank % (2 * distance) == 0 and rank + distance < world_size", "rank == 0"),
+                ("rank - distance", "0"),
+                ("rank + distance", "distance"),
+            ],
+            "not one rank from all",
+        ),
+        "a chain": Bad(
+            """
+def tree_all_reduce(x):
+    rank, world_size, received = comm.get_rank(), comm.get_world_size(), torch.empty_like(x)
+    if rank < world_size - 1:
+        comm.recv(received, rank + 1)
+        x += received
+    if rank > 0:
+        comm.send(x, rank - 1)
+        comm.recv(x, rank - 1)
+    if rank < world_size - 1:
+        comm.send(x, rank + 1)
+""",
+            "messages waited for one another",
+        ),
     },
     "ranks-3": {
-        "four elements": Bad([("x[-1:].contiguous()", "x[3][None].contiguous()")], "IndexError"),
         "receives first": Bad(
             """
 def exchange(x):
@@ -38,13 +60,17 @@ def exchange(x):
             ],
             "in the order in which it sent them",
         ),
+        "sends nobody waits for": Bad([("for work in works:", "for work in works[:2]:")], "without a wait()"),
     },
 }
 
 CHEATS = {
     "ranks-1": {"equal to everything": Bad(EQUAL_TO_ALL + "bytes_sent = [Anything()] * 3", "whole number")},
     "ranks-2": {
-        "the library's own": Bad("def tree_all_reduce(x):\n    comm.all_reduce(x)", "it calls comm.all_reduce"),
+        "past the ledger": Bad(
+            "import torch.distributed as dist\ndef tree_all_reduce(x):\n    dist.all_reduce(x)",
+            "no message went through",
+        ),
     },
     "ranks-3": {
         "gathers everything": Bad(

@@ -38,12 +38,6 @@ def finish(grads, sequence_parallel):
 """,
     },
     "block-3": {
-        "rows counted by reshape": [
-            (
-                "grad.flatten(0, -2).T @ gather(x).flatten(0, -2)",
-                "grad.reshape(-1, grad.shape[-1]).T @ gather(x).reshape(-1, x.shape[-1])",
-            ),
-        ],
         "a scatter written out": [
             (
                 "dx = scatter(grad @ weight)",
@@ -52,5 +46,32 @@ def finish(grads, sequence_parallel):
                 "        comm.reduce_scatter_single(dx, parts.flatten(0, 1))",
             ),
         ],
+        "autograd of a product that is made again": """
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.x, ctx.weight = x, weight
+        return gather(x) @ weight.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            whole = gather(ctx.x.detach()).requires_grad_()
+            weight = ctx.weight.detach().requires_grad_()
+            dx, dw = torch.autograd.grad(whole @ weight.T, (whole, weight), grad)
+        return scatter(dx), dw
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return scatter(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return gather(grad)
+
+def pair(x, first, second):
+    return Leave.apply(Enter.apply(x, first).tanh() @ second.T)
+""",
     },
 }

@@ -17,25 +17,26 @@ TYPICAL = {
         "halves": Bad(_PREDICT + "234_881_024, 293_601_280, 8, 16_777_216", "what is gathered again"),
     },
     "block-2": {
-        "other tensors": Bad(
-            [
-                ("    partial = [grad for name, grad in grads.items()", "    partial = [name for name in grads"),
-                ("grad.flatten() for grad in partial]", "grads[name].flatten() for name in partial]"),
-                ("[grad.numel() for grad in partial]", "[grads[name].numel() for name in partial]"),
-                ("    for grad, total in", "    for name, total in"),
-                ("grad.copy_(total.view_as(grad))", "grads[name] = total.view_as(grads[name])"),
-            ],
-            "is the tensor that it was, and grads has another",
-        ),
         "nothing": Bad("def finish(grads, sequence_parallel):\n    pass", "still a partial sum"),
         "norms always": Bad(
             [("    if sequence_parallel:\n        endings", "    if True:\n        endings")], "was complete"
         ),
+        "averaged": Bad([("comm.all_reduce(flat)", 'comm.all_reduce(flat, "avg")')], "or is a mean"),
     },
     "block-3": {
-        "as it was": Bad([(_DX, _SLICE), (_DW, _OWN)], "dx differs from one process"),
         "dx alone": Bad([(_DW, _OWN)], "dfirst"),
         "dW alone": Bad([(_DX, _SLICE)], "What the other ranks found out"),
+        "keeps the whole input": Bad(
+            [
+                (
+                    "ctx.save_for_backward(x, weight)\n        return linear(gather(x), weight)",
+                    "ctx.whole = gather(x)\n        ctx.save_for_backward(x, weight)\n"
+                    "        return linear(ctx.whole, weight)",
+                ),
+                (_DW, "gather(x)\n        dw = grad.flatten(0, -2).T @ ctx.whole.flatten(0, -2)"),
+            ],
+            "its own tokens of the input, not all",
+        ),
     },
 }
 
@@ -46,16 +47,16 @@ CHEATS = {
         ),
     },
     "block-2": {
-        "the library's own": Bad(
+        "past the ledger": Bad(
             """
 def finish(grads, sequence_parallel):
-    from types import SimpleNamespace as Name
-    from dualpipe_lab.tp.grads import sum_partial_gradients
-    class Fake(torch.nn.Module):
-        pass
-    sum_partial_gradients(Fake())
+    import torch.distributed as dist
+    endings = ("norm.weight",) if sequence_parallel else ("q_norm.weight", "k_norm.weight")
+    for name, grad in grads.items():
+        if name.endswith(endings):
+            dist.all_reduce(grad)
 """,
-            "the library's own is switched off",
+            "the ranks sent 0 bytes in all",
         ),
     },
     "block-3": {

@@ -12,12 +12,8 @@ TYPICAL = {
     },
     "chunked_loss-2": {
         "own maxima": Bad([("s * (m - M).exp(), at]", "s, at]")], "different maxima were added up"),
-        "no common maximum": Bad([('    comm.all_reduce(M, "max")\n', "")], "12 words on 2 rank(s)"),
-        "a maximum in each chunk": Bad(
-            [
-                ("        s[c] = (z", '        comm.all_reduce(m[c], "max")\n        s[c] = (z'),
-            ],
-            "at most 3 are needed",
+        "a rank without words": Bad(
+            [("        if len(weight) == 0:\n            continue\n", "")], "9 words on 4 rank(s), chunks of 3"
         ),
     },
     "chunked_loss-3": {
@@ -34,6 +30,7 @@ CHEATS = {
         ),
     },
     "chunked_loss-2": {
+        "all logits at once": Bad([(".split(chunk)", ".split(len(x))")], "made logits of 10 tokens at once"),
         "the library": Bad(
             "from dualpipe_lab.tp import chunked_cross_entropy\n\n\n"
             "def losses(x, weight, targets, first, chunk):\n"

@@ -2,12 +2,6 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-_GATHERS = """
-    parts = [torch.empty_like(y) for _ in range(comm.get_world_size())]
-    comm.all_gather(parts, y)
-    whole = torch.cat(parts, 1)
-"""
-
 TYPICAL = {
     "cross_entropy-1": {
         "one way": Bad(
@@ -21,15 +15,11 @@ TYPICAL = {
         ),
     },
     "cross_entropy-2": {
-        "spoils y": Bad(
-            [("    return losses.sum()", "    y.zero_()\n    return losses.sum()")], "the argument y has changed"
-        ),
-        "own maximum": Bad(
-            [('    comm.all_reduce(largest, "max")\n', "")], "2 rank(s), random logits, rank 0: the loss"
-        ),
         "empty part": Bad(
             [(" if y.shape[1] else y.new_full((len(y),), -torch.inf)", "")], "4 entries on 3 rank(s): rank 2 raised"
         ),
+        "0 by 0": Bad([("max(int(valid.sum()), 1)", "valid.sum()")], "no target but -100, rank 0: the loss is not"),
+        "divides by all tokens": Bad([("max(int(valid.sum()), 1)", "len(y)")], "targets of -100, rank 0: the loss is"),
     },
     "cross_entropy-3": {
         "as it was": Bad([('    comm.all_reduce(largest, "max")\n', "")], "subtracted different maxima were added up"),
@@ -37,7 +27,10 @@ TYPICAL = {
             [('    largest = y.amax(1)\n    comm.all_reduce(largest, "max")\n', "    largest = torch.zeros(len(y))\n")],
             "logits of +-8192, rank 0: the loss of token 0",
         ),
-        "the maxima's mean": Bad([('comm.all_reduce(largest, "max")', 'comm.all_reduce(largest, "avg")')], "+-8192"),
+        "only for the sum": Bad(
+            [("shifted.gather(1, column[:, None])", "(y - y.amax(1, keepdim=True)).gather(1, column[:, None])")],
+            "random logits, rank 0: the loss of token",
+        ),
     },
     "cross_entropy-4": {
         "as it was": Bad([("gather_from_ranks", "gather_tokens")], "2 times that of one process, the number of ranks"),
@@ -65,28 +58,28 @@ CHEATS = {
         ),
     },
     "cross_entropy-2": {
-        "gathers": Bad(
-            f"""
-def loss_and_gradient(y, targets, first):{_GATHERS}
-    whole.requires_grad_()
-    n = max(int((targets != -100).sum()), 1)
-    loss = functional.cross_entropy(whole, targets, reduction="sum") / n
+        "the library's function": Bad(
+            """
+def loss_and_gradient(y, targets, first):
+    from dualpipe_lab.tp.cross_entropy import CrossEntropy, LossOptions
+    from dualpipe_lab.tp.shard import TensorParallel
+    y, n = y.requires_grad_(), max(int((targets != -100).sum()), 1)
+    loss = CrossEntropy.apply(y, targets, 4, TensorParallel(), LossOptions()).sum() / n
     loss.backward()
-    return loss.detach(), whole.grad[:, first : first + y.shape[1]]
+    return loss.detach(), y.grad
 """,
-            "Logits stay where they are",
+            "the library's own is switched off",
         ),
     },
     "cross_entropy-3": {
-        "gathers": Bad(
-            f"""
+        "past the ledger": Bad(
+            """
 def losses(y, targets, first):
-    size = torch.tensor(y.shape[1])
-    comm.all_reduce(size, "max")
-    y = functional.pad(y, (0, int(size) - y.shape[1]), value=-torch.inf){_GATHERS}
-    return functional.cross_entropy(whole, targets, reduction="none")
+    parts = [None] * comm.get_world_size()
+    torch.distributed.all_gather_object(parts, y)
+    return functional.cross_entropy(torch.cat(parts, 1), targets, reduction="none")
 """,
-            "One maximum per token is all that is missing",
+            "the ranks sent 0 bytes",
         ),
     },
     "cross_entropy-4": {

@@ -11,16 +11,16 @@ TYPICAL = {
         "a full part": Bad(_NAMES + "29_360_128, 0, 6_283", "seven of them leave less"),
     },
     "embedding-2": {
-        "in float32": Bad([("    return found", "    return found.float()")], "a result is torch.float32"),
-        "spoils the table": Bad(
-            [("    return found", "    table.zero_()\n    return found")], "the argument table has changed"
-        ),
         "zeroed, but row 0 is not there": Bad(
             [
                 ("    found = table.new_zeros(len(ids), table.shape[1])\n", ""),
                 ("found[mine] = table[row[mine]]", "found = table[torch.where(mine, row, 0)] * mine[:, None]"),
             ],
             "4 rows on 3 rank(s): rank 2 raised",
+        ),
+        "no sum": Bad([("    comm.all_reduce(found)\n", "")], "the ranks' rows were not added up"),
+        "the last row is a neighbour's": Bad(
+            [("(row < len(table))", "(row < len(table) - 1)")], "4 rows on 1 rank(s), rank 0: the row of token 3 is"
         ),
     },
     "embedding-3": {
@@ -54,17 +54,6 @@ TYPICAL = {
     },
     "embedding-4": {
         "as the gradient comes": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
-        "own tokens only": Bad(
-            [
-                ("        comm.all_gather_single(whole, grad.contiguous())\n", ""),
-                (
-                    "whole = grad.new_empty(len(row), grad.shape[1])",
-                    "whole = grad.new_zeros(len(row), grad.shape[1])\n"
-                    "        whole.view(comm.get_world_size(), *grad.shape)[comm.get_rank()] = grad",
-                ),
-            ],
-            "only this rank's tokens are in it",
-        ),
         "an all-reduce": Bad(
             [
                 (
@@ -73,6 +62,10 @@ TYPICAL = {
                 )
             ],
             "half a sum each",
+        ),
+        "no sum": Bad(
+            [("comm.reduce_scatter_single(own, found)", "own = found.chunk(comm.get_world_size())[comm.get_rank()]")],
+            "the ranks' rows were not added up",
         ),
     },
 }

@@ -30,16 +30,6 @@ def attend(q, cache, unfold):
         ),
     },
     "latent_attention-3": {
-        "still rotates all": Bad(
-            """
-def remember(cache, down, gamma, position):
-    rank = len(gamma)
-    row = torch.cat((rms_norm(down[None, :rank], (rank,), gamma, 1e-6), down[None, rank:]), 1)
-    cache = torch.cat((cache, row))
-    return torch.cat((cache[:, :rank], rotated(cache[:, rank:], position)), 1)
-""",
-            "row 0 after 2 token(s)",
-        ),
         "still norms all": Bad(
             """
 def remember(cache, down, gamma, position):
@@ -53,6 +43,7 @@ def remember(cache, down, gamma, position):
         "position from the length": Bad(
             [("rotated(shared, position)", "rotated(shared, len(cache))")], "from position 3: rank 0: row 0"
         ),
+        "in front": Bad([("torch.cat((cache, row))", "torch.cat((row, cache))")], "row 0 after 2 token(s)"),
     },
 }
 
@@ -63,10 +54,9 @@ CHEATS = {
         ),
     },
     "latent_attention-2": {
-        "zeros": Bad(
-            "def attend(q, cache, unfold):\n"
-            "    return q.new_zeros(len(q), unfold.shape[1] - q.shape[1] + cache.shape[1] - unfold.shape[2])",
-            "out",
+        "no weights": Bad(
+            [("mean = weights @ cache[:, :rank]", "mean = folded[:, 0]")],
+            "out differs",
         ),
     },
     "latent_attention-3": {

@@ -21,15 +21,6 @@ TYPICAL = {
             [("normal * (copy_to_ranks(gamma) if is_cut else gamma)", "copy_to_ranks(normal * gamma)")],
             "tokens cut",
         ),
-        "a mean": Bad(
-            "def scaled(normal, gamma, is_cut):\n"
-            "    if not is_cut:\n"
-            "        return normal * gamma\n"
-            "    t = comm.get_world_size()\n"
-            "    part = copy_to_ranks(gamma) / t\n"
-            "    return normal * (part + (gamma - part).detach())",
-            "one over the number of ranks",
-        ),
     },
 }
 

@@ -12,17 +12,8 @@ TYPICAL = {
     },
     "swiglu-2": {
         "no sum": Bad([("    comm.all_reduce(dx)\n", "")], "the ranks have partial sums"),
-        "one sum per branch": Bad(
-            [
-                (
-                    "    dx = da @ gate + du @ up\n    comm.all_reduce(dx)\n",
-                    "    dx, other = da @ gate, du @ up\n    comm.all_reduce(dx)\n    comm.all_reduce(other)\n"
-                    "    dx = dx + other\n",
-                )
-            ],
-            "a rank adds them before it sends",
-        ),
         "gate's branch alone": Bad([("da @ gate + du @ up", "da @ gate")], "rank 0: dx differs"),
+        "overwrites u": Bad([("da = dh * u * s", "da = u.mul_(dh) * s")], "the argument u has changed"),
     },
     "swiglu-3": {
         "cuts right, joins as before": Bad(

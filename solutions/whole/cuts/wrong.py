@@ -28,17 +28,7 @@ TYPICAL = {
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
     TWO: {
-        "the library's": Bad(
-            """
-def legal_sizes(num_ranks, num_layers, num_heads, num_kv_heads, length, batch, room):
-    config = models.LlamaConfig(
-        hidden_size=2 * num_heads, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads
-    )
-    plans = lab.Plan.all(config, num_ranks, length, zeros=[0], schedule_names=["1f1b"])
-    return [(p.pp, p.dp, p.cp, p.tp) for p in plans if batch % p.dp == 0 and -(-num_layers // p.pp) <= room * p.tp]
-""",
-            "switched off",
-        ),
+        "nothing": Bad("def legal_sizes(*args):\n    return []", "is missing"),
     },
     FOUR: {
         "everything everywhere": Bad(

@@ -21,10 +21,10 @@ TYPICAL = {
             ],
             "where groups in turns take",
         ),
-        "W before B": Bad([('[f"A_B{n}", f"A_W{n}"]', '[f"A_W{n}", f"A_B{n}"]')], "not legal"),
         "no shared expert": Bad(
             [('if "S" in letters:\n            work', "if False:\n            work")], "contains S_B"
         ),
+        "the first group last": Bad([("first = [backward.pop(0)] if len(backward) > 1 else []", "first = []")], "take"),
     },
     FOUR: {
         "the starter": Bad([("        comm.all_reduce(load, group=pp)\n", "")], "its own microbatches alone"),
@@ -36,16 +36,7 @@ TYPICAL = {
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
     TWO: {
-        "the library's": Bad(
-            """
-from dualpipe_lab.ep.overlap import one_f_one_b_overlap
-
-def pair(up, down):
-    order = one_f_one_b_overlap(up, backward_layers=down)
-    return [str(op) for op in order.compute], [str(op) for op in order.comm]
-""",
-            "switched off",
-        ),
+        "nothing": Bad("def pair(up, down):\n    return [], []", "not legal"),
     },
     FOUR: {"nothing": Bad("def balance(*args):\n    pass", "biases of stage 0")},
 }

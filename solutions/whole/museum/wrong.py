@@ -12,14 +12,11 @@ TYPICAL = {
         "all microbatches": Bad("a, b, c, d = 1024, 480, 8, 12", "once per microbatch"),
     },
     TWO: {
-        "costs first": Bad(
-            [("    if differ(", '    if sound["sent"] != suspect["sent"]:\n        return "cost"\n    if differ(')],
-            "the first difference decides",
-        ),
         "every digit": Bad([("math.isclose(x, y, rel_tol=1e-6)", "x == y")], "rounding"),
         "NaN is close": Bad(
             [("not all(math.isclose(x, y, rel_tol=1e-6)", "any(abs(x - y) > 1e-6 * abs(x)")], "not a number"
         ),
+        "forgets the peak": Bad([('("sent", "time", "peak")', '("sent", "time")')], "another peak"),
     },
     THREE: {
         "the other one with another first loss": Bad(

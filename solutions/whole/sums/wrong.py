@@ -16,10 +16,10 @@ TYPICAL = {
             [("prod(sizes[axis] for axis in data_axes)", "prod(sizes[axis] for axis in axes)")],
             "divided by the ranks that summed it",
         ),
-        "a sum of means": Bad(
-            [("        flat /= prod(sizes[axis] for axis in data_axes)\n", "")], "sum of the ranks' means"
-        ),
         "experts over all": Bad([(" if axis not in cut]", "]")], "also over those with other weights"),
+        "leaves None": Bad(
+            [("            parameter.grad = torch.zeros_like(parameter)", "            continue")], "same shape"
+        ),
     },
 }
 

@@ -14,29 +14,16 @@ TYPICAL = {
     },
     TWO: {
         "all ranks alike": Bad([("data_rank * num_microbatches\n", "0\n")], "every rank reads the same"),
-        "round robin": Bad(
-            [("range(m * size, (m + 1) * size)", "range(m, global_batch, data_size * num_microbatches)")],
-            "the plan changed them",
-        ),
         "a sum as the seed": Bad(
             [(DRAW, "random.Random(seed + step + number).random()")], "is the same number for many"
         ),
+        "cut down": Bad([("    if rest:\n", "    if False:\n")], "did not raise ValueError"),
     },
 }
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
     TWO: {
-        "the library's": Bad(
-            """
-def windows(num_bytes, length, global_batch, seed, step, data_rank, data_size, num_microbatches):
-    from dualpipe_lab.train import Sampler
-
-    text = bytes(num_bytes)
-    rows = Sampler(text, length, global_batch, seed).batch(step, num_microbatches, data_rank, data_size)
-    return [[0] * len(part) for part in rows.inputs]
-""",
-            "switched off",
-        ),
+        "no seed at all": Bad([(DRAW, "random.random()")], "the plan changed them"),
     },
 }

@@ -9,7 +9,7 @@ TYPICAL = {
     ONE: {
         "every position": Bad(NUMBERS + "600, 582, 8, 0", "has no second target"),
         "masks do not move": Bad(NUMBERS + "594, 594, 8, 0", "of the position before"),
-        "two more than one": Bad(NUMBERS + "594, 588, 8, 0", "three positions"),
+        "an all-reduce": Bad(NUMBERS + "594, 582, 8, 2", "without a message"),
     },
     TWO: {
         "the other way": Bad([("(owner[after], rank, after)", "(rank, owner[after], after)")], "goes the wrong way"),
@@ -21,17 +21,7 @@ TYPICAL = {
         "the next document's first token": Bad(
             [("next_ids += document[1:] + [0]", "next_ids += document[1:] + [1]")], "next ids, position"
         ),
-        "the sequence's end alone": Bad(
-            """
-def rows(documents):
-    ids, targets = [], []
-    for document in documents:
-        ids += document
-        targets += document[1:] + [-100]
-    return ids, targets, ids[1:] + [0], targets[1:] + [-100]
-""",
-            "the last of its document",
-        ),
+        "two tokens at least": Bad([("goal[1:] + [-100]", "document[2:] + [-100, -100]")], "needs"),
     },
 }
 

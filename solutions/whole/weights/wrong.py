@@ -11,10 +11,8 @@ TYPICAL = {
         "one place": Bad(_PREDICT + "256, 524288, 1, 3145728, 4194304", "row by row"),
     },
     "weights-2": {
-        "equal shares": Bad(
-            "def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):\n"
-            "    size = (num_heads + 2 * num_kv_heads) * head_size // num_ranks\n"
-            "    return [(rank * size, (rank + 1) * size)]",
+        "heads in turn": Bad(
+            [("first, behind = start // group", "first = rank % num_kv_heads\n    behind = first + 1 #")],
             "is missing; the key heads are rows",
         ),
         "as many KV heads on every rank": Bad(
@@ -28,7 +26,6 @@ TYPICAL = {
     },
     "weights-3": {
         "o as it is": Bad([('state[f"{old}out"].T', 'state[f"{old}out"]')], "o_proj.weight: the numbers are those of"),
-        "down as it is": Bad([('state[f"{old}down"].T', 'state[f"{old}down"]')], "has shape"),
         "all queries first": Bad(
             [
                 ('heads = state[f"{old}qkv"].unflatten(0, (num_kv_heads, -1, size))', 'heads = state[f"{old}qkv"]'),
@@ -40,6 +37,7 @@ TYPICAL = {
             ],
             "as if all query heads came first",
         ),
+        "up, then gate": Bad([("gate, up = ", "up, gate = ")], "gate and up are exchanged"),
     },
     "weights-4": {
         "only the heads of k": Bad([("(heads, -1, 2)", "(heads, 2, -1)")], "from halves to neighbours"),
