@@ -54,9 +54,7 @@ def to_torch_csv(program: Program, form: Form = "compute_only", waits: bool = Fa
 
 def _with_reduction(steps: Sequence[ProgramStep], waits: bool) -> list[str]:
     """Write a rank's steps, REDUCE_GRAD after the last B or W of each of its stages, and what waits if it is asked."""
-    last: dict[int, int] = {}
-    for position, step in enumerate(steps):
-        last |= {action.stage: position for action in actions_of(step) if action.kind in (B, W)}
+    last = {one.stage: place for place, step in enumerate(steps) for one in actions_of(step) if one.kind in (B, W)}
     row, pending = [], dict[tuple[str, int, int], str]()
     for position, step in enumerate(steps):
         row.append(str(step))
