@@ -13,6 +13,7 @@ COPY --chown=learner pyproject.toml requirements.txt requirements.lock README.md
 COPY --chown=learner tools tools
 COPY --chown=learner dualpipe_lab dualpipe_lab
 COPY --chown=learner dualpipe_course dualpipe_course
+COPY --chown=learner dualpipe_ours dualpipe_ours
 USER learner
 ARG TORCH_INDEX_URL=
 RUN TORCH_INDEX_URL="$TORCH_INDEX_URL" tools/install.sh /home/learner/venv requirements.lock python3.11 \

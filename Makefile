@@ -20,7 +20,7 @@ SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 FORKED = JUPYTER_DEFAULT_PROVISIONER_NAME=forked
 # One notebook's cells belong to one kernel, so the workers share out files; conftest.py has nbval's options.
 REPLAY = $(FORKED) $(BIN)/python -m pytest -q --nbval -n $(WORKERS) --dist loadfile
-SOURCES := conftest.py dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
+SOURCES := conftest.py dualpipe_lab dualpipe_course dualpipe_ours solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
 .PHONY: help book pdf test test-book test-stand-in lab fresh serve exercises grade lint format measure bench pairs lock release clean

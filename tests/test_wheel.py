@@ -35,7 +35,8 @@ def test_the_wheel_holds_the_library_and_nothing_of_the_solutions(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "dualpipe_lab/__init__.pyi" in names
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} <= {"dualpipe_lab", "dualpipe_course"}
+    packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert packages <= {"dualpipe_lab", "dualpipe_course", "dualpipe_ours"}
     assert not [name for name in names if re.search(r"solutions|tests|wrong_|right_", name)]
     assert any(name.startswith("dualpipe_lab/viz/static/") for name in names)
     assert "dualpipe_course/sanitize.cfg" in names

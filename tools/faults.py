@@ -30,7 +30,7 @@ import pytest
 from typer import Option, run
 
 LIST = Path(__file__).with_suffix(".toml")
-LIBRARY = ("dualpipe_lab", "dualpipe_course")
+LIBRARY = ("dualpipe_lab", "dualpipe_course", "dualpipe_ours")
 COLUMNS = ("fault", "status", "by", "seconds", "wrong")
 NOTICED, NOBODY, UNDECIDED = "noticed", "nobody", "not decided in time"
 ACCOUNT = "FAULTS_ACCOUNT"  # the variable that names the file into which a run of pytest writes its failures

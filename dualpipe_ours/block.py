@@ -1,0 +1,34 @@
+"""A layer of a transformer, its heads and its MLP cut over the ranks."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from torch.nn.functional import silu
+
+from dualpipe_ours.column import CopyToRanks, column_linear, linear
+from dualpipe_ours.row import SumFromRanks, row_linear
+from dualpipe_ours.tokens import GatherTokens, ScatterTokens, mlp_between_cut_tokens
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def norm(x: Tensor, scale: Tensor) -> Tensor:
+    """RMSNorm."""
+    return scale * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def attention(x: Tensor, w: Mapping[str, Tensor], heads: int, attend: Attend) -> Tensor:
+    """This rank's summand of the output: x (T, d), `heads` of its own, q k v o as (out, in)."""
+    q, k, v = (linear(x, w[name]).unflatten(-1, (heads, -1)).transpose(0, 1) for name in "qkv")
+    return linear(attend(q, k, v).transpose(0, 1).flatten(1), w["o"])
+
+
+def layer(x: Tensor, w: Mapping[str, Tensor], heads: int, attend: Attend, ranks: list[int], cut: bool) -> Tensor:
+    """Attention and MLP with their residuals; where `cut` is set, x and the result are this rank's tokens."""
+    if cut:
+        own = GatherTokens.apply(norm(x, w["norm1"]), ranks)
+        x = x + ScatterTokens.apply(attention(own, w, heads, attend), ranks)
+        return x + mlp_between_cut_tokens(norm(x, w["norm2"]), w["up"], w["down"], ranks)
+    own = CopyToRanks.apply(norm(x, w["norm1"]), ranks)
+    x = x + SumFromRanks.apply(attention(own, w, heads, attend), ranks)
+    return x + row_linear(silu(column_linear(norm(x, w["norm2"]), w["up"], ranks)), w["down"], ranks)

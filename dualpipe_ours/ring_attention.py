@@ -1,0 +1,55 @@
+"""Ring attention: keys and values go round, and their gradients come home."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualpipe_lab.comm import get_rank
+from dualpipe_ours.ring import pass_on
+from dualpipe_ours.softmax import merge, state_of
+
+
+class RingAttention(torch.autograd.Function):
+    """Causal attention of this rank's positions to those of all ranks: (heads, T / N, size), equal parts in order."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ranks: list[int]) -> Tensor:
+        """Merge the state of each block as it comes by."""
+        num, me = len(ranks), ranks.index(get_rank())
+        state, block = state_of(_scores(q, k, 0), v), torch.stack([k, v])
+        for step in range(1, num):
+            block = pass_on(block, block, ranks)
+            if step <= me:
+                state = merge(state, state_of(_scores(q, block[0], step), block[1]))
+        top, total, values = state
+        out = values / total[..., None]
+        ctx.save_for_backward(q, k, v, out, top + total.log())
+        ctx.ranks = ranks
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """Every block takes its gradients along, and is home after N messages."""
+        q, k, v, out, lse = ctx.saved_tensors
+        num, me, scale = len(ctx.ranks), ctx.ranks.index(get_rank()), q.shape[-1] ** -0.5
+        delta = (dout * out).sum(-1, keepdim=True)
+        block, dq, grads = torch.stack([k, v]), torch.zeros_like(q), torch.zeros_like(torch.stack([k, v]))
+        for step in range(num):
+            if step <= me:
+                weights = (_scores(q, block[0], step) - lse[..., None]).exp()
+                ds = scale * weights * (dout @ block[1].mT - delta)
+                dq += ds @ block[0]
+                grads += torch.stack([ds.mT @ q, weights.mT @ dout])
+            if num > 1:
+                grads = pass_on(grads, grads, ctx.ranks)
+                block = pass_on(block, block, ctx.ranks) if step < num - 1 else block
+        return dq, grads[0], grads[1], None
+
+
+def _scores(q: Tensor, k: Tensor, step: int) -> Tensor:
+    """Scaled scores; of the rank's own block the later positions are hidden."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if step:
+        return scores
+    return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)

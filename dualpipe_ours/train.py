@@ -1,0 +1,90 @@
+"""All together: a small model with experts under any rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualpipe_lab.comm import get_rank, get_world_size
+from dualpipe_ours.block import norm
+from dualpipe_ours.column import linear
+from dualpipe_ours.data import num_tokens, share_of_loss
+from dualpipe_ours.execute import execute
+from dualpipe_ours.held import Weights, holders, part_of, sums
+from dualpipe_ours.pair import PairedStage, layer_steps
+from dualpipe_ours.ring import all_reduce
+from dualpipe_ours.row_messages import Place, with_messages
+from dualpipe_ours.steps import Compute, Step
+from dualpipe_ours.zero1 import ShardedAdam
+
+
+class Trainer:
+    """Layers on stages; rank = position * size + member of a group that cuts tokens, experts and the MLP."""
+
+    def __init__(
+        self,
+        layers: Sequence[Mapping[str, Any]],
+        rows: Sequence[str],
+        place: Place,
+        num_stages: int,
+        size: int,
+        heads: int,
+        route: tuple[int, int, int],
+        lr: float,
+    ) -> None:
+        self.place, self.num_stages, self.size = place, num_stages, size
+        self.position, self.member = divmod(get_rank(), size)
+        self.group = [self.position * size + member for member in range(size)]
+        self.row = with_messages(rows[self.position], self.position, place, num_stages)
+        per_stage, self.held, self.stages = len(layers) // num_stages, dict[int, list[Weights]](), {}
+        self.optimizers = []
+        for stage, positions in holders(rows).items():
+            if self.position not in positions:
+                continue
+            own = [part_of(w, self.member, size) for w in layers[stage * per_stage : (stage + 1) * per_stage]]
+            self.held[stage] = own
+            num_experts = len(own[0]["gates"]) * size
+            steps = [step for w in own for step in self._steps(w, heads, num_experts, route)]
+            self.stages[stage] = PairedStage(steps, [])
+            shared = sums(own, positions, self.member, size)
+            self.optimizers += [ShardedAdam(leaves, ranks, lr) for leaves, ranks in shared]
+
+    def step(self, ids: Tensor, targets: Tensor) -> float:
+        """Train on (microbatches, tokens), whole on every rank; return the mean loss."""
+        for optimizer in self.optimizers:
+            for leaf in optimizer.parameters:
+                leaf.grad = None
+        total = num_tokens(targets, [get_rank()])
+        own_ids, own_targets = (x.chunk(self.size, 1)[self.member] for x in (ids, targets))
+
+        def loss(y: Tensor, i: int) -> Tensor:
+            return share_of_loss(y, own_targets[i], total)
+
+        def peers(stage: int, i: int) -> int:
+            return self.place(stage, i) * self.size + self.member
+
+        shares = execute(self.row, self.stages, peers, self.num_stages, list(own_ids), loss)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        mean = torch.stack([torch.zeros((), dtype=torch.float64), *shares.values()]).sum()
+        all_reduce(mean, list(range(get_world_size())))
+        return float(mean)
+
+    def _steps(self, w: Weights, heads: int, num_experts: int, route: tuple[int, int, int]) -> list[Step]:
+        """The steps of a layer; the first begins with the table, the last ends with the head."""
+        steps = layer_steps(w, heads, num_experts, route, self.group)
+        if "embed" in w:
+            first = steps[0]
+            assert isinstance(first, Compute)
+            steps[0] = Compute(lambda ids, carry: first.f(w["embed"][ids], carry))
+        if "head" in w:
+            last = steps[-1]
+            assert isinstance(last, Compute)
+
+            def with_head(rows: Tensor, carry: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+                x, rest = last.f(rows, carry)
+                return linear(norm(x, w["norm3"]), w["head"]), rest
+
+            steps[-1] = Compute(with_head)
+        return steps
