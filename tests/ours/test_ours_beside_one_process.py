@@ -102,7 +102,7 @@ def summed(named, own, data):
 
 @pytest.mark.parametrize("mode", ["cut", "whole", "zero3"])
 def test_tensor_and_data_parallel(mode):
-    found = lab.launch(dense, 4, mode, timeout=120)
+    found = lab.launch(dense, 4, mode, timeout=240)
     losses, first, weights = train(make_layers(2, with_experts=False), [make_batch(2, TOKENS, s) for s in range(STEPS)])
     for rank, (ours, grads, parts) in enumerate(found):
         member, replica = rank % 2, rank // 2
@@ -146,7 +146,7 @@ def pipeline(rank, world_size, row, num_microbatches):
 @pytest.mark.parametrize("name", ONE_WAY)
 def test_pipelines(name):
     rows = ONE_WAY[name](3, 4)
-    found = lab.launch(lambda rank, size: pipeline(rank, size, rows[rank], 4), 3, timeout=120)
+    found = lab.launch(lambda rank, size: pipeline(rank, size, rows[rank], 4), 3, timeout=240)
     losses, first, _ = train(make_layers(3, with_experts=False), [make_batch(4, TOKENS)])
     assert float(sum(found[-1][0].values())) == pytest.approx(losses[0], rel=0, abs=1e-10)
     for stage, (_, grads) in enumerate(found):
@@ -180,7 +180,7 @@ def inputs(world_size):
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_context_and_experts(world_size):
-    found = lab.launch(mixture, world_size, timeout=120)
+    found = lab.launch(mixture, world_size, timeout=240)
     w, x = make_layers(1)[0], inputs(world_size).requires_grad_()
     for leaf in leaves([w]).values():
         leaf.requires_grad_()

@@ -72,7 +72,7 @@ def part(name, value, member, size):
 )
 def test_it_trains_as_one_process(order, num_steps):
     positions, size, _, num_microbatches = ORDERS[order]
-    found = lab.launch(run, positions * size, order, num_steps, timeout=120)
+    found = lab.launch(run, positions * size, order, num_steps, timeout=240)
     batches = [make_batch(num_microbatches, TOKENS, step) for step in range(num_steps)]
     losses, first, weights = train(make_layers(4), batches)
     for rank, (ours, grads, parts) in enumerate(found):
@@ -102,7 +102,7 @@ def test_it_runs_under_torchrun(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(folders=[str(here), str(here.parents[1])]))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     losses, _, _ = train(make_layers(4), [make_batch(6, TOKENS, step) for step in range(2)])
     found = {line for line in done.stdout.splitlines() if line.startswith("losses")}
