@@ -253,19 +253,6 @@ def in_words(off: Off) -> str:
     return f"{off.name} differs from one process: number {off.place} {both}{f'; {known}' if known else ''}"
 
 
-def norm_in_words(off: Off) -> str:
-    """Say how a norm differs from that of the full model's gradient.
-
-    >>> found, expected = Numbers((), [6.0]), Numbers((), [3.0])
-    >>> norm_in_words(Off(0, "norm", found, expected, [], difference=Difference(3.0, 1e-12, 0, 2.0)))
-    'the norm is 6, expected 3, the norm of the full model: it is 2 times as large'
-    """
-    if off.slip or off.found is None or off.has_other_shape:
-        return off.slip or in_words(off)
-    ratio = f": it is {off.ratio:.6g} times as large" if off.ratio else ""
-    return f"the norm {apart(off.found.flat[0], off.expected.flat[0])}, the norm of the full model{ratio}"
-
-
 def check_limit(results: "Results", limit: Limit, case: str) -> None:
     """Raise `Wrong` if a limit is broken."""
     ranks: list[int | None] = [None] if limit.scope == "sum" else list(range(len(results)))

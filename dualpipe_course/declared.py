@@ -37,7 +37,7 @@ class Predict(Check):
         slips: wrong numbers that a known mistake leads to, each with what went wrong: by question pairs, computed
             from what is given, or a table for the book's numbers alone.
         called: what a message calls what is given.
-        about: minutes, points, hints, and whether it belongs to the trail.
+        minutes, points, hints, trail: as of every check.
         given: what is given, by name: the book's number first, then those that a seed may draw.
     """
 

@@ -107,19 +107,6 @@ def needs_ints(answer: object, names: tuple[str, ...], slips: Sequence[Slips] = 
     return [int(value) for value in values]
 
 
-def check_ints(
-    answer: object,
-    names: tuple[str, ...],
-    expected: Sequence[int],
-    slips: Sequence[Slips],
-    general: Sequence[str],
-) -> None:
-    """Raise `Wrong` for the first number that is not as expected, with what is known of this slip, or in general."""
-    for place, (name, value) in enumerate(zip(names, needs_ints(answer, names, slips), strict=True)):
-        if value != expected[place]:
-            raise Wrong(f"{name}, {value}: " + slips[place].get(value, general[place]))
-
-
 def partial_score(found: float | Fraction, start: float | Fraction, best: float | Fraction) -> float:
     """The score of a legal answer that is worse than the best: 0 at `start` and beyond, towards 0.9 near `best`.
 

@@ -1,4 +1,4 @@
-"""The parts of a trainer, as the course writes them: plain torch over six functions of `dualpipe_lab.comm`.
+"""The parts of a trainer, as the course writes them: plain torch over four functions of `dualpipe_lab.comm`.
 
 One file per part, in the order of the trail; earlier files import no later one.  `ranks` is a list of global ranks in
 the order of a group, tokens are dimension 0, rows are the library's text.

@@ -17,7 +17,6 @@ from dualpipe_course.wrong import Wrong
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
 RANKS, GREEDY, BEST = 4, 15, 12
-TWO = "", ", second of two tensors that have a state each and take turns"  # of the weights: stepped in turn
 NUMBER = 8  # bytes of a float64
 _ONE_SUM = "rank {rank} sent {found} bytes; one sum of squares per rank is enough"
 

@@ -20,8 +20,6 @@ from dualpipe_lab.topology import Topology
 
 LIBRARY = ("dualpipe_lab.plan.rules",)
 NAMES = ("ranks", "sequences of a microbatch", "tokens of a microbatch on a rank", "layers of which a rank has a part")
-CONFIG = LlamaConfig(hidden_size=64, num_layers=8, num_heads=8, num_kv_heads=4)
-RANKS, SEQUENCES, LENGTH = 16, 32, 64
 Axes: TypeAlias = list[tuple[str, int]]
 
 

@@ -12,11 +12,7 @@ from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.ep.overlap import InvalidOrder, Order, check_pair, host_calls, one_f_one_b_overlap, simulate, ticks_of
-from dualpipe_lab.ep.overlap import closed_forms as pairs
 from dualpipe_lab.ep.overlap.closed_forms import overlap_makespan
-from dualpipe_lab.pp import simulate as simulate_program
-from dualpipe_lab.pp import variant
-from dualpipe_lab.pp.cost import Cost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,26 +67,7 @@ LIBRARY = tuple(
     )
 )
 _SHORT = dict.fromkeys(("S_F", "S_B", "S_W", "P_F", "P_B", "P_W"), 2)
-RANKS, LAYERS, SEQUENCES, TIME, ROOM = 4, 8, 48, 1850, 36
-SCHEDULES = ("1f1b", "paired_1f1b", "zbv", "paired_interleaved", "dualpipe", "dualpipev")
 SPEED = 0.01
-
-
-def spent(name: str, num_microbatches: int) -> tuple[int, float]:
-    """Time in ticks and memory in units of a schedule of the puzzle.
-
-    >>> spent("1f1b", 12)
-    (2520, 40.0)
-    """
-    program, size = variant(name).build(RANKS, num_microbatches), SEQUENCES // num_microbatches
-    layers, work, travel = LAYERS // program.num_stages, 2 * size, 2 * size + 4
-    forward, backward = pairs.forward_makespan(layers, work, travel), pairs.backward_makespan(layers, work, travel)
-    overlap = pairs.overlap_makespan(layers, work, travel)
-    cost = Cost(F=forward, I=forward, W=2 * layers * work, B=backward, overlap=overlap)
-    timeline = simulate_program(program, cost)
-    held = max(len({action.stage for action in program.actions(rank)}) for rank in range(RANKS)) * layers
-    peak = max(map(timeline.peak_activations, range(RANKS)))
-    return int(timeline.makespan), float(4 * held + peak * layers * size)
 
 
 def _check_pair(value: Any, up: Sequence[str], down: Sequence[str], case: str) -> None:

@@ -62,9 +62,6 @@ _SLIPS = (
 )
 
 Axes: TypeAlias = list[tuple[str, int]]
-SIZES = {"tp": 4, "cp": 4, "pp": 2, "dp_in": 2, "dp_out": 2}
-GB = {"tp": 60.0, "cp": 28.0, "pp": 6.0, "dp_in": 20.0, "dp_out": 10.0}
-BUDGET, START = 2.1, 5.44  # s; START: with tp outside
 
 
 def crossing_of(
@@ -121,15 +118,6 @@ def _cases() -> Iterable[tuple[Axes, dict[str, int], list[str], int]]:
         ([("dp", 5), ("tp", 3)], ["tp", "dp"], 2),
     ]
     return [(axes, {name: sent[name] for name, _ in axes}, lines, node) for axes, lines, node in grids]
-
-
-def _parse(answer: object) -> list[str]:
-    names = plain(answer)
-    if not isinstance(names, list) or any(type(name) is not str for name in names):
-        raise Wrong(f"this check takes a list of the names {', '.join(SIZES)}, outermost first")
-    if sorted(names) != sorted(SIZES):
-        raise Wrong(f"each of {', '.join(SIZES)} stands in the list once, got {names}")
-    return names
 
 
 def _judge_crossing(fn: Callable[..., Any]) -> str:

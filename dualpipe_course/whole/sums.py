@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
 from dualpipe_course.declared import Implement, Predict
-from dualpipe_lab.models import V3MoEConfig
 from dualpipe_lab.topology import Topology
 
 if TYPE_CHECKING:
@@ -35,11 +34,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
     },
     {4: "these are the groups of the router's sum", 8: "ranks along tp and both ranks of pp have groups of their own"},
 )
-CONFIG = V3MoEConfig(
-    hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=4, ffn_size=160, expert_ffn_size=64, num_experts=16
-)
-RANKS, SEQUENCES, LENGTH = 8, 16, 32
-HELD, SENT = 3_300_000, 600_000  # bytes: of a rank; of its gradients' and weights' messages in a step
 Axes: TypeAlias = list[tuple[str, int]]
 _DATA = ("dp", "ep", "cp")
 
@@ -145,11 +139,6 @@ def _total(number: int, axes: Axes, here: Mapping[str, int], over: Sequence[str]
     for other in summands[1:]:
         total += other
     return total
-
-
-def _stages(pp_rank: int, pp_size: int, holders: int) -> list[int]:
-    """The stages of a rank: one, or under DualPipe two."""
-    return [pp_rank] if holders == 1 else [pp_rank, pp_size - 1 - pp_rank]
 
 
 def _judge_reduce_gradients(fn: Callable[..., Any]) -> str:

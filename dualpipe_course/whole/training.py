@@ -4,10 +4,8 @@ Chapter: book/whole/training.  A sampler is asked by two processes in two orders
 """
 
 from collections.abc import Callable
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.comparison import Off, in_words
 from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
@@ -15,7 +13,7 @@ from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 NAMES = ("first sequence", "GB of a checkpoint", "seconds lost", "learning rate in 1e-6")
 _SLIPS = (
@@ -45,7 +43,6 @@ _SLIPS = (
 LIBRARY = tuple(f"dualpipe_lab.train.sampler:Sampler.{name}" for name in ("rows", "batch"))
 NUM_BYTES, LENGTH, GLOBAL_BATCH = 1000, 20, 24
 PLANS = ((1, 1), (1, 4), (2, 3), (4, 2), (3, 8), (24, 1), (6, 4))  # data ranks, microbatches of each
-GPUS, LAYERS, SEQUENCES, MILLISECONDS, GIGABYTES = 7, 12, 24, 760, 20
 
 
 def _sampler_cases() -> list[tuple[int, ...]]:
@@ -116,60 +113,6 @@ def _check_draws(rows: Callable[[int, int], list[int]], starts: list[int]) -> No
             raise Wrong(f"seed 1 reads in step {step} what seed 0 reads: keep seed and step apart")
     if set(starts) != {0, 1, 2}:
         raise Wrong(f"a text of length + 3 bytes has windows at 0, 1 and 2; 80 draws started at {sorted(set(starts))}")
-
-
-class PlanChoice(NamedTuple):
-    """A plan of the puzzle, with its closed forms of memory and time."""
-
-    dp: int
-    zero: int
-    pp: int
-    microbatches: int
-
-    def refused(self) -> str:
-        """Why the plan cannot run, in words; an empty string if it can."""
-        if min(self.dp, self.pp, self.microbatches) < 1 or self.zero not in (0, 1):
-            return "dp, pp and microbatches count from 1, and zero is 0 or 1"
-        if self.dp * self.pp > GPUS:
-            return f"{self.dp} x {self.pp} = {self.dp * self.pp} GPUs, and {GPUS} are healthy"
-        if LAYERS % self.pp:
-            return f"{LAYERS} layers do not divide into {self.pp} equal stages"
-        if SEQUENCES % (self.dp * self.microbatches):
-            return f"{SEQUENCES} sequences do not divide among {self.dp} data ranks x {self.microbatches} microbatches"
-        return ""
-
-    def gigabytes(self) -> Fraction:
-        """Weights and gradients, optimizer state, activations of 1F1B."""
-        size = SEQUENCES // (self.dp * self.microbatches)
-        state = Fraction(16, self.pp) + Fraction(48, self.pp * (self.dp if self.zero else 1))
-        return state + min(self.pp, self.microbatches) * size * Fraction(LAYERS, self.pp) / 4
-
-    def milliseconds(self) -> Fraction:
-        """The pipeline, then the sum of gradients over the data ranks."""
-        size = SEQUENCES // (self.dp * self.microbatches)
-        slot = 10 * size * Fraction(LAYERS, self.pp) + 8
-        return (self.microbatches + self.pp - 1) * slot + Fraction(2 * (self.dp - 1), self.dp) * Fraction(160, self.pp)
-
-
-def _step_in_words(off: Off) -> str:
-    return off.slip or in_words(off)
-
-
-def _summed(batches: "list[list[tuple[Tensor, Tensor]]]", divisors: list[list[float]]) -> "tuple[Tensor, Tensor]":
-    import torch
-
-    table, total = _table(), torch.zeros((), dtype=torch.float64)
-    for batch, own in zip(batches, divisors, strict=True):
-        for (ids, targets), divisor in zip(batch, own, strict=True):
-            total = total + torch.nn.functional.cross_entropy(table[ids], targets, reduction="sum") / (divisor or 1)
-    return total.detach(), torch.autograd.grad(total, table)[0]
-
-
-def _table() -> "Tensor":
-    import torch
-
-    generator = torch.Generator().manual_seed(5)
-    return torch.randn(9, 9, dtype=torch.float64, generator=generator).requires_grad_()
 
 
 def _judge_windows(fn: Callable[..., Any]) -> str:

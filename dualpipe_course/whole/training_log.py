@@ -15,7 +15,6 @@ COPIES = "copies of a weight differ"
 BYTES = "a step sends other bytes"
 TIME = "a step takes another time"
 MEMORY = "the peak of gathered weights is another"
-SYMPTOMS = (FIRST_LOSS, CURVE, NORM, TWINS, COPIES, BYTES, TIME, MEMORY)
 
 _EQUAL = 1e-6  # relative: digits that a log shows; runs whose order of sums differs agree to 1e-13
 

@@ -8,7 +8,8 @@ import torch
 
 from dualpipe_course.plain import plain
 from dualpipe_course.registry import all_checks
-from dualpipe_course.trial import check_ints, needs_ints
+from dualpipe_course.trial import needs_ints
+from dualpipe_course.variants import Variants
 from dualpipe_course.wrong import Wrong
 
 PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
@@ -24,14 +25,19 @@ STYLES = {
 }
 
 
+def seven(slips):
+    """One number, which is 7."""
+    return Variants(("a",), lambda: (7,), slips=(slips,))
+
+
 def test_a_whole_number_counts_in_every_type(subtests):
     for style in STYLES.values():
         with subtests.test(style=style):
             assert needs_ints((style(6), style(245_760_000)), ("a", "b")) == [6, 245_760_000]
             assert needs_ints(style(-7), ("a",)) == [-7]
-            check_ints((style(6), 2), ("a", "b"), (6, 2), ({}, {}), ("", ""))
+            assert Variants(("a", "b"), lambda: (6, 2)).judge((style(6), 2), None) == "a 6, b 2"
             with pytest.raises(Wrong, match=r"a, 6: as many as ranks"):
-                check_ints(style(6), ("a",), (7,), ({6: "as many as ranks"},), ("",))
+                seven({6: "as many as ranks"}).judge(style(6), None)
 
 
 def test_what_is_no_whole_number_is_refused(subtests):
@@ -46,13 +52,13 @@ def test_what_is_no_whole_number_is_refused(subtests):
 
 
 def test_a_known_fraction_gets_its_reason_and_no_other_does():
-    slips = ({28 / 3: "as many as ranks", 9: "whole"},)
+    variants = seven({28 / 3: "as many as ranks", 9: "whole"})
     for answer in (28 / 3, 9.33, 9.3, Fraction(28, 3)):
         with pytest.raises(Wrong, match=r"a, 9\.3+: as many as ranks"):
-            check_ints(answer, ("a",), (7,), slips, ("",))
+            variants.judge(answer, None)
     for answer in (9.03, 9.2):
         with pytest.raises(Wrong, match="must be a whole number"):
-            check_ints(answer, ("a",), (7,), slips, ("",))
+            variants.judge(answer, None)
 
 
 def test_a_formula_with_fractions_ends_at_its_whole_number():

@@ -4,7 +4,6 @@ from itertools import product
 
 from dualpipe_course.pp import one_f_one_b
 from dualpipe_course.pp.gpipe import MAKESPAN, MEMORY, MICROBATCHES, RANKS
-from dualpipe_course.whole import deepseek, training
 
 TICKS = {"F": 1, "B": 2}
 
@@ -82,22 +81,3 @@ def test_the_search_finds_what_is_known():
     """GPipe's and 1F1B's 33 ticks with room for all and for four, and no fewer."""
     assert [can_end([4] * 4, 8, limit) for limit in (32, 33)] == [False, True]
     assert [can_end([2] * 2, 2, limit) for limit in (8, 9)] == [False, True]
-
-
-def test_three_plans_go_on_within_the_budget_of_a_training():
-    choices = (training.PlanChoice(*each) for each in product(range(1, 8), (0, 1), range(1, 8), range(1, 25)))
-    fits = {
-        tuple(choice)
-        for choice in choices
-        if not choice.refused()
-        and choice.gigabytes() <= training.GIGABYTES
-        and choice.milliseconds() <= training.MILLISECONDS
-    }
-    assert fits == {(2, 1, 3, 12), (2, 1, 3, 6), (3, 1, 2, 8)}
-
-
-def test_three_schedules_stay_within_the_budget_of_the_tiny_deepseek():
-    numbers = dict.fromkeys(deepseek.SCHEDULES, (12, 16, 24, 48))  # 8 and fewer hold more than there is room for
-    found = {(name, number): deepseek.spent(name, number) for name in numbers for number in numbers[name]}
-    fits = {each for each, (time, memory) in found.items() if time <= deepseek.TIME and memory <= deepseek.ROOM}
-    assert fits == {("dualpipev", 16), ("paired_interleaved", 24), ("dualpipe", 24)}
