@@ -66,10 +66,10 @@ def later():
     }
 
 
-@pytest.mark.parametrize("package", ["dualpipe_lab", "dualpipe_course"])
-def test_no_modules_import_each_other_in_a_cycle(package):
+@pytest.mark.parametrize(("package", "fewer"), [("dualpipe_lab", 150), ("dualpipe_course", 100), ("dualpipe_ours", 28)])
+def test_no_modules_import_each_other_in_a_cycle(package, fewer):
     graph = graph_of(package)
-    assert len(graph) > 100
+    assert len(graph) > fewer
     try:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:

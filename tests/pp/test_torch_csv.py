@@ -41,6 +41,13 @@ def test_what_was_written_is_read_again(subtests):
         with subtests.test(repr(program)):
             assert from_torch_csv(to_torch_csv(program)) == program
             assert from_torch_csv(to_torch_csv(program, form="compute_comms")) == lower(program)
+            waiting = to_torch_csv(program, form="compute_comms", waits=True)
+            assert from_torch_csv(waiting) == lower(program)
+            for row in csv.reader(waiting.splitlines()):
+                started = [cell for cell in row if "SEND" in cell or "REDUCE" in cell]
+                begun = [cell for cell in started if "WAIT" not in cell]
+                assert sorted(begun) == sorted(cell.replace("WAIT_", "") for cell in started if "WAIT" in cell)
+                assert all(row.index(cell) < row.index(re.sub("(?=SEND|REDUCE)", "WAIT_", cell)) for cell in begun)
 
 
 def test_the_table_may_come_from_torch_or_a_spreadsheet(tmp_path):
