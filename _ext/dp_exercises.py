@@ -37,8 +37,6 @@ NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
 # in a page's HTML: what asks Python
 ASKS = re.compile(r'id="dp-(?:exercises|runs)"|<dp-studio |<dp-planner |<dp-live [^>]*"asks":')
 RUN = re.compile(r'class="cell[^"]* tag_run[ "]')
-# of a solution's cell: its marks, and the starter between two of them (tools/make_exercises.py)
-MARKS = re.compile(r"^ *### (?:STUB\n.*?^ *### END|BEGIN|END) SOLUTION\n?", re.MULTILINE | re.DOTALL)
 ANSWER = re.compile(r'class="cell[^"]* tag_answer-([\w-]+)[ "]')
 LOG = logging.getLogger(__name__)
 
@@ -76,8 +74,10 @@ def solutions_of(notebook: dict[str, Any]) -> dict[str, str]:
     >>> solutions_of({"cells": [{"metadata": {"tags": ["answer-gpipe-1"]}, "source": source}]})
     {'gpipe-1': 'x = 1'}
     """
+    from dualpipe_course.solved import without_marks
+
     return {
-        tag.removeprefix("answer-"): MARKS.sub("", "".join(cell["source"])).strip()
+        tag.removeprefix("answer-"): without_marks("".join(cell["source"]))
         for cell in notebook["cells"]
         for tag in cell["metadata"].get("tags", [])
         if tag.startswith("answer-")

@@ -3,11 +3,13 @@
 One module per chapter, in the same folders as the chapters.  Each check takes the learner's answer, tries cases from
 the smallest to the adversarial, looks at the mechanism, and prints one stable line or raises `CheckFailed`.
 `check.gpipe.hint()` gives the next hint, `check.progress()` shows what is solved.
+With this module comes the package `mine`, the learner's own trainer (`own/`).
 """
 
 from importlib import import_module
 from typing import Any
 
+from dualpipe_course.own import finder, folder
 from dualpipe_course.registry import TOPICS, chapter
 
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
@@ -23,3 +25,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *TOPICS, *_NAMES])
+
+
+finder.install(folder.text_of)

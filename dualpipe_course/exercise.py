@@ -19,7 +19,7 @@ from dualpipe_lab.timeline import Timeline
 if TYPE_CHECKING:
     from dualpipe_course.variants import Variants
 
-Kind = Literal["predict", "implement", "puzzle", "find the bug"]
+Kind = Literal["predict", "implement", "puzzle", "find the bug", "part"]
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Check:
         raise CheckFailed(verdict)
 
 
-def hint_of(checks: list[Check], number: int | None) -> None:
-    """Print the next hint for exercise `number`.
+def hint_of(checks: list[Check], number: int | str | None) -> None:
+    """Print the next hint for exercise `number`, or for the part of that name.
 
     Without a number it is for the exercise whose check failed last, solved before or not; if none has failed, for the
     first unsolved one, and those of the trail come first.
@@ -151,7 +151,7 @@ def hint_of(checks: list[Check], number: int | None) -> None:
     if (latest := max(checks, key=lambda check: check.failed_at)).failed_at:
         open_checks = [latest]
     if number is not None:
-        open_checks = [check for check in checks if check.name.endswith(f"-{number}")]
+        open_checks = [one for one in checks if one.name.endswith(f"-{number}") or getattr(one, "part", "") == number]
         if not open_checks:
             raise ValueError(f"there is no exercise {number} here; use 1 to {len(checks)}")
     if not open_checks:

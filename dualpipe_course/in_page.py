@@ -8,6 +8,7 @@ A function of an answer runs where it is called; the page ends the whole of this
 import ast
 import io
 import json
+import linecache
 import traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
@@ -67,6 +68,7 @@ def judge(before: list[str], answer: str, check: str) -> str:
     printed = Printed()
     with redirect_stdout(printed), redirect_stderr(printed):
         try:
+            linecache.cache[ANSWER] = (len(answer), None, answer.splitlines(keepends=True), ANSWER)
             exec(compile(answer, ANSWER, "exec"), names)  # noqa: S102
             said = _verdict(check, names)
         except BaseException as error:

@@ -88,7 +88,7 @@ class Chapter:
     def __init__(self, name: str) -> None:
         self.module = import_module(f"dualpipe_course.{TOPICS[name]}")
         found = [value for value in vars(self.module).values() if isinstance(value, Check)]
-        self._checks = sorted(found, key=lambda check: int(check.name.rpartition("-")[2]))
+        self._checks = sorted(found, key=lambda check: (check.kind != "part", int(check.name.rpartition("-")[2])))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
@@ -96,8 +96,8 @@ class Chapter:
     def __dir__(self) -> list[str]:
         return [*(name for name, value in vars(self.module).items() if value in self._checks), "hint"]
 
-    def hint(self, exercise: int | None = None) -> None:
-        """Print the next hint for an exercise, or for the first unsolved one."""
+    def hint(self, exercise: int | str | None = None) -> None:
+        """Print the next hint for an exercise, by its number or as the part that it is, or for the first unsolved."""
         hint_of(self._checks, exercise)
 
 
@@ -108,7 +108,7 @@ def chapter(name: str) -> Chapter:
 
 
 def topic(name: str) -> list[Check]:
-    """The checks of one topic, in the order of their numbers."""
+    """The checks of one topic: parts of the trainer, then the others, each in the order of their numbers."""
     return list(chapter(name)._checks)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from torch.nn.functional import silu
 
-from dualpipe_ours.column import CopyToRanks, column_linear, linear
-from dualpipe_ours.row import SumFromRanks, row_linear
-from dualpipe_ours.tokens import GatherTokens, ScatterTokens, mlp_between_cut_tokens
+from .column import CopyToRanks, column_linear, linear
+from .row import SumFromRanks, row_linear
+from .tokens import GatherTokens, ScatterTokens, mlp_between_cut_tokens
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.comm import Work, get_rank, irecv, isend
-from dualpipe_ours.ring import all_gather, padded
+
+from .ring import all_gather, padded
 
 FIRST_TAG = 3
 

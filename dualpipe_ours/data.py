@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dualpipe_ours.ring import all_reduce
+from .ring import all_reduce
 
 
 def num_tokens(targets: Tensor, ranks: list[int]) -> float:

@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from dualpipe_lab.comm import Work, get_rank
-from dualpipe_ours.messages import recv_tensor, send_tensor
-from dualpipe_ours.row_messages import actions, kind_of
-from dualpipe_ours.stage import Stage, leaf
+
+from .messages import recv_tensor, send_tensor
+from .row_messages import actions, kind_of
+from .stage import Stage
 
 FIRST_TAG = 3
 Key = tuple[str, int, int]  # the way, F or B, the stage and the microbatch that it is for
@@ -51,7 +52,7 @@ class Run:
         if stage + 1 < self.num_stages:
             self.hand_on("F", stage + 1, i, y)
             return
-        y = leaf(y)
+        y = y.detach().requires_grad_()
         share = self.loss(y, i)
         share.backward()
         assert y.grad is not None

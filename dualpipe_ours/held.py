@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualpipe_ours.row_messages import actions
+from .row_messages import actions
 
 Weights = dict[str, Any]  # tensors by name, and lists of them
 CUT = {"up": 0, "down": 1}  # the dimension along which the group cuts the MLP

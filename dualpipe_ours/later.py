@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dualpipe_ours.column import HOOKS
-from dualpipe_ours.execute import KINDS, Run
-from dualpipe_ours.row_messages import actions
-from dualpipe_ours.stage import Stage
+from .column import HOOKS
+from .execute import KINDS, Run
+from .row_messages import actions
+from .stage import Stage
 
 Left = list[tuple[Tensor, Tensor, Tensor]]
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from dualpipe_lab.comm import get_rank
-from dualpipe_ours.column import linear
-from dualpipe_ours.exchange import Exchange, start_exchange
+
+from .column import linear
+from .exchange import Exchange, start_exchange
 
 Expert = tuple[Tensor, Tensor, Tensor]  # gate, up, down: leaves
 

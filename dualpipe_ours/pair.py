@@ -5,16 +5,20 @@ from typing import Any
 
 from torch import Tensor
 
-from dualpipe_ours.block import attention, norm
-from dualpipe_ours.exchange import BACKWARD, FORWARD
-from dualpipe_ours.execute import KINDS, Run
-from dualpipe_ours.later import SplitStage
-from dualpipe_ours.moe import compute, plan, rows_of, sum_of
-from dualpipe_ours.ring_attention import RingAttention
-from dualpipe_ours.router import choose
-from dualpipe_ours.row_messages import actions
-from dualpipe_ours.steps import Carry, Compute, Step, Travel, backward_of, forward_of, take_turns
-from dualpipe_ours.tokens import mlp_between_cut_tokens
+from .block import attention, norm
+from .execute import KINDS, Run
+from .later import SplitStage
+from .moe import compute, plan, rows_of, sum_of
+from .ring_attention import RingAttention
+from .router import choose
+from .row_messages import actions
+from .steps import Compute, Travel, backward_of, forward_of, take_turns
+from .tokens import mlp_between_cut_tokens
+
+Carry = dict[str, Any]
+Step = Compute | Travel
+
+FORWARD, BACKWARD = 1, 2  # tags of exchanges
 
 
 class PairedStage(SplitStage):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.comm import get_rank
-from dualpipe_ours.ring import pass_on
-from dualpipe_ours.softmax import merge, state_of
+
+from .ring import pass_on
+from .softmax import merge, state_of
 
 
 class RingAttention(torch.autograd.Function):

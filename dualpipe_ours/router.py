@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dualpipe_ours.column import linear
+from .column import linear
 
 
 def choose(x: Tensor, router: Tensor, bias: Tensor, k: int, num_groups: int, num_kept: int) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from dualpipe_ours.row_messages import Place
+from .row_messages import Place
 
 
 def words(position: int, p: int, m: int) -> list[str]:

@@ -1,7 +1,7 @@
 """DualPipeV's rows: the upper half of DualPipe's, unfolded."""
 
-from dualpipe_ours.row_messages import Place
-from dualpipe_ours.rows_dualpipe import named, words
+from .row_messages import Place
+from .rows_dualpipe import named, words
 
 
 def dualpipev_rows(p: int, m: int) -> list[str]:

@@ -7,11 +7,6 @@ import torch
 from torch import Tensor
 
 
-def leaf(x: Tensor) -> Tensor:
-    """The numbers of x, from which a new graph begins."""
-    return x.detach().requires_grad_() if x.is_floating_point() else x
-
-
 class Stage:
     """A function of a tensor, and its weights."""
 
@@ -20,7 +15,7 @@ class Stage:
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """The output without its graph, and what the backward needs."""
-        x = leaf(x)
+        x = x.detach().requires_grad_(x.is_floating_point())
         y = self.f(x)
         return y.detach(), (x, y)
 

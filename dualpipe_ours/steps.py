@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dualpipe_ours.exchange import start_exchange
-from dualpipe_ours.stage import leaf
+from .exchange import start_exchange
 
 Carry = dict[str, Any]  # what goes past an exchange, by name
 
@@ -33,7 +32,7 @@ def forward_of(steps: Sequence[Step], x: Tensor, tag: int) -> Generator[None, No
     saved: list[Any] = []
     for step in steps:
         if isinstance(step, Compute):
-            x, carry = leaf(x), {name: _leaf(value) for name, value in carry.items()}
+            x, carry = _leaf(x), {name: _leaf(value) for name, value in carry.items()}
             y, made = step.f(x, carry)
             saved.append((x, carry, y, made))
             x, carry = y.detach(), made
@@ -83,4 +82,4 @@ def take_turns(*generators: Generator[None, None, Any]) -> list[Any]:
 
 
 def _leaf(value: Any) -> Any:
-    return leaf(value) if isinstance(value, Tensor) else value
+    return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from dualpipe_ours.column import linear
-from dualpipe_ours.ring import all_gather, reduce_scatter
+from .column import linear
+from .ring import all_gather, reduce_scatter
 
 
 class GatherTokens(torch.autograd.Function):

@@ -7,16 +7,19 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.comm import get_rank, get_world_size
-from dualpipe_ours.block import norm
-from dualpipe_ours.column import linear
-from dualpipe_ours.data import num_tokens, share_of_loss
-from dualpipe_ours.execute import execute
-from dualpipe_ours.held import Weights, holders, part_of, sums
-from dualpipe_ours.pair import PairedStage, layer_steps
-from dualpipe_ours.ring import all_reduce
-from dualpipe_ours.row_messages import Place, with_messages
-from dualpipe_ours.steps import Compute, Step
-from dualpipe_ours.zero1 import ShardedAdam
+
+from .block import norm
+from .column import linear
+from .data import num_tokens, share_of_loss
+from .execute import execute
+from .held import holders, part_of, sums
+from .pair import PairedStage, layer_steps
+from .ring import all_reduce
+from .row_messages import Place, with_messages
+from .steps import Compute, Travel
+from .zero1 import ShardedAdam
+
+Weights = dict[str, Any]  # tensors by name, and lists of them
 
 
 class Trainer:
@@ -71,7 +74,7 @@ class Trainer:
         all_reduce(mean, list(range(get_world_size())))
         return float(mean)
 
-    def _steps(self, w: Weights, heads: int, num_experts: int, route: tuple[int, int, int]) -> list[Step]:
+    def _steps(self, w: Weights, heads: int, num_experts: int, route: tuple[int, int, int]) -> list[Compute | Travel]:
         """The steps of a layer; the first begins with the table, the last ends with the head."""
         steps = layer_steps(w, heads, num_experts, route, self.group)
         if "embed" in w:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.comm import get_rank
-from dualpipe_ours.ring import all_gather, padded, reduce_scatter
+
+from .ring import all_gather, padded, reduce_scatter
 
 
 class ShardedAdam:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.comm import get_rank
-from dualpipe_ours.ring import all_gather, padded, reduce_scatter
+
+from .ring import all_gather, padded, reduce_scatter
 
 
 def shard_of(weight: Tensor, ranks: list[int]) -> Tensor:

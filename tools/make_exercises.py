@@ -1,5 +1,7 @@
 """Make the exercises from the solutions: solutions/<part>/<topic>/<topic>.md -> exercises/<part>/<topic>.md and .ipynb.
 
+The answer cells of the trainer's parts are its official files, too: dualpipe_ours/<part>.py.
+
 A solution stands between two comments, at any indentation.  Its lines become one that raises NotImplementedError, or
 the commented lines after a third marker, where the learner is to repair something:
 
@@ -16,7 +18,7 @@ Title, kind and minutes of an exercise stand in its check (dualpipe_course) alon
 headings and first sentence from there.
 Usage: make_exercises.py            write the exercises
        make_exercises.py --check    exit 1 with the first cell that differs; nothing is written
-       make_exercises.py --run      execute the solutions and store their outputs in solutions/**.ipynb
+       make_exercises.py --run [NAME ...]   execute solutions and store their outputs in solutions/**.ipynb
 """
 
 import os
@@ -30,13 +32,16 @@ import jupytext
 import nbformat
 
 sys.path.insert(0, str(Path.cwd()))  # the checks of this checkout
-from dualpipe_course.registry import TOPICS
+from dualpipe_course.own.part import Part
+from dualpipe_course.registry import TOPICS, all_checks
 from dualpipe_course.registry import topic as checks_of
+from dualpipe_course.solved import without_marks
 
 BEGIN, STUB, END = "### BEGIN SOLUTION", "### STUB", "### END SOLUTION"
 TODO = 'raise NotImplementedError("your code")'
 REMEDY = "remedy: edit solutions/**.md only, then run `make exercises`"
 FORMS = (".md", ".ipynb")
+PART_OF = {check.name: check.part for check in all_checks() if isinstance(check, Part)}
 NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 
 
@@ -60,9 +65,11 @@ def with_facts(text: str) -> str:
     checks = [check.about for check in checks_of(topic[1])]
     for about in checks:
         number = about.name.rpartition("-")[2]  # of one that is retired there is none
-        heading = f"## {number}. {about.title}"
+        part = PART_OF.get(about.name)
+        start = f"## Part `{part}`: " if part else f"## {number}. "
+        heading = f"{start}{about.title}"
         length = f"*{about.kind.capitalize()}, {about.minutes} minutes.{' On the trail.' * about.trail}*"
-        old = rf"^## {number}\. .*(\n\n)\*[A-Z][a-z ]+, \d+ minutes\.(?: On the trail\.)?\*"
+        old = rf"^{re.escape(start)}.*(\n\n)\*[A-Z][a-z ]+, \d+ minutes\.(?: On the trail\.)?\*"
         text = re.sub(old, f"{heading}\n\n{length}".replace("\\", r"\\"), text, flags=re.MULTILINE)
     total = sum(about.minutes for about in checks)
     start = f"{NUMBERS[len(checks)]} exercise{'s' * (len(checks) > 1)} for"
@@ -224,6 +231,22 @@ def write(made: dict[Path, Any]) -> None:
                 print(f"wrote {target}")
 
 
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def official(pages: list[Path]) -> dict[Path, str]:
+    """Return the files of the official trainer: the answer cells of its parts, with imports of each other."""
+    found = {}
+    for page in pages:
+        for cell in jupytext.read(page).cells:
+            for tag in _tags(cell):
+                if part := PART_OF.get(tag.removeprefix("answer-")) if tag.startswith("answer-") else None:
+                    text = without_marks(cell.source).replace("from mine.", "from .")
+                    found[Path("dualpipe_ours", f"{part}.py")] = f"{text}\n"
+    return found
+
+
 def run_solutions(pages: list[Path]) -> None:
     """Execute every solution and store it with its outputs beside the page."""
     from nbclient import NotebookClient
@@ -253,15 +276,20 @@ def main(arguments: list[str]) -> int:
         print(error)
         return 1
     stale = [page for page in pages if with_facts(page.read_text(encoding="utf-8")) != page.read_text(encoding="utf-8")]
-    if arguments == ["--run"]:
-        run_solutions(pages)
+    if arguments[:1] == ["--run"]:
+        run_solutions([page for page in pages if page.stem in arguments[1:] or len(arguments) == 1])
     elif arguments == ["--check"]:
         problems = [f"{page}: titles, kinds or minutes are not those of its checks" for page in stale]
         problems += check(made, Path("exercises"))
+        problems += [f"{path} is not its answer cell" for path, text in official(pages).items() if _text(path) != text]
         print("\n".join([*problems, REMEDY]) if problems else f"{len(made)} exercise pages follow from their solutions")
         return 1 if problems else 0
     else:
         write(made)
+        for path, text in official(pages).items():
+            if _text(path) != text:
+                path.write_text(text, encoding="utf-8")
+                print(f"wrote {path}")
     return 0
 
 

@@ -19,8 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
+from dualpipe_course.exercise import Verdict
 from dualpipe_course.grading import protocol, worker
 from dualpipe_course.grading.pristine import close_path
+from dualpipe_course.own.part import Part
 from dualpipe_course.registry import find
 from dualpipe_lab._private import assume_fork_server, fork_server_pid
 from dualpipe_lab.launch import payload, server
@@ -96,6 +98,9 @@ def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     """Return status, score and message of one task."""
     check = find(task["name"])
     assert check is not None, task["name"]
+    if isinstance(check, Part):  # a text is judged, which runs on ranks alone
+        found = check.verdict("\n\n".join(task["answer"]))
+        return _verdict(_status(found), found.score, found.message) | {"refused": []}
     arguments = arguments_of(task["check"])
     names = sorted({node.id for part in arguments for node in ast.walk(part) if isinstance(node, ast.Name)})
     try:
@@ -111,8 +116,11 @@ def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     values = [eval(compile(ast.Expression(part), "check", "eval"), {}, answers) for part in arguments]  # noqa: S307
     found = check.verdict(*values, seed=seed_in(task["check"]))
     message = found.message if found.passed or not problem else f"{found.message}\n(the answer cell raised: {problem})"
-    status = "right" if found.passed else "stopped" if found.stopped else "wrong"
-    return _verdict(status, found.score, message) | {"refused": refused}
+    return _verdict(_status(found), found.score, message) | {"refused": refused}
+
+
+def _status(found: Verdict) -> str:
+    return "right" if found.passed else "stopped" if found.stopped else "wrong"
 
 
 def arguments_of(source: str) -> list[ast.expr]:

@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
 from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.meter import Meter
+from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.variants import Known
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dualpipe_lab.launch.launcher import Results
 
 ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model time counts steps
@@ -170,6 +175,115 @@ def _judge_exchange(fn: Callable[..., Any], world_size: int, size: int) -> None:
     if set(sent) != {2 * 8}:
         raise Wrong(f"{case}: the ranks sent {sent} bytes; two elements of 8 bytes each are enough")
 
+
+def _on_the_ring(rank: int, world_size: int, ranks: list[int], numel: int) -> Found:
+    """All five functions on a group; ranks that are not in it do nothing."""
+    import torch
+    from mine.ring import all_gather, all_reduce, padded, pass_on, reduce_scatter
+
+    if rank not in ranks:
+        return Found({}, costs={"sent": 0})
+    mine, num = _brings(rank, ranks, numel), len(ranks)
+    blocks = _blocks(rank, ranks, numel)
+    column = mine.repeat(2, 1).t()[:, :1]  # one number in two of what lies in memory
+    column, before = column.clone(memory_format=torch.preserve_format), blocks.clone()
+    found = {"padded": padded(mine, num), "pass_on": pass_on(mine, mine, ranks) if num > 1 else mine}
+    found |= {"reduce_scatter": reduce_scatter(blocks, ranks), "all_gather": all_gather(mine.view(1, -1), ranks)}
+    if not blocks.equal(before):
+        return Found({}, refused="reduce_scatter has changed x; the sum of a block is a new tensor")
+    meter = Meter()
+    all_reduce(column, ranks)
+    sent = meter.lap().bytes
+    all_waited_for()
+    return Found({name: Numbers.of(x) for name, x in (found | {"all_reduce": column}).items()}, costs={"sent": sent})
+
+
+def _ring_sums(rank: int, world_size: int, ranks: list[int], numel: int) -> "dict[str, Tensor | None]":
+    import torch
+
+    if rank not in ranks:
+        return dict.fromkeys(("padded", "pass_on", "reduce_scatter", "all_gather", "all_reduce"))
+    me, whole = ranks.index(rank), torch.stack([_brings(one, ranks, numel) for one in ranks])
+    return {
+        "padded": torch.cat([whole[me], whole.new_zeros(-numel % len(ranks))]),
+        "pass_on": whole[me - 1],
+        "reduce_scatter": torch.stack([_blocks(one, ranks, numel) for one in ranks]).sum(0).chunk(len(ranks))[me],
+        "all_gather": whole,
+        "all_reduce": whole.sum(0).view(-1, 1),
+    }
+
+
+def _brings(rank: int, ranks: list[int], numel: int) -> "Tensor":
+    """Whole numbers; the third of a group has hundreds, so that the digits say who is in a sum."""
+    import torch
+
+    return 10.0 ** ranks.index(rank) * torch.arange(1, numel + 1, dtype=torch.float64)
+
+
+def _blocks(rank: int, ranks: list[int], numel: int) -> "Tensor":
+    """N blocks of two rows, none like another."""
+    import torch
+
+    mine = _brings(rank, ranks, numel)
+    return torch.cat([torch.stack([mine, -mine]) * (block + 2) for block in range(len(ranks))])
+
+
+def _ring_bytes(world_size: int, ranks: list[int], numel: int) -> list[Limit]:
+    num = len(ranks)
+    sent = [2 * (num - 1) * -(-numel // num) * 8 * (rank in ranks) for rank in range(world_size)]
+    words = (
+        "rank {rank} sent {found} bytes for an all-reduce, 2 (N - 1) blocks of the padded tensor are {most}: a "
+        "reduce-scatter and an all-gather"
+    )
+    return [Limit("sent", sent, words, least=sent, scope="each")]
+
+
+def _why_not_on_the_ring(off: Off) -> str:
+    if off.name == "reduce_scatter" and off.found and not off.has_other_shape:
+        return f"{in_words(off)}. In step s a rank adds its block (me - s - 1) mod N to what has arrived"
+    return in_words(off)
+
+
+ring = Part(
+    "ranks-4",
+    "ring",
+    "Sums on a ring",
+    "Write pass_on, reduce_scatter, all_gather, padded and all_reduce of a group of ranks, by messages alone.",
+    names=("pass_on", "reduce_scatter", "all_gather", "padded", "all_reduce"),
+    trials=(
+        OnRanks(
+            _on_the_ring,
+            (
+                (1, [0], 3),
+                (2, [0, 1], 2),
+                (2, [1, 0], 5),
+                (3, [0, 1, 2], 4),
+                (4, [1, 3], 3),
+                (4, [3, 0, 2], 2),
+                (4, [0, 1, 2, 3], 9),
+                (2, [0, 1], 0),
+            ),
+            _ring_sums,
+            "group {1} of {0} rank(s), {2} number(s)",
+            _ring_bytes,
+            _why_not_on_the_ring,
+            tolerance=0,
+        ),
+    ),
+    right="8 groups of 1 to 4 ranks in any order, 2 (N - 1) blocks a rank, and no number at all",
+    minutes=60,
+    points=4,
+    hints=(
+        "Write pass_on first, and run it: two messages, started before either is waited for. all_gather is N - 1 of "
+        "them, each hands on what has just arrived.",
+        "In a reduce-scatter a block travels round and every rank adds its own. The block that ends with you begins at "
+        "the next rank: you begin with block (me - 1) mod N, and in step s = 1, 2, ... add block (me - s - 1) mod N to "
+        "what arrives.",
+        "total = blocks[(me - 1) % num].clone(); for step in range(1, num): total = blocks[(me - step - 1) % num] + "
+        "pass_on(total, total, ranks). An all-reduce pads, scatters, gathers, and copies the first x.numel() numbers "
+        "into x, under torch.no_grad().",
+    ),
+)
 
 bytes_on_a_ring = Predict(
     "ranks-1",

@@ -77,9 +77,13 @@ class Book:
 
     def verdict(self, name, text):
         """What the check says of an answer, with what ranks return opened as the grader opens it."""
+        from dualpipe_course.own.part import Part
         from dualpipe_course.registry import find
         from dualpipe_lab.launch import payload
 
+        if isinstance(find(name), Part):
+            with payload.data_only():
+                return find(name).verdict(text)
         arguments = self.arguments(name, text)
         with payload.data_only():
             return find(name).verdict(*arguments)

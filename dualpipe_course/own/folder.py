@@ -1,0 +1,131 @@
+"""`mine/` in the learner's folder: one file per part, `.passed.json` with the hash of each last pass, `old/`.
+
+A part counts as the learner's while its file has the hash of its last pass.  Nothing is written outside of a folder
+that `make lab` made, and nothing while nbval runs: there a pass is kept in memory.
+"""
+
+import hashlib
+import json
+import os
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+from dualpipe_course import record
+from dualpipe_course.own import finder
+from dualpipe_course.own.parts import PARTS, version
+from dualpipe_course.wrong import Wrong
+
+NAME, PASSED, OLD = "mine", ".passed.json", "old"
+State = Literal["own", "edited", "older", "missing"]
+_in_memory: dict[str, str] = {}  # of the notebook that nbval runs
+_said: set[str] = set()
+
+
+def folder() -> Path | None:
+    """The learner's package, if there is one to write to."""
+    course = None if "PYTEST_CURRENT_TEST" in os.environ else record.course_folder()
+    return course / NAME if course and (course / NAME).is_dir() else None
+
+
+def state(part: str, mine: Path | None = None) -> State:
+    """Whose a part is: own, edited since its last pass, written for an older signature, or missing."""
+    mine = mine or folder()
+    if mine is None or (text := _read(mine, part)) is None:
+        return "missing"
+    passed = _passed(mine).get(part, {})
+    if passed.get("text") != _hash(text):
+        return "edited"
+    return "own" if passed.get("version") == version(part) else "older"
+
+
+def states(mine: Path | None = None) -> dict[str, State]:
+    """The state of every part."""
+    return {part: state(part, mine) for part in PARTS}
+
+
+def text_of(part: str) -> str:
+    """What `mine.<part>` is in a notebook: the learner's text, or the course's, and then one line says so."""
+    if part in _in_memory:
+        return _in_memory[part]
+    mine = folder()
+    if mine is None:
+        return finder.official(part)
+    found = state(part, mine)
+    if found == "own":
+        return _read(mine, part) or ""
+    reason = {
+        "edited": "is edited and not checked",
+        "older": "was written for an older signature",
+        "missing": "is not written yet",
+    }[found]
+    if part not in _said:
+        _said.add(part)
+        print(f"{NAME}.{part} {reason}: the course's own runs")
+    return finder.official(part)
+
+
+def choose(part: str, cell: str, take: str) -> str:
+    """Return the text to judge: that of the cell or that of the file.
+
+    Raises:
+        Wrong: both have changed since the last pass, and nobody says which one counts.
+    """
+    mine = folder()
+    text = _read(mine, part) if mine else None
+    if take not in ("", "cell", "file"):
+        raise ValueError(f'take="{take}" is not known; use take="cell" or take="file"')
+    if take == "file":
+        if text is None:
+            raise Wrong(f"there is no file {NAME}/{part}.py; leave take away, and the cell counts")
+        return text
+    if take == "" and text is not None and text != cell and state(part, mine) == "edited":
+        raise Wrong(
+            f'{NAME}/{part}.py was edited since its last pass, and this cell is another text: take="file" judges the '
+            f'file, take="cell" the cell and keeps the file in {NAME}/{OLD}/'
+        )
+    return cell
+
+
+def keep(part: str, text: str) -> None:
+    """Note that a text has passed: the file becomes that text, another one goes to `old/`."""
+    _said.discard(part)
+    mine = folder()
+    if mine is None:
+        _in_memory[part] = text
+        return
+    before = _read(mine, part)
+    if before != text:
+        if before is not None:
+            old = mine / OLD
+            old.mkdir(exist_ok=True)
+            number = sum(one.name.startswith(f"{part}.{date.today()}") for one in old.iterdir())
+            (mine / f"{part}.py").replace(old / f"{part}.{date.today()}{f'-{number + 1}' if number else ''}.py")
+        _write(mine / f"{part}.py", text)
+    known = _passed(mine) | {part: {"text": _hash(text), "version": version(part)}}
+    _write(mine / PASSED, json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+
+
+def _read(mine: Path, part: str) -> str | None:
+    try:
+        return (mine / f"{part}.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _passed(mine: Path) -> dict[str, dict[str, object]]:
+    try:
+        known = json.loads((mine / PASSED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {part: one for part, one in known.items() if isinstance(one, dict)} if isinstance(known, dict) else {}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
