@@ -5,10 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain_model import EXPERTS, HEADS, LR, ROUTE, WIDTH, attention, experts, leaves, make_batch, make_layers, train
 
 import dualpipe_lab as lab
 import dualpipe_ours
+from dualpipe_course.own.plain_model import (
+    EXPERTS,
+    HEADS,
+    LR,
+    ROUTE,
+    WIDTH,
+    attention,
+    experts,
+    leaves,
+    make_batch,
+    make_layers,
+    train,
+)
 from dualpipe_lab.pp import schedules
 from dualpipe_ours.memory import rank_bytes
 from dualpipe_ours.row_messages import with_messages

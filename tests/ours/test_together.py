@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain_model import HEADS, LR, ROUTE, leaves, make_batch, make_layers, train
 
 import dualpipe_lab as lab
+from dualpipe_course.own.plain_model import HEADS, LR, ROUTE, leaves, make_batch, make_layers, train
 
 TOKENS = 6
 ORDERS = {  # positions, members of a group, stages, microbatches
