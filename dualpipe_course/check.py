@@ -2,7 +2,8 @@
 
 One module per chapter, in the same folders as the chapters.  Each check takes the learner's answer, tries cases from
 the smallest to the adversarial, looks at the mechanism, and prints one stable line or raises `CheckFailed`.
-`check.gpipe.hint()` gives the next hint, `check.progress()` shows what is solved.
+`check.gpipe.hint()` gives the next hint, `check.progress()` shows what is solved, `check.run("dense")` is one of the
+four trainings by the learner's own parts.
 With this module comes the package `mine`, the learner's own trainer (`own/`).
 """
 
@@ -12,7 +13,13 @@ from typing import Any
 from dualpipe_course.own import finder, folder
 from dualpipe_course.registry import TOPICS, chapter
 
-_NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
+_NAMES = {
+    "CheckFailed": "exercise",
+    "progress": "progress_page",
+    "all_checks": "registry",
+    "topic": "registry",
+    "run": "own.runs",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -127,8 +127,8 @@ class Check:
             raise NotRead(self.name, error)
         verdict = self.verdict(*answers, seed=seed)
         self.failed_at = 0.0 if verdict.passed else monotonic()
-        if record.note(self.name, verdict.passed) and (folder := record.course_folder()):
-            _update_start_page(folder)
+        if record.note(self.name, verdict.passed):
+            update_start_page()
         if verdict.passed:
             print(f"{self.name} solved: {verdict.message}")
             return
@@ -175,7 +175,11 @@ def _unread() -> SyntaxError | None:
     return last.error_before_exec if last is not None and isinstance(last.error_before_exec, SyntaxError) else None
 
 
-def _update_start_page(folder: Path) -> None:
+def update_start_page() -> None:
+    """Write the learner's start page anew, where there is one."""
+    folder = record.course_folder()
+    if folder is None or record.is_compared():
+        return
     with contextlib.suppress(Exception):  # whatever became of the folder or the checkout, the answer is right
         from dualpipe_course.workspace import start_page
 

@@ -4,6 +4,8 @@ from html import escape
 
 from dualpipe_course import record
 from dualpipe_course.exercise import Check
+from dualpipe_course.own.folder import states
+from dualpipe_course.own.parts import PARTS as OWN
 from dualpipe_course.registry import TOPICS, all_checks, topic
 from dualpipe_course.retired import RETIRED
 
@@ -53,6 +55,8 @@ class Progress:
         solved = f"{len(done)} of {len(everything)} solved"
         trail = [check not in left for check in everything if check.about.trail]
         on_trail = f"on the trail {sum(trail)} of {len(trail)}"
+        mine = [part for part, state in states().items() if state == "own"]
+        on_trail += f"; parts of your trainer {len(mine)} of {len(OWN)}"
         return f"{solved}, {earned} of {points} points, {minutes} minutes left; {on_trail}{retired}"
 
     def __str__(self) -> str:

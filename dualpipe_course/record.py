@@ -7,6 +7,7 @@ leaves half of one; a file that cannot be read counts as empty, and a folder tha
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,6 +43,12 @@ def course_folder() -> Path | None:
         here = Path.cwd()
         return next((one for one in (here, *here.parents) if (one / FOLDER / COPIES).is_file()), None)
     return None
+
+
+def is_compared() -> bool:
+    """Whether nbval runs this notebook to compare its outputs: then nothing is written."""
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return "PYTEST_CURRENT_TEST" in os.environ and kernel is not None and bool(kernel.IPKernelApp.initialized())
 
 
 def load(folder: Path | None = None) -> dict[str, Entry]:
@@ -100,6 +107,8 @@ def _entry(value: object) -> Entry | None:
 
 
 def _save(entries: dict[str, Entry], folder: Path | None = None) -> None:
+    if is_compared() and course_folder():
+        return
     text = json.dumps({name: asdict(entry) for name, entry in sorted(entries.items())}, indent=1)
     with contextlib.suppress(OSError):  # a read-only folder must not spoil a right answer
         target = path(folder)

@@ -50,16 +50,16 @@ class Finder(MetaPathFinder, Loader):
             cloudpickle.register_pickle_by_value(module)
 
 
-def install(text_of: Callable[[str], str]) -> None:
-    """Let the package come from here, in place of the finder before, and forget what was imported."""
-    remove()
-    sys.meta_path.insert(0, Finder(text_of))
+def install(text_of: Callable[[str], str], is_importing: bool = False) -> None:
+    """Let the package come from here, in place of the finder before, and forget what was imported.
 
-
-def remove() -> None:
-    """Take the finder away, and all modules that it has made."""
-    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, Finder)]
-    forget()
+    Args:
+        text_of: the text of a part; raises ImportError where a part is closed.
+        is_importing: the package itself calls, from its `__init__.py`.
+    """
+    sys.meta_path[:] = [Finder(text_of), *(one for one in sys.meta_path if not isinstance(one, Finder))]
+    if not is_importing:
+        forget()
 
 
 def forget() -> None:

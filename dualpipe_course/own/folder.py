@@ -6,7 +6,6 @@ that `make lab` made, and nothing while nbval runs: there a pass is kept in memo
 
 import hashlib
 import json
-import os
 from datetime import date
 from pathlib import Path
 from typing import Literal
@@ -18,14 +17,44 @@ from dualpipe_course.wrong import Wrong
 
 NAME, PASSED, OLD = "mine", ".passed.json", "old"
 State = Literal["own", "edited", "older", "missing"]
+INIT = '''\
+"""Your own trainer, one file per part, in the order of the trail.
+
+A check that passes writes `<part>.py`.  You may edit the files and hand them to the same check, by take="file"; what
+was there before goes to `old/`.  In place of a part that you have not written, or have edited since its last pass, the
+course's own runs.
+"""
+
+from pathlib import Path
+
+from dualpipe_course.own import folder
+
+folder.begin(Path(__file__).parent)
+'''
 _in_memory: dict[str, str] = {}  # of the notebook that nbval runs
 _said: set[str] = set()
+_begun: list[Path] = []  # by a program that imports the package from its folder
 
 
 def folder() -> Path | None:
     """The learner's package, if there is one to write to."""
-    course = None if "PYTEST_CURRENT_TEST" in os.environ else record.course_folder()
-    return course / NAME if course and (course / NAME).is_dir() else None
+    course = None if record.is_compared() else record.course_folder()
+    if course and (course / NAME).is_dir():
+        return course / NAME
+    return _begun[0] if _begun else None
+
+
+def make(course: Path) -> None:
+    """Make the package in a learner's folder; what is there stays."""
+    (course / NAME).mkdir(exist_ok=True)
+    if not (course / NAME / "__init__.py").exists():
+        _write(course / NAME / "__init__.py", INIT)
+
+
+def begin(mine: Path) -> None:
+    """Let a program that imports the package find its parts."""
+    _begun[:] = [mine]
+    finder.install(text_of, is_importing=True)
 
 
 def state(part: str, mine: Path | None = None) -> State:
@@ -37,6 +66,11 @@ def state(part: str, mine: Path | None = None) -> State:
     if passed.get("text") != _hash(text):
         return "edited"
     return "own" if passed.get("version") == version(part) else "older"
+
+
+def is_own(part: str) -> bool:
+    """Whether a part is the learner's, on disk or in memory."""
+    return part in _in_memory or state(part) == "own"
 
 
 def states(mine: Path | None = None) -> dict[str, State]:

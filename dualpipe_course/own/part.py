@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course.differences import TOLERANCE
-from dualpipe_course.exercise import Check, CheckFailed, Kind, Verdict
+from dualpipe_course.exercise import Check, CheckFailed, Kind, Verdict, update_start_page
 from dualpipe_course.own import finder, folder
 from dualpipe_course.own.parts import before
 from dualpipe_course.own.rules import check_text
@@ -120,6 +120,7 @@ class Part(Check):
         super().__call__(text)
         folder.keep(self.part, text)
         finder.forget()
+        update_start_page()
         _show_ours(self.part)
 
     def judge(self, *answers: Any, seed: int | None = None) -> str:

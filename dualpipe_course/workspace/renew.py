@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dualpipe_course import record
+from dualpipe_course.own import folder as own
 from dualpipe_course.retired import page_of
 from dualpipe_course.workspace import contents, start_page
 from dualpipe_course.workspace.contents import Contents, Page
@@ -61,6 +62,7 @@ def renew(course: Path, path: Path, sign: Sign = lambda path, data: None) -> Rep
                 report.num_shown += copy.shows
                 _Renewal(folder, report, sign).one(copy)
             _Renewal(folder, report, sign).one(_tutor())
+            own.make(path)
             _take_back(folder, table, report)
             if report.is_first:
                 _adopt_progress(course, path)

@@ -5,10 +5,15 @@ learner wrote into it is kept.
 """
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 from dualpipe_course import record
+from dualpipe_course.own import folder as own
+from dualpipe_course.own.parts import PARTS, SHORT_WAY
+from dualpipe_course.own.runs import RUNS
+from dualpipe_course.workspace import stack
 from dualpipe_course.workspace.contents import Chapter, Contents, Page, Part, read, tags_of
 from dualpipe_course.workspace.given import Folder, digest
 
@@ -29,6 +34,21 @@ FOOT = """\
 """
 ABOUT = "[For learners](about/learners.md) says how exercises, hints and live cells work; "
 NEWS = "## New since the last start"
+TRAINER = """\
+## Your trainer
+
+![{words}]({picture})
+
+The trail has {num} parts of a trainer, each the task of a page: a check that passes writes your cell to `mine/`, and
+later parts import it. In place of a part that you have not written the course's own runs, so you can begin anywhere.
+
+- **All parts**, some 23 hours of writing (an estimate): {parts}.
+- **The short way**, twelve parts, some 10 hours: {short}.
+- **Four runs** train with what you have, each beside one process: `check.run("dense")` after the Llama block,
+  `check.run("pipeline")` after Zero Bubble, `check.run("experts")` after V3-MoE, `check.run("together")` on the last
+  page. A box is blue where every part that the run calls is yours.
+- You may edit a file in `mine/` and hand it to its check by `take="file"`; until it passes, the course's own runs.
+"""
 NO_OUTPUTS = """\
 The notebooks show no results yet, because the book was not built in this folder's course: run their cells, or run
 `make book` and then `make lab`, which puts the results into every notebook that you left as it was.
@@ -45,6 +65,7 @@ def write(folder: Folder, table: Contents, news: list[str], shows: bool) -> None
         f"# {table.home.title}",
         _go_on(folder, table, entries),
         _summary(folder, table, entries),
+        _trainer(folder, table, entries),
         "" if shows else NO_OUTPUTS,
         f"{NEWS}\n\n{told}" if told else "",
         *parts,
@@ -87,6 +108,28 @@ def _go_on(folder: Folder, table: Contents, entries: dict[str, record.Entry]) ->
 def _summary(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:
     solved = [one for chapter in _chapters(table) for one in _solved(folder, chapter.exercises, entries)]
     return f"{sum(solved)} of {len(solved)} exercises are solved."
+
+
+def _trainer(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:
+    """Draw the learner's trainer beside the page; return the section about it."""
+    states = own.states(folder.path / own.NAME)
+    equal = [name for name in RUNS if entries.get(f"run-{name}", record.NOTHING).solved]
+    if folder.read(stack.NAME) != (drawn := stack.picture(states, equal).encode()):
+        folder.write(stack.NAME, drawn)
+    places = {
+        tag.split("-")[1]: _place(folder, chapter.exercises)
+        for chapter in _chapters(table)
+        if chapter.exercises
+        for tag in tags_of(folder.path / _place(folder, chapter.exercises))
+        if tag.startswith("check-")
+    }
+
+    def links(parts: Iterable[str]) -> str:
+        return ", ".join(f"[{part}]({places[PARTS[part]]})" if PARTS[part] in places else part for part in parts)
+
+    return TRAINER.format(
+        words=stack.in_words(states), picture=stack.NAME, num=len(PARTS), short=links(SHORT_WAY), parts=links(PARTS)
+    )
 
 
 def _part(number: int, part: Part, folder: Folder, entries: dict[str, record.Entry]) -> str:
