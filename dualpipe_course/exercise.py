@@ -19,7 +19,7 @@ from dualpipe_lab.timeline import Timeline
 if TYPE_CHECKING:
     from dualpipe_course.variants import Variants
 
-Kind = Literal["predict", "implement", "puzzle", "find the bug", "part"]
+Kind = Literal["predict", "implement", "puzzle", "find the bug", "part", "run"]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dualpipe_course.exercise import Verdict
 from dualpipe_course.grading import protocol, worker
 from dualpipe_course.grading.pristine import close_path
 from dualpipe_course.own.part import Part
+from dualpipe_course.own.runs import RunCheck
 from dualpipe_course.registry import find
 from dualpipe_lab._private import assume_fork_server, fork_server_pid
 from dualpipe_lab.launch import payload, server
@@ -98,7 +99,7 @@ def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     """Return status, score and message of one task."""
     check = find(task["name"])
     assert check is not None, task["name"]
-    if isinstance(check, Part):  # a text is judged, which runs on ranks alone
+    if isinstance(check, Part | RunCheck):  # a text is judged, which runs on ranks alone
         found = check.verdict("\n\n".join(task["answer"]))
         return _verdict(_status(found), found.score, found.message) | {"refused": []}
     arguments = arguments_of(task["check"])

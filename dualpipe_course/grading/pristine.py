@@ -1,6 +1,6 @@
 """The copy of library and course that submissions run with: no solutions lie beside it, and nothing else writes to it.
 
-In: a folder.  Out: both packages in it, compiled from their sources; a digest that tells whether a file has changed.
+In: a folder.  Out: the packages in it, compiled from their sources; a digest that tells whether a file has changed.
 Python believes a compiled file without reading the source, so the copy has only those that were compiled here.
 """
 
@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parents[2]
-PACKAGES = ("dualpipe_course", "dualpipe_lab")
+PACKAGES = ("dualpipe_course", "dualpipe_lab", "dualpipe_ours")
 HIDDEN = ("PWD", "OLDPWD", "PYTHONPYCACHEPREFIX")  # of the environment: where the grader runs, another place for bytes
 
 
 class Copy:
-    """Both packages with compiled files, kept in memory, where no submission reaches them."""
+    """The packages with compiled files, kept in memory, where no submission reaches them."""
 
     def __init__(self, scratch: Path) -> None:
         ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -48,7 +48,7 @@ class Copy:
 
 
 def digest() -> str:
-    """Return a digest of all files of both packages that are no compiled ones."""
+    """Return a digest of all files of the packages that are no compiled ones."""
     found = hashlib.sha256()
     for name, content in _files(HERE).items():
         if "__pycache__" not in name:
@@ -57,7 +57,7 @@ def digest() -> str:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """The files of both packages below a folder by name; a link or a pipe stands there by its kind."""
+    """The files of the packages below a folder by name; a link or a pipe stands there by its kind."""
     paths = [path for package in PACKAGES for path in sorted((folder / package).rglob("*")) if not _is_folder(path)]
     return {str(path.relative_to(folder)): path.read_bytes() if _is_file(path) else b"no file" for path in paths}
 
@@ -71,7 +71,7 @@ def _is_file(path: Path) -> bool:
 
 
 def environment(course: Path) -> dict[str, str]:
-    """Return this environment for a process that imports both packages from a copy and writes no compiled files."""
+    """Return this environment for a process that imports the packages from a copy and writes no compiled files."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [str(course), *(path for path in given if path and not is_checkout(path))]
     kept = {name: value for name, value in os.environ.items() if name not in HIDDEN}

@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dualpipe_course.grading.grader import Graded, Mark
+from dualpipe_course.own.parts import PARTS
+from dualpipe_course.own.runs import CHECKS, part_of
 
 COLUMNS = ("learner", "notebook", "exercise", "points", "out of", "status", "seconds", "message", "notes")
 NBVAL_COLUMNS = ("nbval", "nbval message")
@@ -55,7 +57,24 @@ def screen(results: list[Graded]) -> Group:
         table.add_row(*map(Text, cells))  # Text: brackets in a name are no markup
         if own := "; ".join(note for note in graded.notes if note not in common):
             notes.append(", ".join(filter(None, [graded.learner, graded.notebook])) + f": {own}")
-    return Group(table, *(Text(plain(note)) for note in notes))
+    return Group(table, *(Text(plain(note)) for note in [*parts_of(results), *notes]))
+
+
+def parts_of(results: list[Graded]) -> list[str]:
+    """One line for each learner with parts: how many are right, and which runs are equal to one process."""
+    by_learner: dict[str, dict[str, str]] = {}
+    for graded in results:
+        for mark in graded.marks:
+            if what := part_of(mark.name) or (mark.name if graded.notebook == "runs" else ""):
+                known = by_learner.setdefault(graded.learner, {})
+                known[what] = "right" if "right" in (mark.status, known.get(what)) else mark.status
+    lines = []
+    for learner, found in by_learner.items():
+        right = [what for what, status in found.items() if status == "right"]
+        runs = [run for run, check in CHECKS.items() if check.name in right]
+        parts = f"{learner}: parts {sum(what in PARTS for what in right)} of {len(PARTS)}"
+        lines.append(f"{parts}, runs {len(runs)} of {len(CHECKS)}{': ' * bool(runs)}{', '.join(runs)}")
+    return lines
 
 
 def write_csv(results: list[Graded], path: Path) -> None:
@@ -96,7 +115,7 @@ def write_html(results: list[Graded], path: Path) -> None:
     grids = "".join(_grid(name, results) for name in sorted({graded.notebook for graded in results if graded.marks}))
     common = _common_notes(results)
     rows = "\n".join(_row(graded, common) for graded in results)
-    below = "".join(f"<p>{escape(text)}</p>" for text in common.values())
+    below = "".join(f"<p>{escape(text)}</p>" for text in [*parts_of(results), *common.values()])
     earned, possible = sum(graded.points for graded in results), sum(graded.out_of for graded in results)
     names = ["learner", "notebook", "points", "seconds", "exercises"] + ["nbval"] * has_replays(results)
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'

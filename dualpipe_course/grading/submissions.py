@@ -2,12 +2,15 @@
 
 `folder/maria/gpipe.ipynb` belongs to "maria"; in a flat folder `maria-gpipe.ipynb` belongs to "maria-gpipe".
 The answer tags determine the exercise; without any, the file name does.  A learner may hand in the whole folder that
-`make lab` made: copies of chapters, which answer nothing, are left out.
+`make lab` made: copies of chapters, which answer nothing, are left out.  Files of a folder `mine` are answers, too:
+each part is judged alone over the course's earlier parts, and the runs that call one of them as wholes.
 """
 
+import json
 import os
 import re
 import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +18,7 @@ from pathlib import Path
 from dualpipe_course.grading.notebook import (
     Cell,
     Overlay,
+    Task,
     Unreadable,
     is_chapter,
     overlay,
@@ -25,6 +29,8 @@ from dualpipe_course.grading.notebook import (
     topic_tags,
 )
 from dualpipe_course.grading.pristine import digest as library_digest
+from dualpipe_course.own.parts import PARTS
+from dualpipe_course.own.runs import CHECKS, RUNS, part_of
 from dualpipe_course.retired import page_of
 
 
@@ -74,10 +80,62 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
     """
     links = sorted(path for path in folder.iterdir() if path.is_symlink() and path.is_dir())  # each gets a row
     paths = [path for path in [*_notebooks(folder), *links] if not path.parent.resolve().is_relative_to(out.resolve())]
-    if not paths:
+    library, files = library_digest(), _part_files(folder)
+    if not paths and not files:
         raise ValueError(f"no notebook (*.ipynb) in {folder}; one folder per learner, or one file per learner")
-    library = library_digest()
-    return _with_twins([_submission(path, folder, pristine, library) for path in paths if not _is_chapter(path)])
+    notebooks = _with_twins([_submission(path, folder, pristine, library) for path in paths if not _is_chapter(path)])
+    by_files = [one for learner, own in files.items() for one in _of_files(learner, own, notebooks, pristine, library)]
+    return [*notebooks, *by_files, *_runs([*notebooks, *by_files], library)]
+
+
+def _part_files(folder: Path) -> dict[str, dict[str, str]]:
+    """By learner, the texts of the parts in a folder `mine`; links are left out."""
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(folder.glob("*/**/mine/*.py")):
+        if path.stem in PARTS and path.is_file() and not path.is_symlink() and path.parent.resolve() == path.parent:
+            learner = unicodedata.normalize("NFC", path.relative_to(folder).parts[0])
+            with suppress(OSError, UnicodeDecodeError):
+                found.setdefault(learner, {})[path.stem] = path.read_text(encoding="utf-8")
+    return found
+
+
+def _of_files(
+    learner: str, texts: dict[str, str], notebooks: list[Submission], pristine: dict[str, list[Cell]], library: str
+) -> list[Submission]:
+    """The parts of a folder `mine`, each as the answer of its exercise; a notebook that is handed in wins."""
+    handed_in = {one.notebook for one in notebooks if one.learner == learner}
+    made = []
+    for name, cells in pristine.items():
+        tags = [cell.tag for cell in cells if cell.tag.startswith("answer-")]
+        parts = {tag: part for tag in tags if (part := part_of(tag.removeprefix("answer-"))) in texts}
+        if not parts or name in handed_in:
+            continue
+        found = overlay(cells, [Cell(tag, texts[part]) for tag, part in parts.items()])
+        found = Overlay([task for task in found.tasks if f"answer-{task.name}" in parts])
+        made.append(_made(learner, name, found, library))
+    return made
+
+
+def _runs(submitted: list[Submission], library: str) -> list[Submission]:
+    """For each learner with parts the runs that call one of them, with all parts that are handed in."""
+    texts: dict[str, dict[str, str]] = {}
+    for one in submitted:
+        for task in one.overlay.tasks:
+            if (part := part_of(task.name)) and task.answer is not None and not task.untouched:
+                texts.setdefault(one.learner, {})[part] = "\n\n".join(task.answer)
+    made = []
+    for learner, own in texts.items():
+        answer = json.dumps(own, sort_keys=True)
+        names = [CHECKS[run].name for run, parts in RUNS.items() if set(parts) & set(own)]
+        tasks = [Task(name, [], [answer], "", "") for name in names]
+        made.append(_made(learner, "runs", Overlay(tasks), library))
+    return made
+
+
+def _made(learner: str, notebook: str, found: Overlay, library: str) -> Submission:
+    digest = sha256(f"{library} {notebook} {found}".encode("utf-8", "surrogatepass")).hexdigest()
+    key = _key(Path(learner, "mine", f"{notebook}.py"))
+    return Submission(learner, notebook, key, digest, found)
 
 
 def _notebooks(folder: Path) -> list[Path]:

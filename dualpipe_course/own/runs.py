@@ -8,13 +8,16 @@
 The parts are the learner's where they have passed, and the course's elsewhere.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import record
-from dualpipe_course.exercise import CheckFailed, Verdict, update_start_page
+from dualpipe_course.exercise import Check, CheckFailed, Kind, Verdict, update_start_page
 from dualpipe_course.own import finder, folder
+from dualpipe_course.own.part import Part
 from dualpipe_course.own.parts import PARTS
+from dualpipe_course.own.rules import check_text
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
@@ -95,21 +98,38 @@ def run(name: str) -> None:
         worst = judge(name, texts)
     except Wrong as wrong:
         raise CheckFailed(Verdict(f"run {name}", False, 0.0, wrong.message)) from None
-    record.note(f"run-{name}", True)
+    record.note(CHECKS[name].name, True)
     update_start_page()
     mine = [part for part in RUNS[name] if folder.is_own(part)]
     print(f"{name}: equal to one process; the largest difference in losses, first gradients and weights is {worst:.0e}")
     print(f"yours: {len(mine)} of the {len(RUNS[name])} parts that it calls{': ' * bool(mine)}{', '.join(mine)}")
 
 
-def judge(name: str, texts: Mapping[str, str]) -> float:
+def part_of(name: str) -> str:
+    """The part that an exercise is, or nothing for another one."""
+    from dualpipe_course.registry import find
+
+    check = find(name)
+    return check.part if isinstance(check, Part) else ""
+
+
+def part_check(part: str) -> Part:
+    """The check of a part."""
+    from dualpipe_course.registry import topic
+
+    return next(one for one in topic(PARTS[part]) if isinstance(one, Part) and one.part == part)
+
+
+def judge(name: str, texts: Mapping[str, str], num_steps: int = 20) -> float:
     """Run one of the four with the texts of all parts; return the largest difference from one process.
+
+    `num_steps` is for DualPipe alone.
 
     Raises:
         Wrong: a difference is larger than 1e-10.
     """
     worst = 0.0
-    for case in CASES[name]():
+    for case in CASES[name](num_steps):
         what = f"{name}, {case.words}"
         found = on_ranks(_on_a_rank, case.num_ranks, dict(texts), case.run, case.args, case=what, seconds=SECONDS)
         wanted = on_ranks(_on_one_process, 1, case.reference, case="the reference", seconds=SECONDS)[0]
@@ -118,10 +138,37 @@ def judge(name: str, texts: Mapping[str, str]) -> float:
     return worst
 
 
+class RunCheck(Check):
+    """One of the four as a whole, for graders: the answer has the texts of a learner's parts, by name, as JSON."""
+
+    kind: Kind = "run"
+
+    def __init__(self, number: int, run: str) -> None:
+        asks = f"Train by your own parts: {', '.join(RUNS[run])}."
+        super().__init__(f"runs-{number}", f"The run {run}", asks, minutes=5, points=3, hints=(), trail=False)
+        self.run = run
+
+    def judge(self, *answers: Any, seed: int | None = None) -> str:
+        """Run it with the parts of an answer, and the course's where there is none."""
+        texts: dict[str, str] = json.loads(answers[0])
+        for part, text in texts.items():
+            check = part_check(part)
+            try:
+                check_text(part, text, check.names, check.off)
+            except Wrong as wrong:
+                raise Wrong(f"mine.{part}: {wrong.message}") from None
+        judge(self.run, {part: finder.official(part) for part in PARTS} | texts, num_steps=4)
+        own = [part for part in RUNS[self.run] if part in texts]
+        return f"equal to one process, by {len(own)} of {len(RUNS[self.run])} parts of one's own"
+
+
+CHECKS = {name: RunCheck(number, name) for number, name in enumerate(RUNS, 1)}
+
+
 def called(name: str, texts: Mapping[str, str]) -> set[str]:
     """The parts of which a run calls a function."""
     parts: set[str] = set()
-    for case in CASES[name]():
+    for case in CASES[name](1):
         results = on_ranks(
             _on_a_rank, case.num_ranks, dict(texts), case.run, case.args, True, case=case.words, seconds=SECONDS
         )
@@ -129,7 +176,7 @@ def called(name: str, texts: Mapping[str, str]) -> set[str]:
     return parts
 
 
-def _apart(what: str, case: Case, rank: int, ours: Found, wanted: "Trained") -> float:
+def _apart(what: str, case: Case, rank: int, ours: Found, wanted: Found) -> float:
     import torch
 
     losses = [torch.tensor(each, dtype=torch.float64) for each in (ours.losses, wanted.losses[: len(ours.losses)])]
@@ -181,11 +228,11 @@ def _on_a_rank(
     return Found(made[0], made[1], made[2], frozenset(parts))
 
 
-def _on_one_process(rank: int, world_size: int, reference: "Callable[[], Trained]") -> "Trained":
-    return reference()
+def _on_one_process(rank: int, world_size: int, reference: "Callable[[], Trained]") -> Found:
+    return Found(*reference(), frozenset())
 
 
-def _dense_cases() -> list[Case]:
+def _dense_cases(_: int) -> list[Case]:
     from functools import partial
 
     modes = {"cut": "tokens cut", "whole": "tokens whole", "zero3": "the head as a unit of ZeRO-3"}
@@ -281,7 +328,7 @@ def _summed(named: "Named", copied: "Named", data: list[int]) -> "Named":
     return {name: grad.clone() for name, grad in found.items() if grad is not None}
 
 
-def _pipeline_cases() -> list[Case]:
+def _pipeline_cases(_: int) -> list[Case]:
     from functools import partial
 
     num_ranks, num_microbatches = 3, 4
@@ -353,7 +400,7 @@ def _pipeline(rank: int, order: str, num_ranks: int, num_microbatches: int) -> "
     return [float(mean)], {(rank, name, None): leaf.grad for name, leaf in w.items() if leaf.grad is not None}, {}
 
 
-def _expert_cases() -> list[Case]:
+def _expert_cases(_: int) -> list[Case]:
     from functools import partial
 
     return [
@@ -419,34 +466,34 @@ def _mixture(rank: int, num_ranks: int) -> "tuple[list[float], Named, Named]":
     return [], first | {(0, "x", None): x.grad}, {(0, "y", None): y.detach()}
 
 
-ORDERS = {  # positions, members of a group, stages, microbatches, steps
-    "DualPipe": (2, 2, 2, 6, 20),
-    "DualPipeV": (2, 2, 4, 5, 3),
-    "GPipe": (2, 2, 2, 3, 2),
-    "1F1B": (2, 2, 2, 5, 2),
-    "ZB-H1": (2, 2, 2, 4, 2),
+ORDERS = {  # positions, members of a group, stages, microbatches
+    "DualPipe": (2, 2, 2, 6),
+    "DualPipeV": (2, 2, 4, 5),
+    "GPipe": (2, 2, 2, 3),
+    "1F1B": (2, 2, 2, 5),
+    "ZB-H1": (2, 2, 2, 4),
 }
 
 
-def together_case(order: str) -> Case:
+def together_case(order: str, num_steps: int) -> Case:
     """A small model with experts on 4 ranks, under one of the orders."""
     from functools import partial
 
     positions, size, *_ = ORDERS[order]
     return Case(
-        *(order, _together, (order,), positions * size),
-        *(partial(_together_reference, order), partial(_together_piece, size)),
+        *(order, _together, (order, num_steps), positions * size),
+        *(partial(_together_reference, order, num_steps), partial(_together_piece, size)),
     )
 
 
-def _together_cases() -> list[Case]:
-    return [together_case("DualPipe"), together_case("DualPipeV")]
+def _together_cases(num_steps: int) -> list[Case]:
+    return [together_case("DualPipe", num_steps), together_case("DualPipeV", min(num_steps, 3))]
 
 
-def _together_reference(order: str) -> "Trained":
+def _together_reference(order: str, num_steps: int) -> "Trained":
     from dualpipe_course.own.plain_model import make_batch, make_layers, train
 
-    *_, num_microbatches, num_steps = ORDERS[order]
+    *_, num_microbatches = ORDERS[order]
     return train(make_layers(4), [make_batch(num_microbatches, TOKENS, step) for step in range(num_steps)])
 
 
@@ -455,7 +502,7 @@ def _together_piece(size: int, whole: "Tensor", name: "Name", rank: int) -> "Ten
     return whole if dimension is None else whole.chunk(size, dimension)[rank % size]
 
 
-def _together(rank: int, order: str) -> "tuple[list[float], Named, Named]":
+def _together(rank: int, order: str, num_steps: int) -> "tuple[list[float], Named, Named]":
     """Train; raw gradients of the first step are summed over the ranks of `sums`, on copies."""
     import torch
     from mine.held import holders, sums
@@ -469,7 +516,7 @@ def _together(rank: int, order: str) -> "tuple[list[float], Named, Named]":
 
     from dualpipe_course.own.plain_model import EXPERTS, HEADS, LR, ROUTE, leaves, make_batch, make_layers
 
-    positions, size, num_stages, num_microbatches, num_steps = ORDERS[order]
+    positions, size, num_stages, num_microbatches = ORDERS[order]
     rows_of = {"DualPipe": dualpipe_rows, "DualPipeV": dualpipev_rows, "GPipe": gpipe_rows}
     rows_of |= {"1F1B": one_f_one_b_rows, "ZB-H1": zb_h1_rows}
     places = {"DualPipe": dualpipe_place(positions, num_microbatches), "DualPipeV": dualpipev_place(positions)}
@@ -495,7 +542,7 @@ def _together(rank: int, order: str) -> "tuple[list[float], Named, Named]":
     return losses, first, {name: leaf.detach() for name, leaf in named.items()}
 
 
-CASES: dict[str, Callable[[], list[Case]]] = {
+CASES: dict[str, Callable[[int], list[Case]]] = {
     "dense": _dense_cases,
     "pipeline": _pipeline_cases,
     "experts": _expert_cases,

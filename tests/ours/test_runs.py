@@ -18,8 +18,7 @@ def test_a_run_is_equal_to_one_process(name):
 
 
 @pytest.mark.parametrize("name", runs.RUNS)
-def test_what_a_run_calls_is_what_it_says(name, monkeypatch):
-    monkeypatch.setitem(runs.ORDERS, "DualPipe", (2, 2, 2, 6, 1))
+def test_what_a_run_calls_is_what_it_says(name):
     assert runs.called(name, TEXTS) == set(runs.RUNS[name])
 
 
@@ -29,7 +28,7 @@ def test_every_part_is_called_by_a_run():
 
 @pytest.mark.parametrize("order", ["GPipe", "1F1B", "ZB-H1"])
 def test_the_trainer_runs_other_orders(order, monkeypatch):
-    monkeypatch.setitem(runs.CASES, "together", lambda: [runs.together_case(order)])
+    monkeypatch.setitem(runs.CASES, "together", lambda num_steps: [runs.together_case(order, 2)])
     assert runs.judge("together", TEXTS) <= runs.TOLERANCE
 
 
@@ -46,7 +45,7 @@ def test_a_wrong_part_is_noticed(name):
     part, right, wrong = WRONG[name]
     assert right in TEXTS[part]
     with pytest.raises(Wrong, match=r"one process|shape|live"):
-        runs.judge(name, TEXTS | {part: TEXTS[part].replace(right, wrong)})
+        runs.judge(name, TEXTS | {part: TEXTS[part].replace(right, wrong)}, num_steps=1)
 
 
 SCRIPT = """
@@ -55,20 +54,18 @@ import dualpipe_lab as lab
 from dualpipe_course.own import finder, runs
 from dualpipe_course.own.parts import PARTS
 texts = {part: finder.official(part) for part in PARTS}
-runs.ORDERS["DualPipe"] = (2, 2, 2, 6, 2)
-losses = lab.launch(runs._on_a_rank, 4, texts, runs._together, ("DualPipe",))[0].losses
+losses = lab.launch(runs._on_a_rank, 4, texts, runs._together, ("DualPipe", 2))[0].losses
 sys.stdout.write(" ".join(["losses", *map(str, losses)]) + "\\n")  # one write: the ranks share the terminal
 """
 
 
-def test_it_runs_under_torchrun(tmp_path, monkeypatch):
+def test_it_runs_under_torchrun(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    monkeypatch.setitem(runs.ORDERS, "DualPipe", (2, 2, 2, 6, 2))
     found = {line for line in done.stdout.splitlines() if line.startswith("losses")}
     assert len(found) == 1
-    wanted = runs._together_reference("DualPipe").losses
+    wanted = runs._together_reference("DualPipe", 2).losses
     assert [float(loss) for loss in found.pop().split()[1:]] == pytest.approx(wanted, rel=0, abs=1e-10)
