@@ -1,4 +1,4 @@
-"""The commands that the course adds to the library: `dualpipe-lab grade`, `graft`, `progress`, `lab` and `fresh`."""
+"""The commands that the course adds: `dualpipe-lab grade`, `graft`, `progress`, `lab`, `fresh` and `export`."""
 
 import io
 import os
@@ -159,6 +159,23 @@ def fresh(
     print("\n".join(again(course, to or course / FOLDER, chapter, jupyterlab.trust).lines))
 
 
+def export(
+    what: Annotated[str, typer.Argument(help="mine: your own trainer")],
+    folder: Annotated[Path, typer.Argument(help="where the repository goes")],
+    to: ToFolder = None,
+    course: FromCourse = COURSE,
+) -> None:
+    """Write your trainer as a repository that needs torch alone: parts, messages, runs for torchrun, tests."""
+    from dualpipe_course.own.export import export as write
+    from dualpipe_course.own.folder import NAME
+
+    if what != NAME:
+        raise ValueError(f"{what} cannot be exported; use `dualpipe-lab export {NAME} FOLDER`")
+    mine = (to or course / FOLDER) / NAME
+    own = write(mine if mine.is_dir() else None, folder)
+    print(f"==> {folder}: {len(own)} parts are yours{': ' * bool(own)}{', '.join(own)}; README.md says what to run")
+
+
 def register(app: typer.Typer) -> None:
     """Add the course's commands; the entry point `dualpipe_lab.commands` names this function."""
     app.command()(grade)
@@ -166,3 +183,4 @@ def register(app: typer.Typer) -> None:
     app.command()(progress)
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab)
     app.command()(fresh)
+    app.command()(export)

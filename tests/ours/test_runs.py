@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dualpipe_course.own import finder, runs
+from dualpipe_course.own import finder, runs, trainings
 from dualpipe_course.own.parts import PARTS
 from dualpipe_course.wrong import Wrong
 
@@ -14,7 +14,7 @@ TEXTS = {part: finder.official(part) for part in PARTS}
 
 @pytest.mark.parametrize("name", runs.RUNS)
 def test_a_run_is_equal_to_one_process(name):
-    assert runs.judge(name, TEXTS) <= runs.TOLERANCE
+    assert runs.judge(name, TEXTS) <= trainings.TOLERANCE
 
 
 @pytest.mark.parametrize("name", runs.RUNS)
@@ -28,8 +28,8 @@ def test_every_part_is_called_by_a_run():
 
 @pytest.mark.parametrize("order", ["GPipe", "1F1B", "ZB-H1"])
 def test_the_trainer_runs_other_orders(order, monkeypatch):
-    monkeypatch.setitem(runs.CASES, "together", lambda num_steps: [runs.together_case(order, 2)])
-    assert runs.judge("together", TEXTS) <= runs.TOLERANCE
+    monkeypatch.setitem(trainings.CASES, "together", lambda num_steps: [trainings.together_case(order, 2)])
+    assert runs.judge("together", TEXTS) <= trainings.TOLERANCE
 
 
 WRONG = {
@@ -51,10 +51,10 @@ def test_a_wrong_part_is_noticed(name):
 SCRIPT = """
 import sys
 import dualpipe_lab as lab
-from dualpipe_course.own import finder, runs
+from dualpipe_course.own import finder, runs, trainings
 from dualpipe_course.own.parts import PARTS
 texts = {part: finder.official(part) for part in PARTS}
-losses = lab.launch(runs._on_a_rank, 4, texts, runs._together, ("DualPipe", 2))[0].losses
+losses = lab.launch(runs._on_a_rank, 4, texts, trainings._together, ("DualPipe", 2))[0].losses
 sys.stdout.write(" ".join(["losses", *map(str, losses)]) + "\\n")  # one write: the ranks share the terminal
 """
 
@@ -67,5 +67,5 @@ def test_it_runs_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     found = {line for line in done.stdout.splitlines() if line.startswith("losses")}
     assert len(found) == 1
-    wanted = runs._together_reference("DualPipe", 2).losses
+    wanted = trainings._together_reference("DualPipe", 2).losses
     assert [float(loss) for loss in found.pop().split()[1:]] == pytest.approx(wanted, rel=0, abs=1e-10)
