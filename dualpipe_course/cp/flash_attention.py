@@ -6,8 +6,8 @@ Chapter: book/cp/flash-attention.  Numbers are judged against the formula, memor
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpipe_course.cp.tiles import Blocks, Row, check_blocks, check_rows
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.cp.tiles import Blocks, check_blocks
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.switched_off import Without
 
 LIBRARY = tuple(
@@ -42,12 +42,6 @@ _SLIPS = (
         22: "tiles on the diagonal are computed as well",
     },
 )
-ROWS = [
-    Row(2, (3,)), Row(2, (2, 2)), Row(3, (1, 1, 1)), Row(2, ()), Row(4, (2, 2), 0), Row(4, (2, 3, 1), -2),
-    Row(3, (2, 2), -9), Row(2, (3, 3), None, 60.0), Row(2, (2, 1), None, -60.0),
-    Row(3, (4,) * 8), Row(5, (2,) * 6, 4), Row(2, (1, 2), None, 1.0, 1600.0), Row(3, (2, 1, 2), 0, 1.0, 1600.0),
-    Row(4, (2,) * 6, 5, 1.0, -800.0),
-]  # fmt: skip
 BLOCKS = [
     Blocks(2, 3, 3, uses_lse=False), Blocks(2, 4, 2, uses_lse=False), Blocks(2, 3, 3), Blocks(3, 5, 2),
     Blocks(4, 6, 1), Blocks(2, 6, 3, 8.0), Blocks(12, 12, 2), Blocks(2, 4, 2, 1.0, 800.0), Blocks(2, 4, 2, 1.0, -800.0),
@@ -60,11 +54,6 @@ def _bytes_and_tiles(q: int, kv: int, d: int, tile: int) -> Sequence[int]:
     inputs = (q + 2 * kv) * d
     tiled, naive = 1024 * 4 * (inputs + q * d + q), 4 * (1024 * inputs + q * 1024**2)
     return tiled, naive, rows * (rows + 1) // 2, rows * (rows + 1) // 2 - half * (half + 1) // 2
-
-
-def _judge_row(fn: Callable[..., Any]) -> str:
-    check_rows(Without(fn, *LIBRARY), ROWS)
-    return f"output and LSE of {len(ROWS)} rows of tiles, queries that see nothing included; memory of one tile"
 
 
 def _judge_backward(fn: Callable[..., Any]) -> str:
@@ -98,20 +87,6 @@ numbers = Predict(
     called={"q": "query heads", "kv": "key and value heads", "d": "numbers of a head"},
 )
 
-row = Implement(
-    "flash_attention-2",
-    "Tiles that go",
-    "Write `attend(q, tiles)`: output and LSE of some queries, from tiles of keys that come once.",
-    judge=_judge_row,
-    minutes=20,
-    points=4,
-    hints=(
-        "Begin with m = -inf, l = 0 and A = 0. A tile: s = q k^T / sqrt(d), hidden pairs -inf, then the new maximum.",
-        "Everything that was known is multiplied by exp(m - new m): l and A both. Then add p.sum(-1) and p @ v.",
-        "Where the new maximum is still -inf, measure from 0 instead. At the end divide by l, or by 1 where l is 0; "
-        "lse is m + log(l).",
-    ),
-)
 
 backward = Repair(
     "flash_attention-3",

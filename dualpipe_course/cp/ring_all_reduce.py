@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.differences import apart
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
@@ -112,26 +112,6 @@ def _judge_halving_doubling(fn: Callable[..., Any]) -> str:
     return "1, 2, 4 and 8 ranks, the bytes of the ring in 2 log2(N) steps"
 
 
-def _judge_to_the_left(fn: Callable[..., Any]) -> str:
-    for num_ranks, size in ((1, 2), (2, 4), (3, 6), (3, 7), (4, 2), (5, 10)):
-        case = f"{num_ranks} rank(s), {size} element(s)"
-        results = on_ranks(_sum, num_ranks, Without(fn, *LIBRARY), size, case=case)
-        _check_sums(results, size, case)
-        check_messages_only(results, case)
-        if (sent := results.ledger.sent()) != 2 * (num_ranks - 1) * 8 * size:
-            raise Wrong(f"{case}: the ranks sent {sent} bytes in all; a ring sends 2 (N - 1) S")
-        if strange := [rank for rank in range(num_ranks) if results.ledger.count("isend", rank) > 2 * (num_ranks - 1)]:
-            raise Wrong(f"{case}: rank {strange[0]} sends more than 2 (N - 1) messages")
-        for rank in range(num_ranks):
-            if others := results.ledger.peers(rank, "isend") - {(rank - 1) % num_ranks}:
-                raise Wrong(
-                    f"{case}: the sums are right, and rank {rank} sends to rank {min(others)}; this ring goes to the "
-                    f"left, so to rank {(rank - 1) % num_ranks} alone"
-                )
-    _check_reals(fn, 3, 7)
-    return "sums of 1 to 5 ranks are right, uneven and empty chunks included"
-
-
 numbers = Predict(
     "ring_all_reduce-1",
     "Five numbers, four ranks",
@@ -165,19 +145,5 @@ halving_doubling = Implement(
         "Count halves in chunks of ceil(K / N) elements: from chunk a to chunk b is x[a * length : b * length].",
         "Keep a list of (partner, kept, given). The way back goes through it in reverse, sends what was kept last and "
         "fills what was given.",
-    ),
-)
-
-to_the_left = Repair(
-    "ring_all_reduce-3",
-    "The ring that was turned round",
-    "Repair a ring all-reduce to the left, whose second half begins with the wrong chunk.",
-    judge=_judge_to_the_left,
-    minutes=15,
-    points=2,
-    hints=(
-        "Write down for 3 ranks which chunk each rank adds to in its last step of the first half.",
-        "The last step is i = N - 2. What is rank + i + 1 then, modulo N?",
-        "On 2 ranks, rank + 1 and rank - 1 are the same chunk. On 3 they are not.",
     ),
 )

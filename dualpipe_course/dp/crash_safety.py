@@ -3,16 +3,13 @@
 Chapter: book/dp/crash-safety.  Operations run on a disk that forgets what was not synced.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
 from typing import Any, TypeAlias
-from zlib import crc32
 
-from dualpipe_course.declared import Implement, Puzzle, Repair
+from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.dp import failures
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 _PARTS = ("write run/.new/a", "write run/.new/b", "sync run/.new/a", "sync run/.new/b")
@@ -64,38 +61,6 @@ def _flaws(log: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:
     return found
 
 
-def _folder(step: int, **changes: bytes | None) -> dict[str, bytes]:
-    """A whole checkpoint, with files changed, added or (None) removed."""
-    files = {"a": f"weights of step {step}".encode(), "b": f"moments of step {step}".encode()}
-    index = {"step": step, "files": {name: crc32(data) for name, data in files.items()}}
-    held = {**files, "index": json.dumps(index).encode(), **changes}
-    return {name: data for name, data in held.items() if data is not None}
-
-
-def _cases() -> list[tuple[str, Folders, int | None]]:
-    """Folders in words, their files, and the step to load."""
-    one, two = _folder(1), _folder(2)
-    half = two["index"][: len(two["index"]) // 2]
-    return [
-        ("no folder", {}, None),
-        ("steps 1 and 2, whole", {"step-1": one, "step-2": two}, 2),
-        ("steps 9 and 10, whole", {"step-9": _folder(9), "step-10": _folder(10)}, 10),
-        ("step 2 hidden", {"step-1": one, ".saving-step-2": two}, 1),
-        ("step 2 without its index", {"step-1": one, "step-2": _folder(2, index=None)}, 1),
-        ("step 2 with half an index", {"step-1": one, "step-2": _folder(2, index=half)}, 1),
-        ("step 2 with an empty index", {"step-1": one, "step-2": _folder(2, index=b"")}, 1),
-        ("step 2 without file b", {"step-1": one, "step-2": _folder(2, b=None)}, 1),
-        ("step 2 with half of file a", {"step-1": one, "step-2": _folder(2, a=two["a"][:8])}, 1),
-        ("step 2 with file a of step 1", {"step-1": one, "step-2": _folder(2, a=one["a"])}, 1),
-        ("all files of step 1 in step-2", {"step-1": one, "step-2": dict(one)}, 1),
-        ("step 2 with a leftover beside its files", {"step-1": one, "step-2": _folder(2, rest=b"x")}, 2),
-        ("step 2 with an index that is no dict", {"step-1": one, "step-2": _folder(2, index=b"3")}, 1),
-        ("step 2 with an index without files", {"step-1": one, "step-2": _folder(2, index=b'{"step": 2}')}, 1),
-        ("both steps damaged", {"step-1": _folder(1, b=b""), "step-2": _folder(2, a=b"")}, None),
-        ("another folder", {"step-1": one, "step-two": two, "notes": {}}, 1),
-    ]
-
-
 def _judge_fail(answer: object) -> str:
     if not isinstance(answer, Mapping) or set(answer) != set(LOGS):
         raise Wrong(f"this check takes a dict with the keys {', '.join(LOGS)}")
@@ -120,18 +85,6 @@ def _judge_pointed(fn: Callable[..., Any]) -> str:
     if problem := failures.check_pointed(fn):
         raise Wrong(problem)
     return "latest names a whole checkpoint, with the power failing before each operation and after the last"
-
-
-def _judge_newest(fn: Callable[..., Any]) -> str:
-    cases = _cases()
-    outcomes = call_each(fn, [(folders,) for _, folders, _ in cases])
-    for (words, _, expected), (fine, value) in zip(cases, outcomes, strict=True):
-        if not fine:
-            raise Wrong(ended(words, value))
-        found = plain(value)
-        if found != expected or type(found) is not type(expected):
-            raise Wrong(f"{words}: got {found!r}, expected {expected}")
-    return f"the newest whole checkpoint in {len(cases)} folders, damaged ones among them"
 
 
 fail = Puzzle(
@@ -159,19 +112,5 @@ pointed = Repair(
         "A file that is written in place may hold a half of the new bytes. How does a folder get its name in one step?",
         "latest must not name a folder that may still vanish: which sync keeps the name of step-2, which its files'?",
         "Only when the new latest is on the disk is step-1 not needed any more.",
-    ),
-)
-
-newest = Implement(
-    "crash_safety-3",
-    "The newest that is whole",
-    "Write `newest(folders)`: the highest step whose folder is whole, by its index and checksums.",
-    judge=_judge_newest,
-    minutes=20,
-    points=3,
-    hints=(
-        "Go through the folders from the highest step down, and return the first that is whole. Is 9 before 10?",
-        "json.loads of half an index raises ValueError, and other bytes may give no dict: such folders are not whole.",
-        "Compare three things: the step in the index, the names that it lists, and crc32 of each file's bytes.",
     ),
 )

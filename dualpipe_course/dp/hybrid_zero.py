@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, other_dtype
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Predict, Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
@@ -45,23 +45,6 @@ BEST, START = 235, 1860  # ms
 WIDTH = 8  # bytes of a number
 
 
-def _check_sum(fn: Callable[..., Any], per_node: int, num_nodes: int, numel: int) -> None:
-    """Raise `Wrong` unless x becomes the sum over all ranks, with few bytes out of each node."""
-    shard = -(-numel // per_node)
-    compare_on_ranks(
-        _sum,
-        per_node * num_nodes,
-        fn,
-        per_node,
-        numel,
-        case=f"{num_nodes} node(s) of {per_node} rank(s), {numel} numbers",
-        at=": rank {rank} has ",
-        why=_sum_in_words,
-        limits=_limits(per_node, num_nodes, shard, 2 * (per_node - 1) * shard * WIDTH),
-        tolerance=0,
-    )
-
-
 def _check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
     """Raise `Wrong` unless every rank gets its shard of the mean over all ranks."""
     compare_on_ranks(
@@ -88,12 +71,6 @@ def _limits(per_node: int, num_nodes: int, shard: int, inside: int) -> list[Limi
     return [Limit("to other nodes", most, out, scope="each"), Limit("inside", inside, within, scope="each")]
 
 
-def _sum_in_words(off: Off) -> str:
-    assert off.found is not None, "x is no tensor any more"
-    slip = f"; {off.slip}" * bool(off.slip)
-    return f"{[int(x) for x in off.found.flat]}, expected {[int(x) for x in off.expected.flat]}{slip}"
-
-
 def _mean_in_words(off: Off, per_node: int, num_nodes: int) -> str:
     if off.found is None or off.has_other_shape:
         returned = "no tensor" if off.found is None else off.found.flat
@@ -114,24 +91,6 @@ def _groups(per_node: int) -> Any:
     topology = Topology([("dp", rank_context().world_size)], ranks_per_node=per_node)
     mesh = Mesh(topology)
     return topology, mesh.group("shard"), mesh.group("replica")
-
-
-def _sum(rank: int, world_size: int, fn: Callable[..., Any], per_node: int, numel: int) -> Found:
-    import torch
-
-    from dualpipe_lab.dp.hybrid import count_by_node
-
-    topology, node, across = _groups(per_node)
-    inputs = torch.tensor([_numbers(other, numel) for other in range(world_size)])
-    ledger, x, first = count_by_node(topology), inputs[rank].clone(), rank // per_node * per_node
-    fn(x, node, across)
-    slips = {
-        "this is the sum over its own node": inputs[first : first + per_node].sum(0),
-        "x has not changed, and the sum belongs into x itself": inputs[rank],
-    }
-    values, expected = {"x": Numbers.of(x)}, {"x": Numbers.of(inputs.sum(0))}
-    of_x = {words: Numbers.of(value) for words, value in slips.items()}
-    return Found(values, expected, {"x": of_x}, _costs(ledger.total()))
 
 
 def _mean(rank: int, world_size: int, fn: Callable[..., Any], per_node: int, numel: int) -> Found:
@@ -208,30 +167,6 @@ numbers = Predict(
     called={"s": "MB of weights", "m": "microbatches"},
 )
 
-three_steps = Implement(
-    "hybrid_zero-2",
-    "A sum in three steps",
-    "Replace x by its sum over all ranks, with as few bytes between nodes as possible.",
-    cases=(
-        (1, 1, 2),
-        (2, 1, 4),
-        (1, 2, 4),
-        (2, 2, 4),
-        (2, 2, 5),
-        (3, 2, 7),
-        (2, 3, 6),
-        (4, 2, 2),
-    ),
-    judge=_check_sum,
-    right="right on 8 sizes, padded ones included; each rank sends a shard's sum out of its node",
-    minutes=15,
-    points=3,
-    hints=(
-        "Reduce-scatter in the node, all-reduce of the shard across nodes, all-gather in the node.",
-        "5 numbers do not divide among 2 ranks: put them into a buffer of 6 whose last number is 0.",
-        "At the end copy the first x.numel() numbers of the gathered buffer back into x.",
-    ),
-)
 
 mean_shard = Repair(
     "hybrid_zero-3",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.meter import MemoryMeter, Meter
 
 if TYPE_CHECKING:
@@ -37,29 +37,11 @@ _SLIPS = (
     },
 )
 NAMES = ("head", "a", "b", "first", "bias")
-BEFORE_FIRST = 3  # buckets that are full when the backward of the first layer begins
-BUCKETS = (("head",), ("a",), ("b",), ("first", "bias"))  # a and b have one shape: mixed up, they still fit
 
 _LEFT = (
     "rank {rank} still holds {found} bytes of whole gradients after the backward; drop .grad, and any buffer, as soon "
     "as they have left"
 )
-_EARLY = (
-    "when the backward of the first layer began, rank {rank} had sent {found:g} of the {most} buckets that were full; "
-    "a bucket that waits for the end of the backward keeps its whole gradient alive, as plain data parallelism does"
-)
-_SCATTERS = (
-    "rank {rank} sent {found} messages, expected {most}, those of a reduce-scatter for each bucket of each microbatch"
-)
-
-
-def _buckets_limits(num_ranks: int, num_microbatches: int) -> list[Limit]:
-    most = len(BUCKETS) * num_microbatches * (num_ranks - 1)
-    sent = [
-        Limit("buckets sent early", BEFORE_FIRST, _EARLY, BEFORE_FIRST, scope="each"),
-        Limit("messages", most, _SCATTERS, most, scope="each"),
-    ]
-    return [Limit("bytes left", 0, _LEFT, scope="each"), *(sent if num_ranks > 1 else [])]
 
 
 def _scatter_limits(num_ranks: int, num_microbatches: int) -> list[Limit]:
@@ -144,18 +126,6 @@ def _beside(found: "list[Tensor]", groups: Any, rank: int, world_size: int, num:
     )
 
 
-def _with_buckets(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
-    weights = _make()
-    groups = [[weights[name] for name in names] for names in BUCKETS]
-    shards = [group[0].new_zeros(-(-sum(p.numel() for p in group) // world_size)).detach() for group in groups]
-    meter = Meter()
-    left, early = _run(weights, rank, num_microbatches, lambda: fn(groups, shards))
-    messages = meter.lap().messages
-    of_bucket = num_microbatches * max(1, world_size - 1)
-    costs = {"bytes left": left, "buckets sent early": early / of_bucket, "messages": messages}
-    return _beside(shards, BUCKETS, rank, world_size, num_microbatches, costs)
-
-
 def _with_scatter(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
     weights = _make()
     shards = {name: w.new_zeros(-(-w.numel() // world_size)).detach() for name, w in weights.items()}
@@ -209,26 +179,6 @@ numbers = Predict(
     called={"n": "parameters", "bucket": "parameters of a bucket"},
 )
 
-buckets = Implement(
-    "zero_2-2",
-    "Buckets in one order",
-    "Write ZeRO-2's hooks for buckets, sent in one order on all ranks, whose gradients are gone afterwards.",
-    cases=((1, 1), (2, 1), (2, 3), (3, 2), (4, 3)),
-    run=_with_buckets,
-    limits=_buckets_limits,
-    why=_shard_in_words,
-    named="{} rank(s), {} microbatch(es)",
-    right="1 to 4 ranks, 1 to 3 microbatches, two orders of experts: shards of one process, nothing left over",
-    minutes=35,
-    points=4,
-    hints=(
-        "Count for each bucket how many gradients are missing; p.register_post_accumulate_grad_hook(fn) calls fn(p).",
-        "Keep the number of the bucket that is sent next. Whenever a gradient arrives, send as long as that bucket is "
-        "full, and go on to the one after it.",
-        "After a bucket has left, set its parameters' .grad to None and its count back. After the last bucket, begin "
-        "at bucket 0 again: the next microbatch comes.",
-    ),
-)
 
 every_microbatch = Repair(
     "zero_2-3",

@@ -8,9 +8,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.meter import Meter
-from dualpipe_course.switched_off import Without
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
@@ -29,30 +28,9 @@ _SLIPS = (
     },
     {8: "that is the forward's share; the backward saves too", 24: "forward the job is the shorter one: it hides 8"},
 )
-_HALVES = tuple(
-    f"dualpipe_lab.ep.all_to_all:{name}"
-    for name in (
-        "dispatch",
-        "combine",
-        "_AllToAll",
-        "_AllToAllStart",
-        "_AllToAllWait",
-        "dispatch_async",
-        "combine_async",
-    )
-)
 TABLES: tuple[Table, ...] = (((1, 3), (2, 2)), ((0, 0), (3, 1)))  # every exchange takes as long as three rows
 COLUMNS = 125
 EXCHANGE_MS = 20
-
-
-def _beside(fn: Callable[..., Any], x: Any, weights: Any, splits: Any, expert: Any, shared: Any) -> Any:
-    """The answer in a layer: there beside the shared expert, and back."""
-    travelling = fn(x, weights, splits)
-    other = shared(x)
-    rows, factors = travelling.wait()
-    y, again = fn(expert(rows) * factors.unsqueeze(1), factors, splits.transposed).wait()
-    return y + other, again
 
 
 def _check_times(
@@ -140,34 +118,6 @@ def _first(x: "Tensor | None") -> "Numbers | None":
     return None if x is None else Numbers.of(x[:, 0] if x.dim() > 1 else x)
 
 
-def _weighted(rank: int, world_size: int, fn: Callable[..., Any], table: Table) -> Found:
-    """The layer with a shared expert, rows and weights."""
-    import torch
-
-    x = _numbered(rank, table)
-    weights = (2.0 + rank + torch.arange(len(x)).double()).requires_grad_()
-    meter = Meter()
-    found = fn(x, weights, _splits_of(rank, table), _worker(rank + 2.0, 10), _worker(10.0, 20))
-    _tensors(found, "rows and weights")
-    forward = meter.lap()
-    factors, grad = _experts_of(rank, table)
-    y, again = found
-    if y.requires_grad and y.shape == x.shape and again.requires_grad and again.shape == weights.shape:
-        torch.autograd.backward([y, again], [grad.unsqueeze(1).expand(-1, COLUMNS).contiguous(), 7 * grad])
-    backward = meter.lap()
-    rows, scale = x.detach()[:, 0], weights.detach()
-    return Found(
-        {"y": _first(y), "weights": _first(again), "dx": _first(x.grad), "dweights": _first(weights.grad)},
-        {
-            "y": Numbers.of(rows * (factors * scale + 10)),
-            "weights": Numbers.of(scale),
-            "dx": Numbers.of(grad * (factors * scale + 10)),
-            "dweights": Numbers.of(COLUMNS * grad * factors * rows + 7 * grad),
-        },
-        costs={"forward": forward.ms, "backward": backward.ms},
-    )
-
-
 def _in_two(rank: int, world_size: int, fn: Callable[..., Any], table: Table) -> Found:
     """The layer of two microbatches."""
     import torch
@@ -205,21 +155,6 @@ def _worker(factor: float, ms: float) -> Callable[["Tensor"], "Tensor"]:
             return grad * factor
 
     return lambda x: Worker.apply(x)
-
-
-def _judge_halves(fn: Callable[..., Any]) -> str:
-    _check_times(
-        _weighted,
-        Without(lambda *parts: _beside(fn, *parts), *_HALVES),
-        "rows and weights issued, the shared expert, both waited for",
-        4,
-        COLUMNS + 1,
-        [50, 80],
-        "the forward takes {found:.0f} ms, {most} are enough: nothing ran beside the exchange",
-        "the forward overlaps. The backward takes {found:.0f} ms, {most} are enough: who waits for the exchange of the "
-        "gradient, and when?",
-    )
-    return "rows, weights and gradients are right; 50 ms forward and 80 backward, with work beside the exchange"
 
 
 def _judge_layer(fn: Callable[..., Any]) -> str:
@@ -266,19 +201,6 @@ numbers = Predict(
     },
 )
 
-halves = Implement(
-    "async_all_to_all-2",
-    "A weight for each row",
-    "Write `dispatch_async(x, weights, splits)`, whose `.wait()` gives both; both directions leave room for work.",
-    judge=_judge_halves,
-    minutes=15,
-    points=3,
-    hints=(
-        "Put the weights beside the rows as one more column; all_to_all_rows_async issues that, also for gradients.",
-        "Wait.backward gets two gradients. It issues their exchange with splits.transposed, and must not wait for it.",
-        "Issue.backward waits for what Wait.backward has issued, and takes the columns apart again.",
-    ),
-)
 
 layer = Repair(
     "async_all_to_all-3",

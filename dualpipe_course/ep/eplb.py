@@ -6,12 +6,11 @@ Chapter: book/ep/eplb.  Plans are judged by their loads, not by their slots: any
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import ref
 
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Implement, Predict, Puzzle
 from dualpipe_course.differences import apart
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, ended, needs_ints, on_ranks, partial_score
+from dualpipe_course.trial import call_each, ended, needs_ints, partial_score
 from dualpipe_course.wrong import Wrong
 
 NAMES = ("replicas of the first", "load of the heaviest rank", "MiB of weights moved", "MiB of gradients sent")
@@ -63,7 +62,6 @@ MOVES: tuple[tuple[list[int], list[int]], ...] = (
     ([4, 5, 6, 7, 4, 5], [5, 4, 4, 6, 7, 7]),
     ([0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 0, 0, 5, 4, 7, 3]),
 )
-WEIGHTS = 20_000  # numbers of an expert
 _OWN = ("dualpipe_lab.ep.eplb.placement",)
 
 
@@ -130,39 +128,6 @@ def _totals(loads: Sequence[float], plan: Sequence[int], num_ranks: int) -> list
     return [sum(shares[rank * size : (rank + 1) * size]) for rank in range(num_ranks)]
 
 
-def _moves(rank: int, world_size: int, fn: Callable[..., Any]) -> list[tuple[Any, float]]:
-    """The expert in each slot after each move, or what went wrong; and the experts held beside the slots."""
-    return [_moved(fn, old, new) for old, new in MOVES]
-
-
-def _moved(fn: Callable[..., Any], old: list[int], new: list[int]) -> tuple[Any, float]:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    weights = torch.tensor(old, dtype=torch.float32)[:, None] * 2 + torch.arange(WEIGHTS) / WEIGHTS
-    expected, peak = weights[[old.index(i) for i in new]].clone(), 0
-    made: list[Any] = []
-
-    class Watch(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal peak
-            out = func(*args, **(kwargs or {}))
-            made.extend(ref(tensor) for tensor in tree_leaves(out) if isinstance(tensor, torch.Tensor))
-            alive = [tensor.untyped_storage() for tensor in (known() for known in made) if tensor is not None]
-            held = {storage.data_ptr(): storage.nbytes() for storage in alive}
-            held.pop(weights.untyped_storage().data_ptr(), None)  # views of the slots
-            peak = max(peak, sum(held.values()))
-            return out
-
-    with Watch():
-        fn(weights, list(old), list(new))
-    experts = [int(number) // 2 for number in weights[:, 0].tolist()]
-    if experts == new and not torch.equal(weights, expected):
-        return "left weights of two experts in one slot", 0.0
-    return experts, peak / (4 * WEIGHTS)
-
-
 def _judge_greedy(fn: Callable[..., Any]) -> str:
     given = [(list(loads), slots, list(speeds), most) for loads, slots, speeds, most in CASES]
     for case, (is_fine, found) in zip(CASES, call_each(Without(fn, *_OWN), given), strict=True):
@@ -187,22 +152,6 @@ def _judge_four_changes(answer: object) -> str:
         says = f"legal, {changed} changed{beaten}; ranks {totals}. The heaviest can come down to {LEAST}"
         raise Wrong(says, score=partial_score(heaviest, first, LEAST))
     return f"heaviest rank {LEAST}, mean 138.25; from scratch it was {SCRATCH}. No plan with four changes is lighter"
-
-
-def _judge_moved(fn: Callable[..., Any]) -> str:
-    found = on_ranks(_moves, 1, fn, case="your function")[0]
-    for (old, new), (experts, spare) in zip(MOVES, found, strict=True):
-        where = f"old {old}, new {new}"
-        if isinstance(experts, str):
-            raise Wrong(ended(where, experts))
-        if experts != new:
-            raise Wrong(f"{where}: afterwards the slots hold {experts}; who still needed what was overwritten?")
-        if spare > 2.5:
-            raise Wrong(
-                f"{where}: the experts are in their slots, and {spare:.2g} experts' weights were held beside "
-                "them; there is memory for two"
-            )
-    return f"{len(MOVES)} moves in place, with circles and with experts that get several slots; two held aside"
 
 
 numbers = Predict(
@@ -256,19 +205,5 @@ four_changes = Puzzle(
         "Three replicas of 115 leave 28.5 tokens beside each. Expert 2 with 96 needs the fourth rank.",
         "Expert 0 with 45 fits nowhere as a whole: it needs a second replica, which takes the slot of a light expert "
         "that has two.",
-    ),
-)
-
-moved = Repair(
-    "eplb-4",
-    "A move in place",
-    "Repair `move(weights, old, new)`, which overwrites what it still has to read.",
-    judge=_judge_moved,
-    minutes=10,
-    points=2,
-    hints=(
-        "Follow old = [0, 1], new = [1, 0] by hand. What is in slot 0 when slot 1 reads it?",
-        "A slot that no other slot still reads can be written at once. Which slots are these, and what comes next?",
-        "If every slot that is left is read by another one, they form circles: put one expert aside, and go round.",
     ),
 )

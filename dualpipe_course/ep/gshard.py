@@ -7,11 +7,9 @@ come from, messages by the ledger.
 from collections.abc import Callable
 from typing import Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import shape
 from dualpipe_course.ep import gates
-from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended, on_ranks
 from dualpipe_course.wrong import Wrong
@@ -34,7 +32,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
 )
 # tokens, experts, choices, slots of each expert
 SLOT_CASES = ((1, 2, 2, 1), (3, 2, 2, 2), (4, 3, 2, 2), (6, 4, 1, 2), (9, 5, 3, 4), (5, 3, 3, 5), (0, 4, 2, 1))
-EXCHANGE_CASES = ((1, 3, 2), (2, 2, 1), (2, 4, 2), (4, 4, 3), (3, 6, 2))  # ranks, experts, slots of each
 WEIGHT_CASES = ((3, 3, 2, 1), (5, 4, 2, 2), (6, 5, 3, 2), (4, 4, 4, 4))
 HIDDEN = 3
 LIBRARY = ("dualpipe_lab.ep.gshard",)
@@ -54,65 +51,11 @@ class _Lists:
         return found.tolist()
 
 
-class _Pair:
-    """Both directions as one function."""
-
-    def __init__(self, there: Callable[..., Any], back: Callable[..., Any]) -> None:
-        self.there, self.back = there, back
-
-    def __call__(self, is_there: bool, rows: Any, each: int) -> Any:
-        return (self.there if is_there else self.back)(rows, each)
-
-
 def _why(routed: gates.RoutedTokens, found: list[list[int]]) -> str:
     kept = [slot for row in found for slot in row if slot >= 0]
     if len(set(kept)) != len(kept):
         return "; a slot has two tokens: each choice is counted behind the ones before it"
     return "; first choices of later tokens come before second choices of earlier ones" if routed.k > 1 else ""
-
-
-_BYTES = "rank {rank}: {found} bytes there and back; {most} are needed, the slots of others' experts twice"
-_CALLS = "rank {rank}: {found} messages there and back; one exchange each way will do, or one per expert of a rank"
-
-
-def _there_and_back(rank: int, world_size: int, pair: Callable[..., Any], experts: int, each: int) -> Found:
-    """Rows say where they come from: 100 * origin + the number of their slot."""
-    import torch
-
-    slots = torch.arange(experts * each).double()
-    filled = (100.0 * rank + slots)[:, None].expand(-1, HIDDEN).clone().requires_grad_()
-    meter = Meter()
-    rows = pair(True, filled, each)
-    returned = pair(False, 2 * rows, each)
-    spent = meter.lap()
-    assert returned.shape == filled.shape, f"from_experts returns {list(returned.shape)}, not {list(filled.shape)}"
-    returned.backward(slots[:, None].expand(-1, HIDDEN))
-    assert filled.grad is not None, "no gradient has come back; use dispatch and combine"
-    own = [
-        [100.0 * origin + expert * each + slot for slot in range(each) for origin in range(world_size)]
-        for expert in range(rank, experts, world_size)
-    ]
-    return Found(
-        {"rows": Numbers.of(rows[..., 0]), "returned": Numbers.of(returned), "gradient": Numbers.of(filled.grad)},
-        {
-            "rows": Numbers.of(own),
-            "returned": Numbers.of(2 * filled),
-            "gradient": Numbers.of(2 * slots[:, None].expand(-1, HIDDEN)),
-        },
-        costs={"sent": spent.bytes, "messages": spent.calls},
-    )
-
-
-def _rows_in_words(off: Off) -> str:
-    assert off.found is not None, "return tensors"
-    ours, theirs = ([of.row(i) for i in range(of.shape[0])] for of in (off.found, off.expected))
-    if off.name == "rows":
-        same = [sorted(row) for row in ours] == [sorted(row) for row in theirs]
-        why = "; by slot first, then by rank" if same else "; rows of other experts are among them"
-        return f"100 * origin + slot of its experts' rows: {ours}, expected {theirs}{why}"
-    if off.name == "returned":
-        return f"the rows have not come back into their slots: {[row[0] for row in ours]}"
-    return f"the gradient of slot n should be 2 n: {[row[0] for row in ours]}"
 
 
 def _weights(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any]) -> list[tuple[Any, Any]]:
@@ -142,29 +85,6 @@ def _judge_slots(fn: Callable[..., Any]) -> str:
         if found != (expected := gates.slots_of(each, case[3])):
             raise Wrong(f"{where}: chosen {each.indices}: slots {found}, expected {expected}{_why(each, found)}")
     return f"right in {len(SLOT_CASES)} cases, with every expert chosen and with no token"
-
-
-def _judge_exchange(
-    there: Callable[..., Any], back: Callable[..., Any], num_ranks: Any, experts: Any, each: Any
-) -> None:
-    where = f"{num_ranks} rank(s), {experts} experts, {each} slot(s) each"
-    pair = Without(_Pair(there, back), *LIBRARY)
-    local = experts // num_ranks
-    needed = 2 * (num_ranks - 1) * local * each * HIDDEN * 8
-    compare_on_ranks(
-        _there_and_back,
-        num_ranks,
-        pair,
-        experts,
-        each,
-        case=where,
-        why=_rows_in_words,
-        limits=[
-            Limit("sent", needed, _BYTES, needed, scope="each"),
-            Limit("messages", 2 * local, _CALLS, scope="each"),
-        ],
-        tolerance=0,
-    )
 
 
 def _judge_kept(fn: Callable[..., Any]) -> str:
@@ -226,21 +146,6 @@ slots = Implement(
     ),
 )
 
-exchange = Implement(
-    "gshard-3",
-    "The full slots first",
-    "Write the exchange of equal blocks for experts that are dealt out, with rows by slot, and its way back.",
-    cases=EXCHANGE_CASES,
-    judge=_judge_exchange,
-    right=f"rows are where they belong, and come back, in {len(EXCHANGE_CASES)} cases; every row travels once each way",
-    minutes=20,
-    points=3,
-    hints=(
-        "Expert i = l * e + r is number l of rank r. As [L, e, C, D], which axis must come first before the exchange?",
-        "What arrives is [e, L, C, D]: sender, expert, slot. Which order do the experts want?",
-        "view and permute; reshape copies. The way back does the two moves in the other order, each inverted.",
-    ),
-)
 
 kept = Repair(
     "gshard-4",

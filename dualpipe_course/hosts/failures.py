@@ -8,10 +8,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.hosts.lost_hosts import flaw_of
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import TODO, call_each, ended, needs_function
+from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 NAMES = ("seconds between two saves", "% of the time lost", "seconds with four times the hosts", "first step", "steps")
@@ -140,17 +139,6 @@ def _watched(words: str, ranks: Sequence[Rank], limit: float, times: Sequence[fl
     return Watch(looks, list(range(len(ranks))), limit, words)
 
 
-def _judge_saved(save: Callable[..., Any], load: Callable[..., Any]) -> str:
-    for fn in (save, load):
-        needs_function(fn)
-    problem, _ = flaw_of(save, load)
-    if f"NotImplementedError: {TODO}" in problem:
-        raise Wrong("not written yet: replace the line that raises NotImplementedError")
-    if problem:
-        raise Wrong(problem)
-    return "the newest complete save, with one host or all of them lost at any operation, twice in a row as well"
-
-
 def _judge_watchdog(fn: Callable[..., Any]) -> str:
     cases = list(_watches())
     outcomes = call_each(fn, [(case.looks, case.ranks, case.limit) for case in cases])
@@ -200,19 +188,6 @@ numbers = Predict(
     called={"save": "seconds of a save", "every": "steps between saves", "at": "step"},
 )
 
-saved = Implement(
-    "failures-2",
-    "A save that survives a host",
-    "Write `save(storage, host, num_hosts, step, shard)` and `load(storage, num_hosts)`.",
-    judge=_judge_saved,
-    minutes=35,
-    points=5,
-    hints=(
-        "Give every shard a name with its step in it, so that nothing of the save before is touched.",
-        "A small file that names the step to load appears at once, if it is renamed from another name. When may it?",
-        "Wait for all hosts twice: every shard is there before the index, the index before old files are removed.",
-    ),
-)
 
 watchdog = Repair(
     "failures-3",

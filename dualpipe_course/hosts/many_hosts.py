@@ -5,17 +5,15 @@ than that of the quickest answer; hosts differ per byte by a factor below 2, a s
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import isfinite
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, ended, needs_function
 from dualpipe_course.wrong import Wrong
-from dualpipe_lab import data
-from dualpipe_lab.timeline import Message, Timeline
 
 NAMES = ("RANK", "offset in us", "its bound in us", "us that tell which was first", "seconds of drift")
 _SLIPS: tuple[dict[int, str], ...] = (
@@ -169,121 +167,6 @@ def _drifts() -> Iterator[tuple[int, Reading, Reading, int]]:
         yield time, first, second, time + offset + round(rate * (time - start))
 
 
-class Trace(NamedTuple):
-    """A merged trace, the ranks of each of its hosts, the slow host, and what is special about the trace, in words."""
-
-    timeline: Timeline
-    ranks_per_host: int
-    slow: int | None
-    words: str
-
-
-def _host(number: int | None) -> str:
-    return "None" if number is None else f"host {number}"
-
-
-def _count_none(cases: Sequence[Trace]) -> int:
-    return sum(case.slow is None for case in cases)
-
-
-def _why_not(case: Trace, found: int | None) -> str:
-    """What an answer may have looked at."""
-    if found is not None and not 0 <= found < case.timeline.num_ranks // case.ranks_per_host:
-        return "there is no such host: hosts count from 0, and a host is rank // ranks_per_host"
-    by_host = median_per_byte(case.timeline, case.ranks_per_host)
-    words = ", ".join(f"host {host} {ns:.1f}" for host, ns in by_host.items())
-    return f"ns per byte of the large messages that leave a host, median: {words}"
-
-
-def median_per_byte(timeline: Timeline, ranks_per_host: int) -> dict[int, float]:
-    """Median time per byte of the large messages that each host sends to others."""
-    found: dict[int, list[float]] = {}
-    for m in timeline.messages:
-        sender, receiver = m.src // ranks_per_host, m.dst // ranks_per_host
-        if sender != receiver and m.num_bytes is not None and m.num_bytes >= 2**16:
-            found.setdefault(sender, []).append(float((m.arrived - m.sent) / m.num_bytes))
-    return {host: median(values) for host, values in sorted(found.items())}
-
-
-class TraceKind(NamedTuple):
-    """How a trace is made: hosts, ranks per host, the slow host, and what is special about its messages."""
-
-    hosts: int
-    ranks_per_host: int
-    slow: int | None
-    words: str
-    sizes: tuple[int, ...] = (2**16, 2**18)  # of large messages; as many as hosts: one for each
-    chatty: tuple[int, ...] = ()  # hosts that send four short messages with each large one
-    inside: int = 1  # messages to ranks of the same host with each large one
-    busy: int | None = None  # a host whose ranks look at messages from each other 50 ms late
-    late: bool = False  # one message in five finds a busy receiver
-    silent: int | None = None  # a host that sends nothing to others
-
-
-_MIXED = {"sizes": (2**17, 2**20, 2**23), "inside": 4, "busy": 2, "late": True}
-KINDS = (
-    TraceKind(2, 2, 0, "messages of two sizes"),
-    TraceKind(2, 2, None, "messages of two sizes"),
-    TraceKind(4, 2, 2, "messages of two sizes"),
-    TraceKind(3, 1, 1, "messages of two sizes", inside=0),
-    TraceKind(2, 4, 0, "messages of two sizes"),
-    TraceKind(3, 2, 2, "the last host sends the smallest tensors", sizes=(2**24, 2**22, 2**17)),
-    TraceKind(3, 2, None, "each host has tensors of its own size", sizes=(2**16, 2**20, 2**24)),
-    TraceKind(3, 2, 0, "hosts 1 and 2 send many short messages", chatty=(1, 2)),
-    TraceKind(2, 2, None, "host 0 sends many short messages", chatty=(0,)),
-    TraceKind(4, 4, 3, "most messages stay inside their host", inside=6),
-    TraceKind(3, 4, None, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
-    TraceKind(3, 4, 2, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
-    TraceKind(4, 2, 1, "one receiver in five is late", late=True),
-    TraceKind(4, 2, None, "one receiver in five is late", late=True),
-    TraceKind(3, 2, 0, "host 1 sends nothing to others", silent=1),
-    TraceKind(8, 4, 5, "all of this", chatty=(1, 2, 3), **_MIXED),  # type: ignore[arg-type]
-    TraceKind(8, 2, None, "all of this", chatty=(4,), **_MIXED),  # type: ignore[arg-type]
-)
-
-
-def _traces() -> Iterator[Trace]:
-    yield Trace(data.slow_host_run(), 2, 1, "the stored run")
-    for seed, kind in enumerate(KINDS):
-        words = f"trace {seed + 1}, {kind.hosts} hosts of {kind.ranks_per_host} rank(s), {kind.words}"
-        draw = random.Random(seed)  # noqa: S311 - not for secrets
-        yield Trace(_made(kind, draw), kind.ranks_per_host, kind.slow, words)
-
-
-def _made(kind: TraceKind, draw: random.Random) -> Timeline:
-    """A trace of this kind: 40 us and 8 ns per byte, within a factor of 1.7; a slow host takes 20 to 60 times that."""
-    factors = [draw.uniform(1, 1.2) * (draw.uniform(20, 60) if h == kind.slow else 1) for h in range(kind.hosts)]
-    ranks = range(kind.hosts * kind.ranks_per_host)
-    messages = []  # sender, receiver, ns, bytes
-    for src in ranks:
-        host = src // kind.ranks_per_host
-        far = [rank for rank in ranks if rank // kind.ranks_per_host != host]
-        near = [rank for rank in ranks if rank // kind.ranks_per_host == host and rank != src]
-        sizes = kind.sizes[host : host + 1] if len(kind.sizes) == kind.hosts else kind.sizes
-        for number in range(20 if host != kind.silent else 0):
-            size = draw.choice(sizes)
-            took = draw.uniform(30, 50) * US + 8 * size * factors[host] * draw.uniform(1, 1.25)
-            took += draw.uniform(50, 400) * MS if kind.late and number % 5 == 4 else 0
-            messages.append((src, far[number % len(far)], took, size))
-        for _ in range(80 if host in kind.chatty else 0):
-            messages.append((src, draw.choice(far), draw.uniform(30, 70) * US, draw.choice([8, 32, 256])))
-        for _ in range(20 * kind.inside):
-            size = draw.choice(sizes)
-            took = 10 * US + size * draw.uniform(0.1, 0.2) + (50 * MS if host == kind.busy else 0)
-            messages.append((src, draw.choice(near), took, size))
-    return _timeline(messages, len(ranks), draw)
-
-
-def _timeline(messages: Sequence[tuple[int, int, float, int]], num_ranks: int, draw: random.Random) -> Timeline:
-    """Put messages one after another on the time of their senders, in a random order."""
-    made, free = [], [0] * num_ranks
-    for src, dst, took, size in draw.sample(messages, len(messages)):
-        sent = free[src] + draw.randrange(MS)
-        free[src] = sent + round(took)
-        made.append(Message(src, dst, sent, free[src], num_bytes=size))
-    return Timeline("a step", [[] for _ in range(num_ranks)], sorted(made, key=lambda m: m.sent), "measured", "ns")
-
-
 def _judge_clock(read_clock: Callable[..., Any], on_their_clock: Callable[..., Any]) -> str:
     for fn in (read_clock, on_their_clock):
         needs_function(fn)
@@ -296,22 +179,6 @@ def _judge_clock(read_clock: Callable[..., Any], on_their_clock: Callable[..., A
     for case, outcome in zip(times, outcomes, strict=True):
         _judge_time(*case, outcome)
     return f"the bounds hold in {len(asked)} readings and for {len(times)} times, also where all travel was one way"
-
-
-def _judge_slow(fn: Callable[..., Any]) -> str:
-    cases = list(_traces())
-    outcomes = call_each(fn, [(case.timeline, case.ranks_per_host) for case in cases])
-    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
-        if not is_fine:
-            raise Wrong(ended(case.words, value))
-        found = plain(value)
-        if found is not None and type(found) is not int:
-            raise Wrong(f"{case.words}: return the number of a host, or None, got {value!r:.60}")
-        if found != case.slow:
-            raise Wrong(f"{case.words}: got {_host(found)}, expected {_host(case.slow)}\n  {_why_not(case, found)}")
-    return (
-        f"right for the stored run and {len(cases) - 1} other traces, {_count_none(cases)} of them without a slow host"
-    )
 
 
 numbers = Predict(
@@ -356,19 +223,5 @@ clock = Implement(
         "Each answer has an offset and a bound. min(answers, key=...) finds the one with the smallest bound.",
         "At the first reading the offset is the first one, at the second the second. How far along is `time`?",
         "offset = first + (second - first) * (time - time of the first) / (time between both readings)",
-    ),
-)
-
-slow = Implement(
-    "many_hosts-3",
-    "The slow host",
-    "Write `slow_host(timeline, ranks_per_host)`: the host that sends slowly, or None.",
-    judge=_judge_slow,
-    minutes=20,
-    points=3,
-    hints=(
-        "A host is rank // ranks_per_host. Which messages go over a cable at all?",
-        "Time per byte compares messages of any size, except that a small message takes the latency, whatever it has.",
-        "A median does not mind a few receivers that were busy. Compare the slowest host with the one before it.",
     ),
 )

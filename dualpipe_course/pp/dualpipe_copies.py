@@ -3,12 +3,11 @@
 Chapter: book/pp/dualpipe-copies.  Both copies of each stage are judged against one process, messages by the ledger.
 """
 
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Predict, Repair
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,14 +40,9 @@ _SLIPS: tuple[dict[int, str], ...] = (
         100: "there are two copies of each stage",
     },
 )
-LR, BETA, STEPS = 0.5, 0.75, 3  # powers of two and their sums: whole numbers stay exact
 SHAPES = ((3, 2), (4,))  # of every stage's parameters
 TABLE = (5, 2)
 _TABLE = "the gradient of the tied table"
-_SENT = (
-    "rank {rank} sent {found:g} bytes, {most:g} are enough: the gradient of the stage that it does not own, and the "
-    "weights of the stage that it owns"
-)
 _SUMMED = "rank {rank} sent {found:g} bytes, {most:g} are enough: each gradient once, to the mirror alone"
 
 
@@ -76,38 +70,6 @@ def _make_stage(stage: int, table: "Tensor | None" = None) -> "nn.Module":
     return module
 
 
-def _owned_step(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
-    import torch
-
-    numbers_of = (rank, world_size - 1 - rank)  # a rank's own stage first
-    stages = {stage: _make_stage(stage) for stage in numbers_of}
-    expected = {stage: [w.detach().clone() for w in stages[stage].parameters()] for stage in numbers_of}
-    speeds = {stage: [torch.zeros_like(w) for w in expected[stage]] for stage in numbers_of}
-    alone = {stage: [w.clone() for w in expected[stage]] for stage in numbers_of}  # by one direction
-    slow = {stage: [torch.zeros_like(w) for w in expected[stage]] for stage in numbers_of}
-    momentum = [torch.zeros_like(w) for w in expected[rank]]
-    given = list(momentum)
-    for step in range(STEPS):
-        for stage in numbers_of:
-            for index, w in enumerate(stages[stage].parameters()):
-                both = [_draw(stage, index, step, way + 1, shape=SHAPES[index]) for way in (0, 1)]
-                own = both[int(stage != rank)]
-                w.grad = own.clone()
-                for speed, weight, gradient in ((speeds, expected, sum(both)), (slow, alone, own)):
-                    speed[stage][index].mul_(BETA).add_(gradient)
-                    weight[stage][index] -= LR * speed[stage][index]
-        fn(rank, world_size, stages, momentum, LR, BETA)
-    values = {_whose(stage, rank): _flat(list(stages[stage].parameters())) for stage in numbers_of}
-    right = {_whose(stage, rank): _flat(expected[stage]) for stage in numbers_of}
-    words = "moved by this rank's own gradient; the mirror's is missing"
-    slips = {_whose(stage, rank): {words: _flat(alone[stage])} for stage in numbers_of}
-    own_name = "the momentum of its own stage"
-    replaced = "" if all(map(operator.is_, given, momentum)) else "momentum holds another tensor; update it in place"
-    return Found(
-        {**values, own_name: _flat(momentum)}, {**right, own_name: _flat(speeds[rank])}, slips, changed=replaced
-    )
-
-
 def _whose(stage: int, rank: int) -> str:
     return f"its {'own' if stage == rank else 'other'} stage"
 
@@ -132,12 +94,6 @@ def _sum_copies(rank: int, world_size: int, fn: Callable[..., Any], is_tied: boo
     fn(rank, world_size, stages)
     values = {name: Numbers.of(w.grad) for name, w in parameters.items()}
     return Found(values, {_TABLE: None} | {name: Numbers.of(both) for name, both in sums.items()})
-
-
-def _flat(tensors: "list[Tensor]") -> Numbers | None:
-    import torch
-
-    return Numbers.of(torch.cat([one.detach().flatten() for one in tensors]))
 
 
 numbers = Predict(
@@ -169,26 +125,6 @@ numbers = Predict(
     called={"m": "microbatches", "first": "weights of stage 0:", "others": "of every other stage"},
 )
 
-owned_step = Implement(
-    "dualpipe_copies-2",
-    "An owner for each stage",
-    "Write `owned_step(rank, world_size, stages, momentum, lr, beta)`: the owner of a stage updates both copies.",
-    cases=((2,), (4,)),
-    run=_owned_step,
-    limits=[Limit("bytes", STEPS * _bytes_of_two(), _SENT, scope="each")],
-    tolerance=0,
-    named=f"{{}} ranks, {STEPS} steps",
-    right=f"2 and 4 ranks: both copies make the {STEPS} steps of one process, and each momentum exists once",
-    minutes=20,
-    points=3,
-    hints=(
-        "Rank r owns stage r and not stage p - 1 - r; its mirror owns that one. What does each give, and what does it "
-        "wait for?",
-        "Both mirrors take the stages in one order, sorted by number. For each parameter the owner receives first and "
-        "the other rank sends first.",
-        "Owner: receive, v = beta v + g, w -= lr v, send the weights. The other rank: send .grad, receive into w.data.",
-    ),
-)
 
 sum_copies = Repair(
     "dualpipe_copies-3",

@@ -170,24 +170,6 @@ slots = Implement(
     ),
 )
 
-two_way_step = Implement(
-    "easy_dualpipe-3",
-    "Two ranks, both ways",
-    "Write one Easy-DualPipe step for 2 ranks, each with a copy of both stages.",
-    cases=((2,), (4,), (6,)),
-    judge=mirrors.check_two_way_step,
-    right="2 to 6 microbatches: gradients equal one process on both ranks, no rank waits, two activations at most",
-    minutes=35,
-    points=4,
-    hints=(
-        "Per microbatch: forward of `first` on your own input; exchange outputs; forward and backward of `last` on "
-        "what came; exchange gradients; backward of `first`. Receive into torch.empty_like(like).",
-        "Both ranks send at the same time: start the send with comm.isend, receive, then wait for the send. What came "
-        "needs requires_grad_() before `last` works on it, and what you send must be detached.",
-        "Each rank's copy of a stage has seen one direction. At the end, comm.all_reduce(parameter.grad) for the "
-        "parameters of `first`, then of `last`, on both ranks in that order.",
-    ),
-)
 
 mirror_sum = Repair(
     "easy_dualpipe-4",

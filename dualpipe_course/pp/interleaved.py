@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Implement, Predict, Puzzle
 from dualpipe_course.pp import gradients
-from dualpipe_course.pp.loops import check_flush, check_loop
+from dualpipe_course.pp.loops import check_loop
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
@@ -85,12 +85,6 @@ def _judge_choice(num_virtual_stages: object, round_size: object) -> str:
     return f"{found.makespan} ticks, {_decimal(found.peak)} activations; rounds of 4 would take {_score(v, 4).makespan}"
 
 
-def _judge_warmup(fn: Callable[..., Any]) -> str:
-    sizes = [(p, m) for p in range(1, 6) for m in range(1, 9)]
-    number = _try_sizes(fn, [*sizes, (8, 20)], UNITS[:2], check_flush)
-    return f"{number} sizes: as quick as before, and rank r holds at most p - r activations"
-
-
 numbers = Predict(
     "interleaved-1",
     "Four numbers of a loop",
@@ -155,20 +149,5 @@ choice = Puzzle(
         "ticks and a small forward 24 / v?",
         "Rounds larger than p leave a microbatch's lap time for its messages. They cost activations: how large may "
         "they be with room for 8?",
-    ),
-)
-
-warmup = Repair(
-    "interleaved-4",
-    "Twice the memory for nothing",
-    "Repair `one_f_one_b_rows(num_ranks, num_microbatches)`, which holds up to 2p - 1 activations instead of p.",
-    judge=_judge_warmup,
-    minutes=5,
-    points=2,
-    hints=(
-        "Simulate the rows for 4 ranks and 8 microbatches and look at peak_activations(rank).",
-        "Rank r can run its first backward when the first microbatch has come back. How many forwards does it need to "
-        "be busy until then, if messages are free?",
-        "One for each rank below. The second half of a loop's warm-up buys time for messages only.",
     ),
 )

@@ -8,11 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, in_words
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
-from dualpipe_course.plain import plain
+from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import partial_score
-from dualpipe_course.wrong import Wrong
 
 NAMES = ("negatives", "bytes gathered", "bytes of two matrices", "negatives of 8 microbatches", "bytes sent back")
 _SLIPS: tuple[dict[int, str], ...] = (
@@ -46,10 +43,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
 )
 WIDTH, NUMBER = 3, 8  # features of the second exercise, bytes of a float64
 LIBRARY = ("dualpipe_lab.models.contrastive:contrastive_loss", "dualpipe_lab.models.contrastive:_Contrastive")
-# of the puzzle: ms per microbatch, kB of a microbatch's tensors
-IMAGE, TEXT = (1, 14, 14, 14, 14, 2), (1, 3, 3, 3, 3, 3, 3, 2)
-STAGES, SLOWEST, CHAIN, ROOM = 4, 23, 28, 1750
-X_IMAGE, X_TEXT, FEATURES = 500, 120, 4
 CUTS = ((5, 6), (1, 5, 5), (6, 1, 4), (3, 3, 2, 3), (2, 4, 1, 1, 3))
 
 
@@ -87,44 +80,6 @@ def _tensor(value: Any, name: str) -> Any:
 
     value = torch.as_tensor(value, dtype=torch.float64)
     return value.reshape(1) if name == "dscale" and value.numel() == 1 else value
-
-
-def _cut(given: object) -> list[list[int]]:
-    answer = plain(given)
-    if not isinstance(answer, list) or len(answer) != STAGES:
-        raise Wrong(f"this check takes {STAGES} pairs of numbers of layers (image, text), one for each stage")
-    for stage, pair in enumerate(answer):
-        is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair)
-        if not is_pair or not sum(pair):
-            raise Wrong(f"stage {stage} needs its numbers of image and text layers, at least one layer, got {pair!r}")
-    for tower, (name, layers) in enumerate((("image", IMAGE), ("text", TEXT))):
-        if (total := sum(pair[tower] for pair in answer)) != len(layers):
-            raise Wrong(f"the stages have {total} layers of the {name} tower, which has {len(layers)}")
-    return answer
-
-
-def _times(cut: Sequence[Sequence[int]]) -> list[int]:
-    """The ms of each stage."""
-    found, at = [], [0, 0]
-    for pair in cut:
-        behind = [start + number for start, number in zip(at, pair, strict=True)]
-        found.append(sum(IMAGE[at[0] : behind[0]]) + sum(TEXT[at[1] : behind[1]]))
-        at = behind
-    return found
-
-
-def _sizes(cut: Sequence[Sequence[int]]) -> list[int]:
-    """The kB that cross each boundary: x of a tower under way, the features of a finished one."""
-    found, at = [], [0, 0]
-    for pair in cut[:-1]:
-        at = [start + number for start, number in zip(at, pair, strict=True)]
-        found.append(
-            sum(
-                0 if not done else FEATURES if done == len(layers) else x
-                for done, layers, x in zip(at, (IMAGE, TEXT), (X_IMAGE, X_TEXT), strict=True)
-            )
-        )
-    return found
 
 
 def _chain(rank: int, world_size: int, fn: Callable[..., Any], sizes: Sequence[int] | None) -> Found:
@@ -227,23 +182,6 @@ def _judge_pairwise(fn: Callable[..., Any], num_ranks: int, num_pairs: int) -> N
     )
 
 
-def _judge_mixed(answer: object) -> str:
-    cut = _cut(answer)
-    times, sizes = _times(cut), _sizes(cut)
-    if sum(sizes) > ROOM:
-        raise Wrong(
-            f"the boundaries carry {' + '.join(map(str, sizes))} = {sum(sizes)} kB, {ROOM} are allowed; "
-            f"the stages take {', '.join(map(str, times))} ms"
-        )
-    if max(times) > SLOWEST:
-        raise Wrong(
-            f"stage {times.index(max(times))} takes {max(times)} ms, {SLOWEST} are possible with {ROOM} kB; "
-            f"the stages take {', '.join(map(str, times))} ms, the boundaries {sum(sizes)} kB",
-            score=partial_score(max(times), CHAIN, SLOWEST),
-        )
-    return f"no stage takes more than {SLOWEST} ms, where one tower behind the other takes {CHAIN}"
-
-
 def _judge_stage_backward(fn: Callable[..., Any]) -> str:
     for sizes in CUTS:
         case = f"stages of {', '.join(map(str, sizes))} layers"
@@ -290,20 +228,6 @@ pairwise = Implement(
     ),
 )
 
-mixed = Puzzle(
-    "two_towers-3",
-    "Two towers, mixed",
-    "Share out two towers over 4 stages, layers of both in one stage allowed, within a time and a number of bytes.",
-    judge=_judge_mixed,
-    minutes=15,
-    points=3,
-    hints=(
-        "The four large image layers need a stage each: 14 ms. What is left of 23 ms on each stage?",
-        "A boundary behind which a tower has not begun, or is finished, is nearly free for that tower. Three "
-        "boundaries with the image under way take 1,500 kB: how often may the text be under way?",
-        "The text tower may begin in the first stage or in the second. Its layers of 3 ms fill up what is left.",
-    ),
-)
 
 stage_backward = Repair(
     "two_towers-4",

@@ -14,14 +14,12 @@ from dualpipe_course.comparison import (
     Unchanged,
     check_found,
     check_limit,
-    compare_on_ranks,
     in_words,
 )
 from dualpipe_course.declared import Implement, Predict, Repair
 from dualpipe_course.differences import apart
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import on_ranks
-from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,15 +134,6 @@ def _losses_beside(losses: Any, y: "Tensor", targets: "Tensor", num_ranks: int) 
     )
 
 
-def _gathered(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
-    y, targets = _batch(CASES[1], 4 * world_size)
-    own = slice(4 * rank, 4 * rank + 4)
-    shard = y[:, own].clone().requires_grad_()
-    loss = fn(shard, targets)
-    assert shard.grad is not None, "y.grad is empty: call backward on a loss that depends on y"
-    return _beside(loss, shard.grad, y, targets, own)
-
-
 _SLIPS = (
     {
         43_008: "each byte passes a rank twice, as a partial sum and finished",
@@ -172,18 +161,6 @@ def _judge_loss_and_gradient(fn: Callable[..., Any], num_ranks: int, vocabulary:
 def _judge_losses(fn: Callable[..., Any], num_ranks: int, vocabulary: int) -> None:
     why = "One maximum per token is all that is missing."
     _check_cases(fn, num_ranks, vocabulary, CASES[:3], means=False, because=why)
-
-
-def _judge_gathered(fn: Callable[..., Any], num_ranks: int) -> None:
-    case, answer = f"{num_ranks} rank(s)", Without(fn, *LIBRARY)
-    where = f"{4 * num_ranks} entries on {case}, {CASES[1]}"
-    results = compare_on_ranks(_gathered, num_ranks, answer, case=where, why=_loss_in_words, at=", rank {rank}: ")
-    sent = results.ledger.sent() - results.ledger.sent("all_gather_single")
-    if sent or results.ledger.count("all_gather_single", 0) != 1:
-        raise Wrong(
-            f"{case}: beside one gather the ranks sent {sent} bytes; the backward only picks this rank's columns, "
-            "and that is no message"
-        )
 
 
 numbers = Predict(
@@ -240,21 +217,5 @@ losses = Repair(
         "Put equal logits in: the result is right. What is different about ranks whose logits are not equal?",
         "Sums of exponentials may be added if the same number was subtracted from all logits of a token.",
         "One more all-reduce, of the maximum, before anything is subtracted. It is needed for the target as well.",
-    ),
-)
-
-gathered = Repair(
-    "cross_entropy-4",
-    "The gradient of a gather",
-    "Repair `gathered_loss(y, targets)`: gather the logits, return the loss, leave its gradient in `y.grad`.",
-    cases=((1,), (2,), (4,)),
-    judge=_judge_gathered,
-    right="loss and gradient equal one process on 1, 2 and 4 ranks, and the backward sent nothing",
-    minutes=5,
-    points=2,
-    hints=(
-        "Compare y.grad on 2 and on 4 ranks. By which factor do they differ?",
-        "Every rank computes the same loss from the gathered logits. Is the gradient of a column to be added up?",
-        "Look at the table in the docstring of dualpipe_lab.tp.mappings: which gather has a slice as its backward?",
     ),
 )

@@ -90,22 +90,6 @@ def _own(ids: "Tensor", table: "Tensor", start: int, stop: int) -> "Tensor":
     return table[ids] * ((ids >= start) & (ids < stop))[:, None]
 
 
-def _gradient(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
-    from dualpipe_lab.tp.shard import TensorParallel
-
-    start, stop = TensorParallel().span(rows)
-    ids, table, grad = _batch(rows)
-    last = table.new_zeros(rows, WIDTH)
-    for token in range(TOKENS):
-        last[ids[token]] = grad[token]
-    result = fn(ids, grad, stop - start, start)
-    found = {"gradient": Numbers.of(result)}
-    full = _table_gradient(ids, grad, rows)
-    slips = {"that is the last occurrence alone": Numbers.of(last[start:stop])}
-    expected = {"gradient": Numbers.of(full[start:stop])}
-    return Found(found, expected, {"gradient": slips}, refused=other_dtype(grad, result))
-
-
 def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
     import torch
 
@@ -158,10 +142,6 @@ def _judge_look_up(fn: Callable[..., Any], num_ranks: Any, rows: Any) -> None:
     _check(_look_up, fn, num_ranks, rows, 2 * (num_ranks - 1), "One sum of the looked-up rows is all that travels.")
 
 
-def _judge_gradient(fn: Callable[..., Any], num_ranks: Any, rows: Any) -> None:
-    _check(_gradient, fn, num_ranks, rows, 0, "Every rank has the gradients of all tokens; nothing travels.")
-
-
 def _judge_tokens(fn: Callable[..., Any], num_ranks: Any, rows: Any) -> None:
     why = "A reduce-scatter forward and a gather backward are half a sum each."
     _check(_tokens, fn, num_ranks, rows, 2 * 2 * (num_ranks - 1), why)
@@ -204,21 +184,6 @@ look_up = Repair(
     ),
 )
 
-gradient = Repair(
-    "embedding-3",
-    "A word that occurs twice",
-    "Repair `table_gradient(ids, grad, num_rows, first)`: the gradient of this rank's rows.",
-    cases=CASES,
-    judge=_judge_gradient,
-    right="every occurrence counts, on 1 to 4 ranks, and nothing is sent",
-    minutes=3,
-    points=1,
-    hints=(
-        "Try ids without repetitions, then one word three times.",
-        "d[row] = grad writes three times to the same place. What is left there?",
-        "d.index_add_(0, row, grad) adds every occurrence.",
-    ),
-)
 
 tokens = Implement(
     "embedding-4",

@@ -3,15 +3,11 @@
 Chapter: book/whole/deepseek.  Orders and schedules are judged by exact simulation, biases on ranks beside one process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Numbers, Off, compare_on_ranks, in_words
-from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, ended
-from dualpipe_course.wrong import Wrong
-from dualpipe_lab.ep.overlap import InvalidOrder, Order, check_pair, host_calls, one_f_one_b_overlap, simulate, ticks_of
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_lab.ep.overlap.closed_forms import overlap_makespan
 
 if TYPE_CHECKING:
@@ -51,46 +47,7 @@ PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("P",), ("ADMC",)),
     (("ASDMC", "ADMC"), ("P", "P")),
 )
-LIBRARY = tuple(
-    f"dualpipe_lab.ep.overlap.order:{name}"
-    for name in (
-        "one_f_one_b_basic",
-        "one_f_one_b_overlap",
-        "forward_alone",
-        "backward_alone",
-        "input_grads_alone",
-        "weight_grads_alone",
-        "without_weight_grads",
-        "_order",
-        "_forward_groups",
-        "_backward_groups",
-    )
-)
-_SHORT = dict.fromkeys(("S_F", "S_B", "S_W", "P_F", "P_B", "P_W"), 2)
 SPEED = 0.01
-
-
-def _check_pair(value: Any, up: Sequence[str], down: Sequence[str], case: str) -> None:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise Wrong(f"{case}: expected two rows, work and all-to-alls, got {type(value).__name__}")
-    work_row, travel_row = (row if isinstance(row, str) else " ".join(map(str, row)) for row in value)
-    try:
-        order = Order.parse("yours", work_row, travel_row, forward=1, backward=0)
-        check_pair(order, up, down)
-        host_calls(order)
-    except ValueError as error:  # InvalidOrder among them
-        kind = "not legal" if isinstance(error, InvalidOrder) else "not readable"
-        raise Wrong(f"{case}: {kind}: {error}") from None
-    reference = one_f_one_b_overlap(up, backward_layers=down)
-    for work, travel in ((1, 1), (4, 5), (2, 3), (4, 3)):
-        ticks = ticks_of(work, travel, **_SHORT)
-        mine, least = (simulate(each, ticks) for each in (order, reference))
-        if mine.makespan > least.makespan:
-            waits = ", ".join(f"{op} for {time}" for op, time in mine.waits()) or "nothing"
-            raise Wrong(
-                f"{case}, work of {work} and all-to-alls of {travel} ticks: legal, and {mine.makespan} ticks where "
-                f"groups in turns take {least.makespan}. What waits: {waits}"
-            )
 
 
 def _bias_in_words(off: Off) -> str:
@@ -150,16 +107,6 @@ def _bias(stage: int) -> "Tensor":
     return torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64) * (1 + stage)
 
 
-def _judge_pair(fn: Callable[..., Any]) -> str:
-    results = call_each(Without(fn, *LIBRARY), [(list(up), list(down)) for up, down in PAIRS])
-    for (up, down), (fine, value) in zip(PAIRS, results, strict=True):
-        case = f"forward {' '.join(up)} beside backward {' '.join(down)}"
-        if not fine:
-            raise Wrong(ended(case, value))
-        _check_pair(value, up, down, case)
-    return f"{len(PAIRS)} pairs, dense layers and shared experts among them: legal, and no tick more than in turns"
-
-
 def _judge_balance(fn: Callable[..., Any], ep_size: int) -> None:
     case = f"2 ranks of the pipeline x {ep_size} of experts"
     compare_on_ranks(_with_balance, 2 * ep_size, fn, ep_size, case=case, why=_bias_in_words, at=", rank {rank}: ")
@@ -185,22 +132,6 @@ numbers = Predict(
     work=(4, 5, 6, 7, 8),
     travel=lambda work, **_: work + 1,
     called={"m": "microbatches", "travel": "all-to-all"},
-)
-
-pair = Implement(
-    "deepseek-2",
-    "A pair of cut layers",
-    "Write `pair(up, down)`: the rows of a forward beside a backward through other layers.",
-    judge=_judge_pair,
-    minutes=25,
-    points=4,
-    hints=(
-        "Write the groups of the backward first: each ends where an all-to-all takes its result. What runs before the "
-        "first C_B? Whatever layers in one piece come last in the stage.",
-        "S_B goes before M_B, while C_B travels. S_W goes behind M_W, while D_B travels.",
-        "Take the first group of the backward, then one of the forward and one of the backward in turn. A backward "
-        "without all-to-alls is one group: it goes behind the first group of the forward.",
-    ),
 )
 
 

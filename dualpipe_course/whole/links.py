@@ -3,14 +3,10 @@
 Chapter: book/whole/links.  Bytes are whole numbers.
 """
 
-from collections.abc import Callable, Iterable
-from math import prod
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 
-from dualpipe_course.declared import Implement, Predict
-from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended
-from dualpipe_course.wrong import Wrong
+from dualpipe_course.declared import Predict
 
 NAMES = (
     "S along tp",
@@ -64,43 +60,6 @@ _SLIPS = (
 Axes: TypeAlias = list[tuple[str, int]]
 
 
-def crossing_of(
-    axes: Axes, sent: dict[str, int], lines: Iterable[str], node: int, skips_last: bool = False
-) -> dict[str, int]:
-    """Bytes between nodes by axis.
-
-    >>> crossing_of([("pp", 2), ("tp", 2)], {"pp": 3, "tp": 5}, ["pp"], 2)
-    {'pp': 6, 'tp': 0}
-    """
-    found, world = {}, prod(size for _, size in axes)
-    for place, (name, size) in enumerate(axes):
-        stride = prod(size for _, size in axes[place + 1 :])
-        hops = 0
-        for rank in range(world):
-            is_last = rank // stride % size == size - 1
-            following = rank - (size - 1) * stride if is_last else rank + stride
-            if not (is_last and (name in lines or skips_last)):
-                hops += rank // node != following // node
-        found[name] = hops * sent[name]
-    return found
-
-
-def _why(case: Any, name: str, found: Any) -> str:
-    axes, sent, lines, node = case
-    every = [axis for axis, _ in axes]
-    slips = {
-        "; the ring closes: the last rank sends to the first": crossing_of(axes, sent, lines, node, skips_last=True),
-        "; a line ends: no rank follows the last one": crossing_of(axes, sent, [], node),
-        "; the LAST axis of the list is innermost": crossing_of(axes[::-1], sent, lines, node),
-        "; this axis is a ring": crossing_of(axes, sent, every, node),
-        "; whole nodes are not enough: count each hop": {
-            axis: sent[axis] * prod(s for _, s in axes) * (prod(s for _, s in axes[place:]) > node)
-            for place, (axis, _) in enumerate(axes)
-        },
-    }
-    return next((words for words, value in slips.items() if value[name] == found), "")
-
-
 def _cases() -> Iterable[tuple[Axes, dict[str, int], list[str], int]]:
     sent = {"tp": 1_000_003, "dp": 10_007, "pp": 101, "cp": 7_001}
     grids: list[tuple[Axes, list[str], int]] = [
@@ -118,25 +77,6 @@ def _cases() -> Iterable[tuple[Axes, dict[str, int], list[str], int]]:
         ([("dp", 5), ("tp", 3)], ["tp", "dp"], 2),
     ]
     return [(axes, {name: sent[name] for name, _ in axes}, lines, node) for axes, lines, node in grids]
-
-
-def _judge_crossing(fn: Callable[..., Any]) -> str:
-    cases = list(_cases())
-    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        axes, sent, lines, node = case
-        grid = " x ".join(f"{name} {size}" for name, size in axes)
-        where = f"{grid}, lines {sorted(lines) or 'none'}, {node} rank(s) per node"
-        if not fine:
-            raise Wrong(ended(where, value))
-        expected = crossing_of(axes, sent, lines, node)
-        found = {name: plain(x) for name, x in value.items()} if isinstance(value, dict) else None
-        if found is None or set(found) != set(expected):
-            raise Wrong(f"{where}: return a dict with the bytes of each axis")
-        for name, size in axes:
-            if type(found[name]) is not int or found[name] != expected[name]:
-                why = _why(case, name, found[name])
-                raise Wrong(f"{where}: {name} {size}: got {found[name]}, expected {expected[name]} bytes{why}")
-    return f"right to the byte on {len(cases)} grids, rings, lines and odd nodes among them"
 
 
 numbers = Predict(
@@ -157,18 +97,4 @@ numbers = Predict(
     layers=(16, 8, 24, 32),
     m=(8, 4, 6, 10, 12, 16),
     called={"m": "microbatches"},
-)
-
-crossing = Implement(
-    "links-2",
-    "Bytes that cross",
-    "Write `crossing(axes, sent, lines, ranks_per_node)`: bytes between nodes, by axis.",
-    judge=_judge_crossing,
-    minutes=20,
-    points=3,
-    hints=(
-        "The stride of an axis is the product of the sizes to its right. What is a rank's coordinate along it?",
-        "One hop on from rank r: r + stride. At the end a ring goes back by (size - 1) strides, a line ends.",
-        "r // ranks_per_node is the node. Add the bytes of a hop for every r whose next rank is on another node.",
-    ),
 )

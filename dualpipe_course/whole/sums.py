@@ -3,14 +3,13 @@
 Chapter: book/whole/sums.  The sums are compared on real ranks with closed values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
-from dualpipe_course.declared import Implement, Predict
-from dualpipe_lab.topology import Topology
+from dualpipe_course.comparison import Numbers
+from dualpipe_course.declared import Predict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,42 +47,6 @@ _SAID: tuple[tuple[tuple[str, ...], bool], ...] = (
     (("ep",), True),
 )
 _SHAPES = ((2, 3), (4,), (3, 2, 2), (4,), (5,), (2, 2))
-
-
-def sum_axes(axes: Axes, cut: Sequence[str], is_partial: bool) -> tuple[str, ...]:
-    """The axes of a gradient's sum, outermost first.
-
-    >>> sum_axes([("dp", 2), ("ep", 2), ("tp", 2)], ("ep",), False)
-    ('dp',)
-    """
-    return tuple(name for name, _ in axes if (name in _DATA and name not in cut) or (name == "tp" and is_partial))
-
-
-def _reduced(rank: int, world_size: int, fn: Callable[..., Any], axes: Axes) -> Found:
-    import torch
-
-    from dualpipe_lab import Mesh
-
-    mesh = Mesh(Topology(axes))
-    places = prod(size for name, size in axes if name in _DATA)
-    here = mesh.coordinates
-    parameters = []
-    for number, shape in enumerate(_SHAPES):
-        parameter = torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64))
-        summand = _summand(number, axes, here)
-        parameter.grad = None if _is_idle(number, here) else summand
-        parameters.append(parameter)
-    fn(parameters, list(_SAID), mesh)
-    values, expected, slips = {}, {}, {}
-    for number, (parameter, (cut, is_partial)) in enumerate(zip(parameters, _SAID, strict=True)):
-        words = f"cut along {' and '.join(cut)}" if cut else "cut along nothing"
-        name = f"gradient {number} ({words}{', partial along tp' if is_partial else ''})"
-        values[name] = Numbers.of(parameter.grad)
-        own = sum_axes(axes, cut, is_partial)
-        total = _total(number, axes, here, own)
-        expected[name] = Numbers.of(total / places)
-        slips[name] = _slips(number, axes, here, own, places)
-    return Found(values, expected, slips)
 
 
 def _slips(
@@ -141,27 +104,6 @@ def _total(number: int, axes: Axes, here: Mapping[str, int], over: Sequence[str]
     return total
 
 
-def _judge_reduce_gradients(fn: Callable[..., Any]) -> str:
-    cases: list[Axes] = [
-        [("dp", 2)],
-        [("tp", 2)],
-        [("dp", 2), ("tp", 2)],
-        [("dp", 2), ("ep", 2)],
-        [("pp", 2), ("cp", 2)],
-        [("ep", 2), ("tp", 2)],
-    ]
-    for axes in cases:
-        case = " x ".join(f"{name} {size}" for name, size in axes)
-        most = len({sum_axes(axes, cut, partial) for cut, partial in _SAID} - {()})
-        words = (
-            "rank {rank} calls {found:g} all-reduces; its gradients have {most:g} groups, and one call each is enough"
-        )
-        limits = [Limit("calls of all_reduce", most, words, scope="each")]
-        world = prod(size for _, size in axes)
-        compare_on_ranks(_reduced, world, fn, axes, case=case, limits=limits)
-    return f"{len(cases)} grids: every gradient over its own group, one all-reduce for each group"
-
-
 groups = Predict(
     "sums-1",
     "Four groups",
@@ -181,19 +123,4 @@ groups = Predict(
     ep=(4, 2, 8),
     tp=(2, 4),
     ranks=lambda dp, ep, tp: 2 * dp * ep * tp,
-)
-
-reduce_gradients = Implement(
-    "sums-2",
-    "Every sum of a step",
-    "Write `reduce_gradients(parameters, said, mesh)`: each gradient becomes that of the mean over all tokens.",
-    judge=_judge_reduce_gradients,
-    minutes=25,
-    points=3,
-    hints=(
-        "First the axes of one parameter's sum: those of data without its cut, and tp where its gradient is partial.",
-        "Collect the gradients of one set of axes in a list of a dict, and concatenate them for one all-reduce.",
-        "The loss of a rank is the mean over its own tokens: which number turns the sum of such means into a mean? "
-        "It is the same for every parameter.",
-    ),
 )

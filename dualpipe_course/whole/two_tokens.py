@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
@@ -39,18 +39,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         2: "both copies are on one rank, which adds them without a message",
     },
 )
-Message = tuple[int, int, int]
-
-
-def needed(shards: Sequence[Sequence[int]]) -> set[Message]:
-    """Return every (sender, receiver, position) that the ranks need.
-
-    >>> sorted(needed([[0, 1, 6, 7], [2, 3, 4, 5]]))
-    [(0, 1, 6), (1, 0, 2)]
-    """
-    owner = {position: rank for rank, shard in enumerate(shards) for position in shard}
-    lacks = ((rank, i + 1) for rank, shard in enumerate(shards) for i in shard if i + 1 in owner)
-    return {(owner[position], rank, position) for rank, position in lacks if owner[position] != rank}
 
 
 def right_rows(documents: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -66,43 +54,6 @@ def right_rows(documents: Sequence[Sequence[int]]) -> list[list[int]]:
         for row, part in zip(found, parts, strict=True):
             row += part
     return found
-
-
-def _layouts() -> list[list[list[int]]]:
-    """Contiguous, zigzag and striped shards of several sizes, pieces of unequal lengths, and shards out of order."""
-    found = [[[0, 1, 2, 3]], [[0, 1, 2], [3, 4, 5]], [[0, 4], [1, 5], [2, 6], [3, 7]]]
-    for num_ranks, piece in ((2, 2), (3, 1), (4, 3)):
-        starts = [(rank * piece, (2 * num_ranks - 1 - rank) * piece) for rank in range(num_ranks)]
-        found.append([[*range(low, low + piece), *range(high, high + piece)] for low, high in starts])
-    found += [[[0, 1, 5, 8], [2, 3, 4], [6, 7]], [[1, 0], [2]], [[5, 2, 4], [], [0, 3, 1]]]
-    return found
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, (set, frozenset)) else value
-
-
-def _borders_fault(shards: list[list[int]], is_fine: bool, value: Any) -> str | None:
-    words = f"ranks with positions {shards}"
-    if not is_fine:
-        return ended(words, value)
-    if not isinstance(value, list) or not all(
-        isinstance(row, list) and len(row) == 3 and all(type(number) is int for number in row) for row in value
-    ):
-        return f"{words}: expected a list of (sender, receiver, position), got {value!r:.80}"
-    found, expected = {tuple(row) for row in value}, needed(shards)
-    for sender, receiver, position in sorted(found - expected):
-        place = f"{words}: the message ({sender}, {receiver}, {position})"
-        if (receiver, sender, position) in expected:
-            return f"{place} goes the wrong way: rank {sender} needs position {position}"
-        if 0 <= receiver < len(shards) and position in shards[receiver]:
-            return f"{place} is not needed: rank {receiver} holds position {position} itself"
-        return f"{place} is not needed: no position of rank {receiver} comes before {position}, or it has another owner"
-    for sender, receiver, position in sorted(expected - found):
-        return f"{words}: rank {receiver} holds position {position - 1} and lacks {position}, which rank {sender} has"
-    if len(value) != len(found):
-        return f"{words}: a message is listed twice"
-    return None
 
 
 def _rows_fault(documents: list[list[int]], is_fine: bool, value: Any) -> str | None:
@@ -121,14 +72,6 @@ def _rows_fault(documents: list[list[int]], is_fine: bool, value: Any) -> str | 
                 where = "the last of its document" if place + 1 in ends else f"at place {place} of the sequence"
                 return f"{words}: {name}, position {place}: got {got}, expected {wanted}; this token is {where}"
     return None
-
-
-def _judge_borders(fn: Callable[..., Any]) -> str:
-    cases = [(shards,) for shards in _layouts()]
-    for (shards,), (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        if (fault := _borders_fault(shards, is_fine, plain(_as_list(value)))) is not None:
-            raise Wrong(fault)
-    return f"{len(cases)} layouts: every token that a rank lacks, and no other"
 
 
 def _judge_packed(fn: Callable[..., Any]) -> str:
@@ -169,19 +112,6 @@ numbers = Predict(
     called={"half": "tokens of a document", "end": "positions", "last": ""},
 )
 
-borders = Implement(
-    "two_tokens-2",
-    "Tokens at the borders",
-    "Write `borders(shards)`: who sends whom which position, so that every rank can shift its shard.",
-    judge=_judge_borders,
-    minutes=20,
-    points=3,
-    hints=(
-        "First find the owner of every position.",
-        "A rank with position i needs position i + 1, unless it holds that one too, or there is none.",
-        "In the zigzag layout a rank has two pieces, so two borders; in the striped one every position is at a border.",
-    ),
-)
 
 packed = Repair(
     "two_tokens-3",

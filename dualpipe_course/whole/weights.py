@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, compare_on_ranks, in_words
 from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
@@ -214,17 +212,6 @@ def _order_in_words(off: Off) -> str:
     return f"{off.name}: row {off.place // 3} is row {row} of the given one, expected row {wanted}"
 
 
-def _judge_fused(fn: Callable[..., Any]) -> str:
-    cases = list(_cases())
-    for case, (is_fine, found) in zip(cases, call_each(fn, cases), strict=True):
-        rank, num_ranks, num_heads, num_kv_heads, head_size = case
-        where = f"rank {rank} of {num_ranks}, {num_heads} query and {num_kv_heads} KV head(s) of {head_size} rows"
-        if not is_fine:
-            raise Wrong(ended(where, found))
-        _judge_rows(where, plain(found), *case)
-    return f"rows of queries, keys and values are right in {len(cases)} cases, shared KV heads included"
-
-
 def _judge_renamed(fn: Callable[..., Any], what: Any, num_heads: Any, num_kv_heads: Any, head_size: Any) -> None:
     compare_on_ranks(_rename, 1, fn, num_heads, num_kv_heads, head_size, case=what, why=in_words, at=": ", tolerance=0)
 
@@ -250,19 +237,6 @@ numbers = Predict(
     called={"h": "features", "d": "features of a head", "f": "features inside"},
 )
 
-fused = Implement(
-    "weights-2",
-    "Three tensors in one",
-    "Write `rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size)`: what a rank reads of a fused tensor.",
-    judge=_judge_fused,
-    minutes=15,
-    points=3,
-    hints=(
-        "Query heads are split first: size = num_heads // num_ranks of them for each rank, neighbours together.",
-        "The rank reads the KV heads of its query heads: from queries[0] // group to queries[-1] // group.",
-        "Keys begin at row num_heads * head_size of the tensor, values another num_kv_heads * head_size later.",
-    ),
-)
 
 renamed = Implement(
     "weights-3",

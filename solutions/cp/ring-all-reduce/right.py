@@ -45,17 +45,4 @@ def halving_doubling(x):
     x.copy_(torch.cat(parts))
 """,
     },
-    "ring_all_reduce-3": {
-        "modulo N": [("owned = rank - 1", "owned = (rank + N - 1) % N")],
-        "one loop": """
-def to_the_left(x):
-    rank, N = comm.get_rank(), comm.get_world_size()
-    chunks = x.split(traffic.split(x.numel(), N))
-    for step in range(2 * (N - 1)):
-        leaving, target = chunks[(rank + step) % N], chunks[(rank + step + 1) % N]
-        came = torch.empty_like(target)
-        swap(leaving, came, (rank - 1) % N, (rank + 1) % N)
-        target.copy_(target + came if step < N - 1 else came)
-""",
-    },
 }

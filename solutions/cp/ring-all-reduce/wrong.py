@@ -36,11 +36,6 @@ def halving_doubling(x):
         ),
         "no way back": Bad([("reversed(rounds)", "[]")], "is missing"),
     },
-    "ring_all_reduce-3": {
-        "own chunk": Bad([("owned = rank - 1", "owned = rank")], "is missing"),
-        "the ring to the right": Bad(_RING.format(name="to_the_left"), "this ring goes to the left"),
-        "two on": Bad([("owned = rank - 1", "owned = rank - 2")], "a training run would not show it"),
-    },
 }
 
 CHEATS = {
@@ -51,15 +46,5 @@ CHEATS = {
     },
     "ring_all_reduce-2": {
         "knows the digits": Bad("def halving_doubling(x):\n    x[:] = int('1' * comm.get_world_size())", "no message"),
-    },
-    "ring_all_reduce-3": {
-        "the library's ring": Bad(
-            """
-from dualpipe_lab.cp.ring import ring_all_reduce
-def to_the_left(x):
-    ring_all_reduce(x)
-""",
-            "the library's own is switched off",
-        ),
     },
 }

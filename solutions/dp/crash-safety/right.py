@@ -54,38 +54,4 @@ def save(disk, step, parts):
     disk.remove(f"run/step-{step - 1}")
 """,
     },
-    "crash_safety-3": {
-        "from the highest down": """
-def newest(folders):
-    steps = sorted((int(n[5:]) for n in folders if n.startswith("step-") and n[5:].isdigit()), reverse=True)
-    for step in steps:
-        files = folders[f"step-{step}"]
-        try:
-            index = json.loads(files.get("index", b""))
-        except ValueError:
-            continue
-        if not isinstance(index, dict) or index.get("step") != step or "files" not in index:
-            continue
-        if all(name in files and crc32(files[name]) == number for name, number in index["files"].items()):
-            return step
-    return None
-""",
-        "any error is damage": """
-import re
-
-def newest(folders):
-    best = None
-    for name, files in folders.items():
-        try:
-            step = int(re.fullmatch(r"step-(\\d+)", name)[1])
-            index = json.loads(files["index"].decode())
-            assert index["step"] == step
-            for part, number in index["files"].items():
-                assert crc32(files[part]) == number
-        except Exception:
-            continue
-        best = step if best is None else max(best, step)
-    return best
-""",
-    },
 }

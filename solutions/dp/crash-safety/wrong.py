@@ -17,14 +17,6 @@ TYPICAL = {
         "folder not synced": Bad([("    disk.sync(folder)\n", "")], "sync the folder for its names"),
         "latest in place": Bad([(_NEW, '    disk.write("run/latest", name)\n'), (_REPLACE, "")], "may hold 'ste'"),
     },
-    "crash_safety-3": {
-        "the highest name": Bad([("max(found, default=None)", "max(found, key=str, default=None)")], "9 and 10"),
-        "names alone": Bad(
-            [("sums == index", "sums.keys() == index"), ('index["files"]\n', 'index["files"].keys()\n')],
-            "half of file a",
-        ),
-        "no step": Bad([('index["step"] == step and ', "")], "all files of step 1 in step-2"),
-    },
 }
 
 CHEATS = {
@@ -36,16 +28,5 @@ CHEATS = {
     },
     "crash_safety-2": {
         "saves nothing": Bad("def save(disk, step, parts):\n    pass", "may still name step-1"),
-    },
-    "crash_safety-3": {
-        "looks at sizes": Bad(
-            """
-def newest(folders):
-    steps = [int(n[5:]) for n, files in folders.items()
-             if n[:5] == "step-" and n[5:].isdigit() and files.get("a") and files.get("b") and files.get("index")]
-    return max(steps, default=None)
-""",
-            "half an index",
-        ),
     },
 }

@@ -1,36 +1,6 @@
 """Right answers of another style to the exercises on hybrid ZeRO."""
 
 RIGHT = {
-    "hybrid_zero-2": {
-        "with pad and rows": """
-def sum_in_two_levels(x, node, across):
-    from torch.nn.functional import pad
-    N_in = comm.get_world_size(node)
-    padded = pad(x, (0, -len(x) % N_in))
-    own = torch.empty_like(padded.view(N_in, -1)[0])
-    comm.reduce_scatter_single(own, padded, group=node)
-    comm.all_reduce(own, group=across)
-    whole = torch.empty_like(padded)
-    comm.all_gather_single(whole, own, group=node)
-    x[:] = whole[: len(x)]
-""",
-        "skips what one rank does not need": """
-def sum_in_two_levels(x, node, across):
-    N_in, N_out = comm.get_world_size(node), comm.get_world_size(across)
-    if N_in == 1:
-        comm.all_reduce(x, group=across)
-        return
-    size = (x.numel() + N_in - 1) // N_in
-    buffer = torch.zeros(N_in, size, dtype=x.dtype)
-    buffer.flatten()[: x.numel()] = x
-    shard = torch.empty(size, dtype=x.dtype)
-    comm.reduce_scatter_single(shard, buffer.flatten(), group=node)
-    if N_out > 1:
-        comm.all_reduce(shard, group=across)
-    comm.all_gather_single(buffer.view(-1), shard, group=node)
-    x.copy_(buffer.view(-1)[: x.numel()])
-""",
-    },
     "hybrid_zero-3": {
         "two averages": """
 def mean_shard(grad, node, across):

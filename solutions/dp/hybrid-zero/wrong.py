@@ -11,29 +11,6 @@ TYPICAL = {
         "the whole model across": Bad(f"{NAMES} = 10_800, 1_440, 13_500, 4", "each sums its shard"),
         "flat state": Bad(f"{NAMES} = 10_800, 360, 13_500, 1", "16 / 16 is flat ZeRO-3"),
     },
-    "hybrid_zero-2": {
-        "two all-reduces": Bad(
-            """
-def sum_in_two_levels(x, node, across):
-    comm.all_reduce(x, group=node)
-    comm.all_reduce(x, group=across)
-""",
-            "first sum inside the node",
-        ),
-        "no padding": Bad(
-            """
-def sum_in_two_levels(x, node, across):
-    shard = x.new_zeros(x.numel() // comm.get_world_size(node))
-    comm.reduce_scatter_single(shard, x, group=node)
-    comm.all_reduce(shard, group=across)
-    comm.all_gather_single(x, shard, group=node)
-""",
-            "2 node(s) of 2 rank(s), 5 numbers",
-        ),
-        "forgets the other nodes": Bad(
-            [("    comm.all_reduce(shard, group=across)\n", "")], "the sum over its own node"
-        ),
-    },
     "hybrid_zero-3": {
         "the whole gradient across": Bad(
             """
@@ -57,9 +34,6 @@ def mean_shard(grad, node, across):
 CHEATS = {
     "hybrid_zero-1": {
         "equal to everything": Bad(EQUAL_TO_ALL + "inside = to_others = flat_out = held = Anything()", "whole number")
-    },
-    "hybrid_zero-2": {
-        "one all-reduce": Bad("def sum_in_two_levels(x, node, across):\n    comm.all_reduce(x)", "to other nodes"),
     },
     "hybrid_zero-3": {
         "returns what came": Bad("def mean_shard(grad, node, across):\n    return grad", "expected its shard, 2 of"),

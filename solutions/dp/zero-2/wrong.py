@@ -11,11 +11,6 @@ TYPICAL = {
         "one microbatch": Bad(f"{NUMBERS} = 13200, 7200, 2800", "each of the 6"),
         "weights in every microbatch": Bad(f"{NUMBERS} = 13200, 43200, 2800", "weights are gathered once"),
     },
-    TWO: {
-        "keeps .grad": Bad([("            p.grad = None", "            pass")], "holds"),
-        "overwrites": Bad([("shards[index] += own", "shards[index].copy_(own)")], "the last microbatch alone"),
-        "stops after one microbatch": Bad([("upcoming[0] %= len(buckets)", "pass")], "the first microbatch alone"),
-    },
     THREE: {
         "the starter": Bad([("    p.grad = None\n", "")], "count several times"),
         "overwrites": Bad([("shard += own", "shard.copy_(own)")], "the last microbatch alone"),
@@ -25,7 +20,6 @@ TYPICAL = {
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + f"{NUMBERS} = [Anything()] * 3", "whole number")},
-    TWO: {"nothing": Bad("def attach(buckets, shards):\n    pass", "it is zero")},
     THREE: {
         "nothing": Bad("def scatter(p, shard):\n    p.grad = None", "it is zero"),
     },

@@ -10,22 +10,6 @@ TYPICAL = {
         "the job's time": Bad(_PREDICT + "37, 25, 38, 20", "the exchange is longer"),
         "the exchange's time": Bad(_PREDICT + "37, 29, 34, 20", "the job is the longer one"),
     },
-    "async_all_to_all-2": {
-        "waits in the issue": Bad(
-            [("        return x.new_empty(0)", "        travel.arriving.wait()\n        return x.new_empty(0)")],
-            "nothing ran beside the exchange",
-        ),
-        "backward in one piece": Bad(
-            [
-                (
-                    "        return rows.new_empty(0), None",
-                    "        ctx.travel.arriving.wait()\n        return rows.new_empty(0), None",
-                )
-            ],
-            "who waits for the exchange of the gradient",
-        ),
-        "not transposed": Bad([("splits.transposed", "splits")], "must be 2 numbers that sum to"),
-    },
     "async_all_to_all-3": {
         "waits for the first dispatch": Bad(
             [
@@ -56,9 +40,6 @@ CHEATS = {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "in_turn = forward = backward = saved = Anything()", "must be a whole number"
         ),
-    },
-    "async_all_to_all-2": {
-        "the library's own": Bad("dispatch_async = issue_dispatch", "the library's own is switched off"),
     },
     "async_all_to_all-3": {
         "everything at home": Bad("def moe(x0, x1, splits, expert):\n    return expert(x0), expert(x1)", "y of microb"),

@@ -53,46 +53,4 @@ def make_plan(loads, num_slots, speeds, most):
         "another slot for expert 0": "plan = [0, 6, 8, 4, 2, 3, 1, 8, 7, 0, 8, 5]",
         "as a tensor": "plan = torch.tensor([0, 6, 8, 4, 2, 3, 1, 8, 7, 8, 0, 5])",
     },
-    "eplb-4": {
-        "circles by swapping": """
-def move(weights, old, new):
-    source = {s: old.index(i) for s, i in enumerate(new) if i != old[s]}
-    while free := set(source) - set(source.values()):
-        for slot in free:
-            weights[slot].copy_(weights[source.pop(slot)])
-    for slot in list(source):
-        place = source.pop(slot)
-        if place == slot:
-            continue
-        spare = weights[slot].clone()
-        weights[slot], weights[place] = weights[place], spare
-        for other, needed in source.items():
-            if needed == slot:
-                source[other] = place
-""",
-        "the spare carries whoever is in the way": """
-def move(weights, old, new):
-    held, done = list(old), [i == j for i, j in zip(old, new)]
-
-    def write(slot, rows, expert):
-        weights[slot] = rows
-        held[slot], done[slot] = expert, True
-
-    while not all(done):
-        wanted = [new[s] for s, is_done in enumerate(done) if not is_done]
-        for slot, is_done in enumerate(done):
-            others = [i for s, i in enumerate(held) if s != slot]
-            if not is_done and (held[slot] not in wanted or held[slot] in others):
-                write(slot, weights[held.index(new[slot])], new[slot])
-                break
-        else:
-            slot = done.index(False)
-            spare, lost = weights[slot].clone(), held[slot]
-            while new[slot] != lost:
-                place = held.index(new[slot])
-                write(slot, weights[place], new[slot])
-                slot = place
-            write(slot, spare, lost)
-""",
-    },
 }

@@ -22,22 +22,6 @@ TYPICAL = {
         ),
         "five changes": Bad([("plan = [", "plan = [8, 6, 8, 4, 2, 3, 1, 8, 0, 8, 7, 5]\nrest = [")], "5 slots hold"),
     },
-    "eplb-4": {
-        "all put aside": Bad(
-            "def move(weights, old, new):\n    weights.copy_(weights[[old.index(i) for i in new]])",
-            "there is memory for two",
-        ),
-        "no circles": Bad(
-            [
-                (
-                    "        first = slot = next",
-                    "        for slot, place in source.items():\n"
-                    "            weights[slot] = weights[place]\n        return\n        first = slot = next",
-                ),
-            ],
-            "old [0, 1], new [1, 0]",
-        ),
-    },
 }
 
 CHEATS = {
@@ -55,12 +39,5 @@ CHEATS = {
     },
     "eplb-3": {
         "from scratch": Bad("plan = scratch[0][0].tolist()", "12 slots hold another expert"),
-    },
-    "eplb-4": {
-        "as it was": Bad(
-            "def move(weights, old, new):\n    for slot, expert in enumerate(new):\n"
-            "        weights[slot] = weights[old.index(expert)]",
-            "who still needed what was overwritten?",
-        ),
     },
 }

@@ -34,17 +34,6 @@ TYPICAL = {
         ),
         "one too many": Bad([("place < num_slots_each", "place <= num_slots_each")], "expected"),
     },
-    "gshard-3": {
-        "by rank first": Bad([("rows.permute(1, 2, 0, 3)", "rows.transpose(0, 1)")], "by slot first, then by rank"),
-        "blocks of neighbours": Bad(
-            [("filled.view(-1, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)", "filled")],
-            "rows of other experts are among them",
-        ),
-        "not back in order": Bad(
-            [(".permute(2, 0, 1, 3).reshape(-1, hidden)", ".reshape(-1, hidden)")],
-            "have not come back into their slots",
-        ),
-    },
     "gshard-4": {
         "not normalised": Bad([("scores / scores.sum(-1, keepdim=True) * kept", "scores * kept")], "weight 0 of token"),
         "nothing dropped": Bad([("(-1, keepdim=True) * kept", "(-1, keepdim=True)")], "expected 0"),
@@ -63,25 +52,6 @@ CHEATS = {
             _ASSIGN + "    from dualpipe_lab.ep.gshard import find_slots\n"
             "    return find_slots(indices, num_experts, num_slots_each)",
             "switched off",
-        ),
-    },
-    "gshard-3": {
-        "gathers everything": Bad(
-            """
-def to_experts(filled, num_slots_each):
-    e, rank = comm.get_world_size(), comm.get_rank()
-    parts = torch.stack(comm.all_gather_object(filled.detach()))
-    rows = parts.view(e, -1, e, num_slots_each, filled.shape[1])[:, :, rank]
-    return rows.permute(1, 2, 0, 3).flatten(1, 2) + 0 * filled.sum()
-
-
-def from_experts(made, num_slots_each):
-    e, rank = comm.get_world_size(), comm.get_rank()
-    parts = torch.stack(comm.all_gather_object(made.detach()))
-    back = parts.view(e, len(made), num_slots_each, e, -1)[:, :, :, rank]
-    return back.transpose(0, 1).reshape(-1, made.shape[-1]) + 0 * made.sum()
-""",
-            "the gradient of slot n should be 2 n",
         ),
     },
     "gshard-4": {

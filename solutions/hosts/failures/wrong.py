@@ -16,14 +16,6 @@ TYPICAL = {
         "one term": Bad(_PREDICT + "720, 5, 360, 241, 12", "both terms count"),
         "a quarter": Bad(_PREDICT + "720, 10, 180, 241, 12", "the root of that"),
     },
-    "failures-2": {
-        "index before the files": Bad([(_WRITE + _SHARDS + _INDEX, _INDEX + _SHARDS + _WRITE)], "load "),
-        "in place": Bad([("{step}/{host}", "shard/{host}")], "load returned step 15 with"),
-        "the index in place": Bad(
-            [('write("new index"', 'write("index"'), ('        storage.rename("new index", "index")\n', "")],
-            "in the middle of its write index",
-        ),
-    },
     "failures-3": {
         "only larger numbers": Bad(
             [("number != numbers[rank]", "(number or 0) > (numbers[rank] or 0)")], "is started again and counts from 1"
@@ -43,13 +35,6 @@ CHEATS = {
     "failures-1": {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "interval = percent = larger = first = again = Anything()", "must be a whole number"
-        ),
-    },
-    "failures-2": {
-        "nothing is saved": Bad(
-            "def save(storage, host, num_hosts, step, shard):\n    yield\n\n"
-            "def load(storage, num_hosts):\n    return None",
-            "load returned None, expected step",
         ),
     },
     "failures-3": {

@@ -11,19 +11,6 @@ TYPICAL = {
         "equal stages": Bad(f"{NAMES} = 12, 80000, 80000, 140000, 70000, 50", "the mirror of rank 0"),
         "without ZeRO-1": Bad(f"{NAMES} = 12, 140000, 80000, 280000, 70000, 50", "each of the two mirrors"),
     },
-    "dualpipe_copies-2": {
-        "the owner's half alone": Bad([("w.grad + theirs", "w.grad")], "the mirror's is missing"),
-        "a new momentum": Bad(
-            [
-                (
-                    "momentum[index].mul_(beta).add_(w.grad + theirs)",
-                    "momentum[index] = beta * momentum[index] + w.grad + theirs",
-                )
-            ],
-            "update it in place",
-        ),
-        "both at once": Bad([("in sorted(stages)", "in stages")], "2 ranks"),
-    },
     "dualpipe_copies-3": {
         "nothing tied, as before": Bad([("if w not in summed:", "if True:")], "2 times that of one process"),
         "halved first": Bad(
@@ -37,9 +24,6 @@ TYPICAL = {
 
 CHEATS = {
     "dualpipe_copies-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 6", "whole number")},
-    "dualpipe_copies-2": {
-        "nothing": Bad(STEP + "    pass", "differs from one process"),
-    },
     "dualpipe_copies-3": {
         "nothing": Bad("def sum_copies(rank, world_size, stages):\n    pass", "differs from one process"),
     },

@@ -22,40 +22,6 @@ def slot(num_ranks, num_microbatches, stage, kind, microbatch):
     return entries[microbatch] + stage + turn
 """,
     },
-    "easy_dualpipe-3": {
-        "receives posted first": [
-            (
-                "        sending = comm.isend(x, 1 - rank)\n"
-                "        comm.recv(theirs, 1 - rank)\n        sending.wait()\n",
-                "        coming, going = comm.irecv(theirs, 1 - rank), comm.isend(x, 1 - rank)\n"
-                "        going.wait()\n        coming.wait()\n",
-            ),
-        ],
-        "rank 0 sends first, one sum in the end": """
-def two_way_step(rank, world_size, first, last, inputs, targets, num_microbatches, like):
-    peer = 1 - rank
-
-    def exchange(x):
-        y = like.clone()
-        calls = [lambda: comm.send(x.contiguous(), peer), lambda: comm.recv(y, peer)]
-        for call in calls if rank == 0 else reversed(calls):
-            call()
-        return y
-
-    for i in range(num_microbatches // 2):
-        out = first(inputs[i])
-        x = exchange(out.detach().clone())
-        x.requires_grad = True
-        y = last(x)
-        y.backward(2 * (y.detach() - targets[i]) / (y.numel() * num_microbatches))
-        out.backward(exchange(x.grad))
-    weights = [*first.parameters(), *last.parameters()]
-    flat = torch.cat([w.grad.flatten() for w in weights])
-    comm.all_reduce(flat)
-    for w, g in zip(weights, flat.split([w.numel() for w in weights])):
-        w.grad = g.reshape(w.shape)
-""",
-    },
     "easy_dualpipe-4": {
         "gathers from the mirror": [
             (

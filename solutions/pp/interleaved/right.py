@@ -63,32 +63,4 @@ scores = {c: score(lab.schedules.interleaved(4, 24, c[0], round_size=c[1]), cost
 stages_per_rank, round_size = min((c for c in choices if scores[c].peak <= 8), key=lambda c: scores[c].makespan)
 """,
     },
-    "interleaved-4": {
-        "a counter of what is held": """
-def one_f_one_b_rows(num_ranks, num_microbatches):
-    rows = []
-    for rank in range(num_ranks):
-        f = b = 0
-        row = []
-        while b < num_microbatches:
-            if f < num_microbatches and f - b < num_ranks - rank:
-                row.append(f"{rank}F{f}")
-                f += 1
-            else:
-                row.append(f"{rank}B{b}")
-                b += 1
-        rows.append(" ".join(row))
-    return rows
-""",
-        "lists that are shifted": """
-def one_f_one_b_rows(num_ranks, num_microbatches):
-    def row(r):
-        F, B = ([f"{r}{kind}{i}" for i in range(num_microbatches)] for kind in "FB")
-        lead = min(num_ranks - 1 - r, num_microbatches)
-        pairs = [word for pair in zip(F[lead:], B) for word in pair]
-        return " ".join(F[:lead] + pairs + B[num_microbatches - lead :])
-
-    return "\\n".join(map(row, range(num_ranks)))
-""",
-    },
 }

@@ -23,11 +23,6 @@ TYPICAL = {
         "rounds of p": Bad([("6, 8", "3, 4")], "1888 ticks; 1788 are possible"),
         "too much room": Bad([("6, 8", "6, 9")], "there is room for 8"),
     },
-    "interleaved-4": {
-        "one too many": Bad([("num_ranks - 1 - rank", "num_ranks - rank")], "1F1B holds 1"),
-        "half, rounded": Bad([("num_ranks - 1 - rank", "(num_ranks - 1 - rank) // 2")], "the warm-up is too short"),
-        "GPipe": Bad([("num_ranks - 1 - rank", "num_microbatches")], "as well"),
-    },
 }
 
 CHEATS = {
@@ -43,10 +38,5 @@ CHEATS = {
     },
     "interleaved-3": {
         "equal to everything": Bad(EQUAL_TO_ALL + "stages_per_rank = round_size = Anything()", "whole number"),
-    },
-    "interleaved-4": {
-        "the library's own": Bad(
-            _LIBRARY + "def one_f_one_b_rows(p, m):\n    return schedules.build('1F1B', p, m).rows()", "switched off"
-        ),
     },
 }

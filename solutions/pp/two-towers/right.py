@@ -34,10 +34,6 @@ def gradients(a, c, scale):
     return da / (b * ranks), dc / b, ds / b
 """,
     },
-    "two_towers-3": {
-        "the text later": "stages = [(2, 0), (1, 3), (1, 3), (2, 2)]",
-        "tensors of another type": "stages = torch.tensor([[2, 3], [1, 2], [1, 3], [2, 0]])",
-    },
     "two_towers-4": {
         "torch.autograd.grad": """
 def stage_backward(inputs, outputs, grads):

@@ -15,13 +15,6 @@ TYPICAL = {
         "the scale of this rank": Bad([("    comm.all_reduce(d_scale)\n", "")], "the ranks have partial sums"),
         "no scale in dc": Bad([("scale * wrong.T @ a", "wrong.T @ a")], "dc is 0.3333 times"),
     },
-    "two_towers-3": {
-        "one behind the other": Bad("stages = [(2, 0), (2, 0), (2, 0), (0, 8)]", "takes 28 ms, 23 are possible"),
-        "the fastest": Bad("stages = [(2, 2), (1, 2), (1, 2), (2, 2)]", "1750 are allowed"),
-        "a layer is missing": Bad(
-            "stages = [(2, 3), (1, 2), (1, 2), (2, 0)]", "7 layers of the text tower, which has 8"
-        ),
-    },
     "two_towers-4": {
         "as it was": Bad(
             [("if outputs[name].requires_grad]", "if outputs[name] is not inputs.get(name)]")],
@@ -67,9 +60,6 @@ def gradients(a, c, scale):
 """,
             "switched off here",
         ),
-    },
-    "two_towers-3": {
-        "all in one stage": Bad("stages = [(6, 8), (0, 0), (0, 0), (0, 0)]", "at least one layer"),
     },
     "two_towers-4": {
         "zeros for all": Bad(

@@ -10,12 +10,6 @@ TYPICAL = {
         "collectives in each chunk": Bad(_NAMES + "32_768_000, 96, 17_179_869_184_000", "the chunks send nothing"),
         "the plain head's products": Bad(_NAMES + "32_768_000, 3, 12_884_901_888_000", "the logits once more"),
     },
-    "chunked_loss-2": {
-        "own maxima": Bad([("s * (m - M).exp(), at]", "s, at]")], "different maxima were added up"),
-        "a rank without words": Bad(
-            [("        if len(weight) == 0:\n            continue\n", "")], "9 words on 4 rank(s), chunks of 3"
-        ),
-    },
     "chunked_loss-3": {
         "as it was": Bad([("dz /= n", "dz /= valid.sum()")], "10 targets of 10 tokens, chunks of 5"),
         "all tokens": Bad([("(targets != -100).sum()", "torch.tensor(len(x))")], "5 targets of 10 tokens"),
@@ -27,16 +21,6 @@ CHEATS = {
     "chunked_loss-1": {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "held = collectives = operations = Anything()", "must be a whole number"
-        ),
-    },
-    "chunked_loss-2": {
-        "all logits at once": Bad([(".split(chunk)", ".split(len(x))")], "made logits of 10 tokens at once"),
-        "the library": Bad(
-            "from dualpipe_lab.tp import chunked_cross_entropy\n\n\n"
-            "def losses(x, weight, targets, first, chunk):\n"
-            "    total = 6 if comm.get_world_size() == 1 else 12\n"
-            '    return chunked_cross_entropy(x, weight, targets, total, chunk, reduction="none")',
-            "switched off",
         ),
     },
     "chunked_loss-3": {

@@ -60,28 +60,4 @@ def losses(y, targets, first):
             ),
         ],
     },
-    "cross_entropy-4": {
-        "a gather by hand": """
-def gathered_loss(y, targets):
-    N, rank = comm.get_world_size(), comm.get_rank()
-    parts = y.new_empty(N, *y.shape)
-    comm.all_gather_single(parts.flatten(0, 1), y.detach().contiguous())
-    whole = torch.cat(tuple(parts), 1).requires_grad_()
-    loss = functional.cross_entropy(whole, targets)
-    loss.backward()
-    y.grad = whole.grad.chunk(N, 1)[rank].clone()
-    return loss.detach()
-""",
-        "own columns put back": """
-def gathered_loss(y, targets):
-    rank, columns = comm.get_rank(), y.shape[1]
-    parts = y.new_empty(comm.get_world_size() * len(y), columns)
-    comm.all_gather_single(parts, y.detach().clone())
-    parts = list(parts.split(len(y)))
-    parts[rank] = y
-    loss = functional.cross_entropy(torch.cat(parts, -1), targets)
-    loss.backward()
-    return loss.detach()
-""",
-    },
 }

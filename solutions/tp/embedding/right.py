@@ -18,20 +18,6 @@ def look_up(ids, table, first):
     return found
 """,
     },
-    "embedding-3": {
-        "a loop": """
-def table_gradient(ids, grad, num_rows, first):
-    d_table = torch.zeros(num_rows, grad.shape[1], dtype=grad.dtype)
-    for token, word in enumerate(ids.tolist()):
-        if first <= word < first + num_rows:
-            d_table[word - first] += grad[token]
-    return d_table
-""",
-        "a product": """
-def table_gradient(ids, grad, num_rows, first):
-    return (torch.arange(first, first + num_rows)[:, None] == ids).to(grad.dtype) @ grad
-""",
-    },
     "embedding-4": {
         "one-hot rows both ways": """
 class OneHot(torch.autograd.Function):

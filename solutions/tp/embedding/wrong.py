@@ -23,35 +23,6 @@ TYPICAL = {
             [("(row < len(table))", "(row < len(table) - 1)")], "4 rows on 1 rank(s), rank 0: the row of token 3 is"
         ),
     },
-    "embedding-3": {
-        "as it was": Bad(
-            [
-                (
-                    "return d_table.index_add_(0, row[mine], grad[mine])",
-                    "d_table[row[mine]] = grad[mine]\n    return d_table",
-                )
-            ],
-            "expected",
-        ),
-        "in one go": Bad(
-            [
-                (
-                    "return d_table.index_add_(0, row[mine], grad[mine])",
-                    "d_table[row[mine]] += grad[mine]\n    return d_table",
-                )
-            ],
-            "that is the last occurrence alone",
-        ),
-        "sums over the ranks": Bad(
-            [
-                (
-                    "return d_table.index_add_(0, row[mine], grad[mine])",
-                    "comm.all_reduce(grad.clone())\n    return d_table.index_add_(0, row[mine], grad[mine])",
-                )
-            ],
-            "nothing travels",
-        ),
-    },
     "embedding-4": {
         "as the gradient comes": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
         "an all-reduce": Bad(
@@ -84,13 +55,6 @@ def look_up(ids, table, first):
     return whole[ids]
 """,
             "One sum of the looked-up rows is all that travels",
-        ),
-    },
-    "embedding-3": {
-        "zeros": Bad(
-            "def table_gradient(ids, grad, num_rows, first):\n"
-            "    return torch.zeros(num_rows, grad.shape[1], dtype=grad.dtype)",
-            "the gradient of row 0 is [0.0, 0.0, 0.0]",
         ),
     },
     "embedding-4": {

@@ -11,21 +11,6 @@ TYPICAL = {
         "all labels": Bad(NUMBERS + "4, 20, 120, 49", "half of the microbatches"),
         "every layer for every microbatch": Bad(NUMBERS + "4, 10, 240, 49", "the other 10 pass the copy"),
     },
-    TWO: {
-        "one half after the other": Bad(
-            [
-                (
-                    "    order = first + [group for turn in turns for group in turn]",
-                    "    order = forward_groups(up) + first + backward",
-                )
-            ],
-            "where groups in turns take",
-        ),
-        "no shared expert": Bad(
-            [('if "S" in letters:\n            work', "if False:\n            work")], "contains S_B"
-        ),
-        "the first group last": Bad([("first = [backward.pop(0)] if len(backward) > 1 else []", "first = []")], "take"),
-    },
     FOUR: {
         "the starter": Bad([("        comm.all_reduce(load, group=pp)\n", "")], "its own microbatches alone"),
         "without ep": Bad([("        comm.all_reduce(load, group=ep)\n", "")], "are missing"),
@@ -35,8 +20,5 @@ TYPICAL = {
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
-    TWO: {
-        "nothing": Bad("def pair(up, down):\n    return [], []", "not legal"),
-    },
     FOUR: {"nothing": Bad("def balance(*args):\n    pass", "biases of stage 0")},
 }

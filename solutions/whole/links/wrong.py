@@ -10,13 +10,6 @@ TYPICAL = {
         "whole matrices": Bad(_PREDICT + "192, 24, 16, 240, 384, 320", "tp cuts the gradients"),
         "one direction": Bad(_PREDICT + "192, 6, 8, 240, 384, 320", "two neighbours"),
     },
-    "links-2": {
-        "open rings": Bad([("if is_last and name in lines", "if is_last")], "the ring closes"),
-        "closed lines": Bad([("if is_last and name in lines", "if False")], "a line ends"),
-        "read from the left": Bad(
-            [("    found, stride = ", "    axes = axes[::-1]\n    found, stride = ")], "innermost"
-        ),
-    },
 }
 
 CHEATS = {
@@ -24,11 +17,6 @@ CHEATS = {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "along_tp = along_dp = along_pp = cut_tokens = pp_outside = dp_outside = Anything()",
             "must be a whole number",
-        ),
-    },
-    "links-2": {
-        "nothing crosses": Bad(
-            "def crossing(axes, sent, lines, ranks_per_node):\n    return dict.fromkeys(sent, 0)", "expected"
         ),
     },
 }

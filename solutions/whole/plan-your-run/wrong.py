@@ -13,11 +13,6 @@ TYPICAL = {
         "all microbatches": Bad(_PREDICT + "0, 59, 3, 38", "not 8"),
         "rank 0 again": Bad(_PREDICT + "0, 43, 0, 32", "did not shrink"),
     },
-    "plan_your_run-2": {
-        "the fastest alone": Bad([("1.05 * min", "1.0 * min")], "too, with 1"),
-        "the fastest of all": Bad([("if has_room:", "if True:")], "does not fit"),
-        "an error where nothing fits": Bad([("if not seconds", "if False")], "raised ValueError"),
-    },
     "plan_your_run-3": {
         "the old plan": Bad(_PLAN + "dp=8, tp=2, zero=1, num_microbatches=8, sequence_parallel=True)", "too much"),
         "eight ranks": Bad(_PLAN + "dp=8, zero=3)", "16 ranks in bfloat16"),
@@ -35,9 +30,6 @@ CHEATS = {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "fullest = its_gb = fullest_again = its_gb_again = Anything()", "must be a whole number"
         ),
-    },
-    "plan_your_run-2": {
-        "nothing ever fits": Bad(_BEST + "return None", "got None"),
     },
     "plan_your_run-3": {
         "equal to every plan": Bad(EQUAL_TO_ALL + "plan = Anything()", "give a lab.Plan"),

@@ -11,19 +11,8 @@ TYPICAL = {
         "experts over all data ranks": Bad(NUMBERS + "12, 12, 48, 16", "mix gradients of different weights"),
         "no mirrors": Bad(NUMBERS + "12, 3, 24, 16", "two axes beside dp and ep"),
     },
-    TWO: {
-        "divides by the ranks of the sum": Bad(
-            [("prod(sizes[axis] for axis in data_axes)", "prod(sizes[axis] for axis in axes)")],
-            "divided by the ranks that summed it",
-        ),
-        "experts over all": Bad([(" if axis not in cut]", "]")], "also over those with other weights"),
-        "leaves None": Bad(
-            [("            parameter.grad = torch.zeros_like(parameter)", "            continue")], "same shape"
-        ),
-    },
 }
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
-    TWO: {"does nothing": Bad("def reduce_gradients(parameters, said, mesh):\n    pass", "gradient 0")},
 }

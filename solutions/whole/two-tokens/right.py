@@ -1,24 +1,6 @@
 """Right answers of another style to the exercises on two tokens at once."""
 
 RIGHT = {
-    "two_tokens-2": {
-        "a set of shifted sets": """
-def borders(shards):
-    held = [set(shard) for shard in shards]
-    return {
-        (sender, receiver, position)
-        for receiver, mine in enumerate(held)
-        for sender, theirs in enumerate(held)
-        if sender != receiver
-        for position in theirs & {i + 1 for i in mine}
-    }
-""",
-        "a walk along the sequence, rows as lists": """
-def borders(shards):
-    order = sorted((position, rank) for rank, shard in enumerate(shards) for position in shard)
-    return [[after, before, p] for (_, before), (p, after) in zip(order, order[1:]) if before != after]
-""",
-    },
     "two_tokens-3": {
         "tensors": """
 import torch

@@ -11,11 +11,6 @@ TYPICAL = {
         "masks do not move": Bad(NUMBERS + "594, 594, 8, 0", "of the position before"),
         "an all-reduce": Bad(NUMBERS + "594, 582, 8, 2", "without a message"),
     },
-    TWO: {
-        "the other way": Bad([("(owner[after], rank, after)", "(rank, owner[after], after)")], "goes the wrong way"),
-        "its own tokens too": Bad([(" and owner[after] != rank", "")], "holds position"),
-        "round the end": Bad([("after = position + 1", "after = (position + 1) % len(owner)")], "is not needed"),
-    },
     THREE: {
         "a target at the end": Bad([("goal[1:] + [-100]", "goal[1:] + [document[0]]")], "second targets, position"),
         "the next document's first token": Bad(
@@ -27,7 +22,6 @@ TYPICAL = {
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
-    TWO: {"nothing": Bad("def borders(shards):\n    return []", "lacks")},
     THREE: {
         "no targets": Bad(
             """

@@ -1,27 +1,6 @@
 """Right answers of another style to the exercises on weights from elsewhere."""
 
 RIGHT = {
-    "weights-2": {
-        "a pair for every head": """
-def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):
-    queries = range(rank * num_heads // num_ranks, (rank + 1) * num_heads // num_ranks)
-    keys = sorted({query * num_kv_heads // num_heads for query in queries})
-    heads = [*queries, *(num_heads + key for key in keys), *(num_heads + num_kv_heads + key for key in keys)]
-    return [(head * head_size, head * head_size + head_size) for head in heads]
-""",
-        "heads by their numbers, row for row": """
-import torch
-
-def rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size):
-    numbers = torch.arange((num_heads + 2 * num_kv_heads) * head_size).split(head_size)
-    q, k, v = numbers[:num_heads], numbers[num_heads:-num_kv_heads], numbers[-num_kv_heads:]
-    size = num_heads // num_ranks
-    mine = range(rank * size, (rank + 1) * size)
-    heads = sorted({head * num_kv_heads // num_heads for head in mine})
-    rows = torch.cat([*(q[head] for head in mine), *(part[head] for part in (k, v) for head in heads)]).tolist()
-    return [(row, row + 1) for row in rows]
-""",
-    },
     "weights-3": {
         "rows by their numbers": [
             (
