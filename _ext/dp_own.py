@@ -20,12 +20,8 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-FOLDS = re.compile(r'class="(?:dp-ours|admonition dp-lock)"')
+FOLDS = re.compile(r'class="[^"]*\bdp-(?:ours|lock)\b')
 LOG = logging.getLogger(__name__)
-
-
-class Fold(nodes.General, nodes.Element):
-    """The course's text: `summary` and below it the code."""
 
 
 class _OfPart(SphinxDirective):
@@ -77,13 +73,15 @@ class Ours(_OfPart):
     optional_arguments, final_argument_whitespace = 1, True
 
     def run(self) -> list[nodes.Node]:
-        """Return the fold."""
+        """Return the code between the ends of its fold."""
         from dualpipe_course.workspace.own import ours
 
         part = self.part()
         self.env.note_dependency(str(self.root / "dualpipe_ours" / f"{part}.py"))
         summary, text = ours(self.root, part, *self.arguments[1:])
-        return [Fold("", nodes.literal_block(text, text, language="python"), summary=summary)]
+        opened = f'<details class="dp-ours"><summary>{escape(summary)}</summary>'
+        code = nodes.literal_block(text, text, language="python")
+        return [nodes.raw("", opened, format="html"), code, nodes.raw("", "</details>", format="html")]
 
 
 class Lock(SphinxDirective):
@@ -95,22 +93,11 @@ class Lock(SphinxDirective):
         """Return the question in a box, whose id is the prediction's name."""
         from dualpipe_course.workspace.own import LOCK
 
-        box = nodes.admonition(
-            "", nodes.title("", LOCK), classes=["dp-lock"], ids=[nodes.make_id(f"lock-{self.arguments[0]}")]
-        )
+        name = nodes.make_id(f"lock-{self.arguments[0]}")
+        box = nodes.admonition("", nodes.title("", LOCK), classes=["dp-lock"], ids=[name])
         self.set_source_info(box)
         self.state.nested_parse(self.content, self.content_offset, box)
         return [box]
-
-
-def open_fold(translator: Any, node: Fold) -> None:
-    """Begin a fold."""
-    translator.body.append(f'<details class="dp-ours"><summary>{escape(node["summary"])}</summary>\n')
-
-
-def close_fold(translator: Any, node: Fold) -> None:
-    """End a fold."""
-    translator.body.append("</details>\n")
 
 
 def check_locks(app: Sphinx, doctree: nodes.document) -> None:
@@ -144,7 +131,6 @@ def write_script(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the directives and connect the handlers."""
-    app.add_node(Fold, html=(open_fold, close_fold))
     app.add_directive("write", Write)
     app.add_directive("ours", Ours)
     app.add_directive("lock", Lock)

@@ -1,8 +1,9 @@
 """One copy of a page: its notebook as the book shows it, before anything is run.
 
 In: a page of a checkout.  Out: the bytes of the learner's file, and a digest of what is written in its cells.
-Links lead to the other copies, cells that the book folds are folded, and those after a prediction; the outputs are those
-of the last build (_build/jupyter_execute) if it ran the same code.  Exercises that ask for numbers get the learner's own.
+Links lead to the other copies, cells that the book folds are folded, and those after a prediction; the outputs are
+those of the last build (_build/jupyter_execute) if it ran the same code.  Exercises that ask for numbers get the
+learner's own.
 """
 
 import hashlib
