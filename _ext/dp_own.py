@@ -58,8 +58,8 @@ class Write(_OfPart):
         if exercise.about:
             is_pure = exercise.about.name in in_page(self.root)
             where = ", written in that page or in the notebook" if is_pure else ", worked on in the notebook"
-        if exercise.page:
-            self.env.note_dependency(str(self.root / f"{exercise.page}.md"))
+        for file in ("_ext/in_page.txt", *([f"{exercise.page}.md"] if exercise.page else [])):
+            self.env.note_dependency(str(self.root / file))
         title = nodes.title("", "", *self.parse_inline(title_of(part))[0])
         lines = [*self.content, "", way_to(exercise, part, self.env.docname, where)]
         box = nodes.admonition("", title, classes=["dp-write"])
