@@ -72,7 +72,7 @@ def pages():
         "book/start/two.ipynb": notebook(*second),
         "exercises/start/ranks.md": "# Exercises\n\n## Part `ring`: Sums on a ring\n\n`answer-ranks-1`\n",
         "dualpipe_ours/ring.py": RING,
-        "dualpipe_ours/data.py": "x = 1\n",
+        "dualpipe_ours/data.py": "x = 1\ny = 1\n",
         "_ext/in_page.txt": "none-1\n",
     }
 
@@ -122,7 +122,7 @@ def test_a_part_without_a_check_or_a_page_is_named_all_the_same():
 
 def test_ours_is_a_fold_of_the_text_with_its_lines_of_code(built):
     folds = re.findall(r'<details class="dp-ours"><summary>(.*?)</summary>(.*?)</details>', page_of(built, "one"), re.S)
-    assert [title for title, _ in folds] == ["Ours: Sums &lt;on&gt; a ring, 2 lines", "Ours: data, 1 lines"]
+    assert [title for title, _ in folds] == ["Ours: Sums &lt;on&gt; a ring, 2 lines", "Ours: data, 2 lines"]
     assert 'class="highlight-python' in folds[0][1]
     assert re.sub(r"<[^>]*>", "", folds[0][1]).replace("&quot;", '"').strip() == RING.strip()
     assert code_lines('class A:\n    """Why.\n\n    So."""\n\n    x = """a\nb"""  # two\n') == 3
@@ -157,7 +157,7 @@ def test_what_a_page_shows_of_other_files_makes_it_read_again(built):
     assert words()[0] == "written in that page or in the notebook"
     assert rebuilt({"dualpipe_ours/ring.py": RING + "\ny = 1\n"}) == {"one", "two"}
     assert words()[1] == ["Ours: ring, 3 lines"]
-    assert rebuilt({"dualpipe_ours/data.py": "x = 2\n"}) == {"one"}
+    assert rebuilt({"dualpipe_ours/data.py": "x = 2\ny = 1\n"}) == {"one"}
     assert rebuilt(pages()) == {"one", "two"}
 
 
@@ -186,6 +186,8 @@ def test_no_two_predictions_of_the_book_have_one_name():
 
 browser_only = pytest.mark.browser
 ONE, TWO = f"{BOOK}/one", f"{BOOK}/two"
+# what the theme alone gets wrong is repaired in the real book (dp_weight)
+RULES = ["color-contrast", "label", "button-name", "summary-name", "nested-interactive", "aria-allowed-attr"]
 INERT = """() => [...document.querySelectorAll("dp-live, dp-live dp-timeline")]
   .flatMap(e => [...e.shadowRoot.querySelectorAll(".costs")]).map(e => e.inert)"""
 
@@ -198,7 +200,7 @@ def address(built, serve):
 
 @pytest.fixture
 def visit(browser, address):
-    visit = Visit(browser, address)
+    visit = Visit(browser, address, is_reading=False)
     yield visit
     assert visit.complaints == []
     visit.context.close()
@@ -295,4 +297,4 @@ def test_they_fit_in_every_look_and_can_be_read_by_everybody(visit, path):
         assert visit.sticking_out() == [], (viewport["width"], scheme)
     for scheme in ("light", "dark"):
         visit.look(DESK, scheme)
-        assert serious_defects(visit.page, runOnly=["wcag2a", "wcag2aa"]) == []
+        assert serious_defects(visit.page, runOnly=RULES) == []
