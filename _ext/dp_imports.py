@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGES = ("dualpipe_lab", "dualpipe_course")
+PACKAGES = ("dualpipe_lab", "dualpipe_course", "dualpipe_ours")
 # Its texts name the types that a rank's result may be made of: what a page returns, its own code has imported.
 TYPES = "dualpipe_lab.launch.restricted"
 # What runs code that the graph does not see.

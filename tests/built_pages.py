@@ -44,11 +44,19 @@ def serious_defects(page, **options):
     return [(v["id"], len(v["nodes"]), v["nodes"][0]["html"][:200]) for v in serious]
 
 
-class Visit:
-    """One browser page and everything it complains about; `look` changes its width and theme without a reload."""
+READS = "try { localStorage.setItem('dualpipe-lab:reading', 'yes') } catch {}"
 
-    def __init__(self, browser, site):
+
+class Visit:
+    """One browser page and everything it complains about; `look` changes its width and theme without a reload.
+
+    Its reader reads: folds and predictions are open, unless `is_reading` is False.
+    """
+
+    def __init__(self, browser, site, is_reading=True):
         self.context = browser.new_context()
+        if is_reading:
+            self.context.add_init_script(READS)
         self.page, self.site, self.complaints = self.context.new_page(), site, []
         self.page.on("request", lambda r: self.complain(not r.url.startswith((site, *OWN)), f"fetched {r.url}"))
         self.page.on("requestfailed", lambda r: self.complain(True, f"failed {r.url}: {r.failure}"))

@@ -4,6 +4,7 @@ import functools
 import http.server
 import os
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import costs
@@ -110,16 +111,29 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture(scope="session")
-def site():
-    """The address of the built book, served on loopback."""
-    if not (HTML / "index.html").exists():
-        skip_or_fail("the book is not built (make book)")
-    handler = functools.partial(QuietHandler, directory=HTML)
+@contextmanager
+def served(folder):
+    """The address of a folder, served on loopback."""
+    handler = functools.partial(QuietHandler, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def site():
+    """The address of the built book."""
+    if not (HTML / "index.html").exists():
+        skip_or_fail("the book is not built (make book)")
+    with served(HTML) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def serve():
+    """What serves the pages that a test has built."""
+    return served
 
 
 @pytest.fixture(scope="session")

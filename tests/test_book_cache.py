@@ -42,6 +42,10 @@ LIBRARY = {
     "dualpipe_lab/viz/chart.py": "",
     "dualpipe_lab/viz/static/chart.mjs": "",
     "dualpipe_course/__init__.py": "",
+    "dualpipe_ours/__init__.py": "",
+    "dualpipe_ours/ring.py": "from dualpipe_lab.comm import all_reduce\n",
+    "dualpipe_ours/data.py": "from .ring import pass_on\n",
+    "dualpipe_ours/zero1.py": "from .ring import pass_on\n",
     "dualpipe_course/hints.py": "",
     "requirements.txt": "torch==1",
 }
@@ -50,11 +54,12 @@ PAGES = {
     "ring": "import dualpipe_lab as lab\nlab.cp.ring()",
     "linear": "from dualpipe_lab.tp import Linear\nLinear()",
     "drawn": "from dualpipe_lab import viz\nviz.Chart()",
+    "data": "from dualpipe_ours.data import DataParallel\nDataParallel()",
 }
 EVERY = set(PAGES)
 EDITS = {
     "cp/ring.py": {"ring"},
-    "comm/sums.py": {"ring", "linear"},
+    "comm/sums.py": {"ring", "linear", "data"},
     "tp/linear.py": {"linear"},
     "tp/__init__.pyi": {"linear"},
     "cp/tiles.py": set(),
@@ -64,6 +69,8 @@ EDITS = {
     "viz/static/chart.mjs": {"drawn"},
     "__init__.pyi": EVERY,
     "../dualpipe_course/hints.py": set(),
+    "../dualpipe_ours/ring.py": {"data"},
+    "../dualpipe_ours/zero1.py": set(),
     "../requirements.txt": EVERY,
 }
 

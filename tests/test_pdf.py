@@ -27,6 +27,7 @@ BODIES = {
     "book/a/one": "<p>Long.</p>" * 120 + '<details class="hide"><p>Folded</p></details>',
     "exercises/a/one": '<p><a href="../../_sources/x.md">source</a> <a href="https://arxiv.org/abs/1">paper</a></p>',
     "book/a/two": '<p>Long.</p><h2 id="far">Far &amp; near</h2><div class="toggle admonition"><p>Answer</p></div>'
+    '<details class="dp-ours"><summary>Ours</summary><pre>x = 1</pre></details>'
     '<svg aria-labelledby="t"><title id="t">Chart</title><defs><clipPath id="c"></clipPath><path id="m"></path></defs>'
     '<use xlink:href="#m" fill="#fffaaa" clip-path="url(#c)"></use></svg>',
 }
@@ -53,6 +54,7 @@ def test_pages_become_one_document_without_controls(built):
     for word in ("Menu", "Copy", "Folded", "headerlink", "_sources"):
         assert word not in text
     assert "Answer" in text
+    assert '<details class="dp-ours" open="">' in text
     for reference in ('aria-labelledby="{}t"', 'xlink:href="#{}m"', 'clip-path="url(#{}c)"', 'fill="#fffaaa"'):
         assert reference.format("book-a-two--") in text
 

@@ -74,6 +74,8 @@ def article_of(page: str, html: str, pages: set[str], root: Path) -> Tag:
         raise SystemExit(f"error: {page}.html has no article\n  remedy: make book")
     for dead in [node for node in article.find_all(True) if _is_dead(node)]:
         dead.extract()
+    for fold in article.find_all("details", class_="dp-ours"):
+        fold["open"] = ""
     for node in article.find_all(True):
         _rename_anchors(node, page)
         if not str(node.get("src", "data:")).startswith("data:"):

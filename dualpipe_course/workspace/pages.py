@@ -1,8 +1,9 @@
 """One copy of a page: its notebook as the book shows it, before anything is run.
 
 In: a page of a checkout.  Out: the bytes of the learner's file, and a digest of what is written in its cells.
-Links lead to the other copies, cells that the book folds are folded, and the outputs are those of the last build
-(_build/jupyter_execute) if that build ran the same code.  Exercises that ask for numbers get the learner's own.
+Links lead to the other copies, cells that the book folds are folded, and those after a prediction; the outputs are
+those of the last build (_build/jupyter_execute) if it ran the same code.  Exercises that ask for numbers get the
+learner's own.
 """
 
 import hashlib
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from dualpipe_course import personal
+from dualpipe_course.workspace import own
 from dualpipe_course.workspace.contents import Contents, Page
 
 BUILT = Path("_build", "jupyter_execute")
 INSTALL = "install"  # the cell for Colab: a copy has no use for it
 HIDES_SOURCE = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 HIDES_OUTPUT = {"hide-output", "hide-cell", "remove-output", "remove-cell"}
+GONE = {"remove-cell"}  # from the book
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)\.(?:md|ipynb)(?:#([^)\s]*))?\)")
 _BLOCK = re.compile(
     r"^(?P<fence>:{3,})\{(?P<kind>[\w-]+)\} *(?P<title>.*)\n(?P<options>(?::[\w-]+:.*\n)*)"
@@ -66,20 +69,24 @@ class Copier:
             _take_outputs(notebook, self.course / BUILT / f"{page.source}.ipynb")
             if self.seed is not None:
                 personal.personal(notebook, self.seed)
+        is_locked = False
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
-                cell["source"] = self._text(page, "".join(cell["source"]))
+                is_locked |= own.has_lock(text := "".join(cell["source"]))
+                cell["source"] = self._text(page, text)
             else:
-                _fold(cell)
+                _fold(cell, is_locked)
+                is_locked &= bool(GONE & _tags(cell))
         kernel = {name: notebook["metadata"][name] for name in ("kernelspec",) if name in notebook["metadata"]}
-        own = {"page": page.source, **notebook["metadata"].get("dualpipe_lab", {})}
-        notebook["metadata"] = {**kernel, "dualpipe_lab": own}  # without jupytext's pairing
+        known = {"page": page.source, **notebook["metadata"].get("dualpipe_lab", {})}
+        notebook["metadata"] = {**kernel, "dualpipe_lab": known}  # without jupytext's pairing
         data = json.dumps(notebook, indent=1, ensure_ascii=False).encode() + b"\n"
         return Copy(page, data, text_of(data, page.place), _has_outputs(notebook), is_work)
 
     def _text(self, page: Page, text: str) -> str:
         """Return Markdown that JupyterLab shows as the book does, with links to the other copies."""
-        return _LINK.sub(lambda found: self._link(page, *found.groups()), plain(text))
+        text = plain(own.quoted(self.course, page.source, text))
+        return _LINK.sub(lambda found: self._link(page, *found.groups()), text)
 
     def _link(self, page: Page, words: str, target: str, anchor: str | None) -> str:
         name = os.path.normpath(f"{os.path.dirname(page.source)}/{target}")
@@ -143,10 +150,10 @@ def _has_outputs(notebook: dict[str, Any]) -> bool:
     return any(cell.get("outputs") for cell in notebook["cells"])
 
 
-def _fold(cell: dict[str, Any]) -> None:
-    """Fold in JupyterLab what the tags fold in the book."""
+def _fold(cell: dict[str, Any], is_locked: bool) -> None:
+    """Fold in JupyterLab what the tags fold in the book, and what a prediction is about."""
     hidden = {"source_hidden": HIDES_SOURCE, "outputs_hidden": HIDES_OUTPUT}
-    if folded := {name: True for name, tags in hidden.items() if tags & _tags(cell)}:
+    if folded := {name: True for name, tags in hidden.items() if is_locked or tags & _tags(cell)}:
         cell["metadata"]["jupyter"] = folded
 
 

@@ -58,6 +58,80 @@ def test_blocks_of_the_book_become_markdown():
     assert plain("```python\n:::\n```") == "```python\n:::\n```"
 
 
+BOX = """# One
+
+:::{write} ring
+Five functions.
+
+- `all_reduce`
+:::
+
+```{ours} ring Sums on a ring
+```
+
+:::{lock} sum
+How many?
+
+Count **bytes**.
+:::"""
+COPIED = '''# One
+
+> **Now you write it: `mine/ring.py`**
+>
+> Five functions.
+>
+> - `all_reduce`
+>
+> The exercise: [Sums on a ring](01b-one-exercises.ipynb#Part-ring%3A-Sums-on-a-ring), 60 minutes.
+
+<details><summary>Ours: Sums on a ring, 2 lines</summary>
+
+```python
+"""Sums."""
+
+x = 1
+y = 2
+```
+
+</details>
+
+> **A guess first**
+>
+> How many?
+>
+> Count **bytes**.
+>
+> *The next cell is folded: guess, then open it.*'''
+
+
+def test_what_asks_for_a_part_is_a_quotation_and_the_cell_after_a_guess_is_folded(course, learner):
+    course.page("book/start/one", BOX, "12", "13")
+    course.page("exercises/start/one", "# Exercises\n\n## Part `ring`: Sums on a ring", "1", tags=["answer-ranks-4"])
+    exercises = course.path / "exercises" / "start" / "one.md"
+    exercises.write_text(exercises.read_text() + "```{code-cell}\n:tags: [answer-ranks-4]\n```\n")
+    (course.path / "dualpipe_ours").mkdir()
+    (course.path / "dualpipe_ours" / "ring.py").write_text('"""Sums."""\n\nx = 1\ny = 2\n')
+    toc = (course.path / "_toc.yml").read_text()
+    (course.path / "_toc.yml").write_text(toc.replace("/pp/one", "/start/one"))
+    learner.start()
+    assert learner.texts(ONE) == [COPIED, "12", "13"]
+    cells = learner.notebook(ONE)["cells"]
+    assert [cell["metadata"].get("jupyter") for cell in cells[1:]] == [
+        {"source_hidden": True, "outputs_hidden": True},
+        None,
+    ]
+
+
+def test_a_cell_that_the_book_leaves_out_is_not_what_a_guess_is_about(course, learner):
+    course.page("book/pp/two", ":::{lock} sum\nHow many?\n:::", "import x", "13", tags=["remove-cell"])
+    path = course.path / "book" / "pp" / "two.ipynb"
+    notebook = nbformat.read(path, 4)
+    notebook.cells[-1].metadata = {}
+    nbformat.write(notebook, path)
+    learner.start()
+    assert learner.notebook(TWO)["cells"][-1]["metadata"]["jupyter"]["outputs_hidden"] is True
+
+
 def test_every_page_of_the_real_course_is_given_out_and_every_link_of_a_copy_leads_to_a_copy(tmp_path, learner):
     learner.course.path = contents.Path(__file__).parents[2]
     learner.start()
