@@ -19,6 +19,14 @@ RETIRED = {
     "zero_2-4": "book/dp/zero-2",
     "deepseek-3": "book/whole/deepseek",
     "cuts-3": "book/whole/cuts",
+    "sequence_parallelism-1": "book/tp/sequence-parallelism",
+    "sequence_parallelism-2": "book/tp/sequence-parallelism",
+    "block-1": "book/tp/block",
+    "block-2": "book/tp/block",
+    "pp_basic-1": "book/pp/pp-basic",
+    "pp_basic-2": "book/pp/pp-basic",
+    "one_f_one_b-1": "book/pp/one-f-one-b",
+    "one_f_one_b-2": "book/pp/one-f-one-b",
 }
 
 
