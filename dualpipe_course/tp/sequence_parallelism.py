@@ -33,7 +33,7 @@ _GATHERED = (
 _SCATTERED = "that is a partial sum, this rank's alone; sum those of all ranks, and keep this rank's tokens"
 _AROUND = "that has zeros for the tokens of other ranks, which know their own gradients: gather them"
 _HOOKED = (
-    "the gradient of {} does not come through HOOKS of mine.column: make both products with `linear`, so that Zero "
+    "the gradient of {} does not come through HOOKS of mine.column: make every product with `linear`, so that Zero "
     "Bubble can put their weights' gradients off"
 )
 
