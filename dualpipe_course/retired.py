@@ -49,6 +49,14 @@ RETIRED = {
     "many_hosts-3": "book/hosts/many-hosts",
     "failures-2": "book/dp/io",
     "crash_safety-3": "book/dp/crash-safety",
+    "sequence_parallelism-1": "book/tp/sequence-parallelism",
+    "sequence_parallelism-2": "book/tp/sequence-parallelism",
+    "block-1": "book/tp/block",
+    "block-2": "book/tp/block",
+    "pp_basic-1": "book/pp/pp-basic",
+    "pp_basic-2": "book/pp/pp-basic",
+    "one_f_one_b-1": "book/pp/one-f-one-b",
+    "one_f_one_b-2": "book/pp/one-f-one-b",
 }
 
 

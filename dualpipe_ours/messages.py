@@ -10,7 +10,7 @@ MOST = 8  # dimensions
 
 
 def send_tensor(x: Tensor, dst: int, tag: int) -> list[Work]:
-    """Start to send a header and, unless it is empty, x itself."""
+    """Start to send a header and, unless it is empty, x itself; return what was started."""
     x = x.detach().contiguous()
     header = [TYPES.index(x.dtype), x.dim(), *x.shape]
     works = [isend(torch.tensor(header + [0] * (MOST + 2 - len(header))), dst, tag)]
@@ -21,7 +21,7 @@ def send_tensor(x: Tensor, dst: int, tag: int) -> list[Work]:
 
 def recv_tensor(src: int, tag: int) -> Tensor:
     """Wait for a tensor of any shape and type."""
-    header = torch.empty(MOST + 2, dtype=torch.int64)
+    header = torch.empty(MOST + 2, dtype=torch.int64)  # the one size that both ranks know
     irecv(header, src, tag).wait()
     number, dim, *shape = header.tolist()
     x = torch.empty(shape[:dim], dtype=TYPES[number])

@@ -11,7 +11,7 @@ from .ring import all_gather, reduce_scatter
 
 
 class GatherTokens(torch.autograd.Function):
-    """The tokens of all ranks; backward: sums, each rank its own tokens."""
+    """The tokens of all ranks; all ranks use them, so the backward sums, and each keeps its own tokens."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: list[int]) -> Tensor:
@@ -26,7 +26,7 @@ class GatherTokens(torch.autograd.Function):
 
 
 class ScatterTokens(torch.autograd.Function):
-    """Sums, each rank its own tokens; backward: the tokens of all ranks."""
+    """The sum over ranks, each its own tokens; every rank has added to them, so the backward gathers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: list[int]) -> Tensor:
@@ -41,6 +41,6 @@ class ScatterTokens(torch.autograd.Function):
 
 
 def mlp_between_cut_tokens(x: Tensor, up: Tensor, down: Tensor, ranks: list[int]) -> Tensor:
-    """silu(x up^T) down^T of own tokens, with up (f / N, d) and down (d, f / N)."""
+    """silu(x up^T) down^T of this rank's tokens: x (T / N, d), up (f / N, d), down (d, f / N) -> (T / N, d)."""
     hidden = silu(linear(GatherTokens.apply(x, ranks), up))
     return ScatterTokens.apply(linear(hidden, down), ranks)

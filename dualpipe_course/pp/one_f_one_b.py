@@ -1,39 +1,26 @@
-"""Exercises of "1F1B": a row on paper, rooms for tokens, memory for slow links, two pipelines side by side.
+"""Exercises of "1F1B": the part `rows_1f1b`, memory for slow links, two pipelines side by side.
 
 Chapter: book/pp/one-f-one-b.  Rows are judged by the validator, by what each rank holds and by their last tick; the
 step by gradients of one process, by microbatches held and by model time.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Sequence
 
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
-from dualpipe_course.pp import programs, token_rooms
-from dualpipe_course.pp.gradients import without_library
+from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.own.part import Alone, Part
+from dualpipe_course.pp import programs
 from dualpipe_course.pp.loops import only_whole_backwards
 from dualpipe_course.pp.several_pipelines import check_step
-from dualpipe_course.trial import call_each, ended, partial_score
-from dualpipe_course.variants import WORDS, Known
+from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
+from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.simulator import simulate
 
-NAMES = ("forwards before the first B", "microbatch", "tick", "finished", "sum of the peaks", "sum for 3 microbatches")
 RANKS, MICROBATCHES = 4, 10
 SLOWEST, BUDGET, ROOM = 57, 52, 13  # ticks of 1F1B, ticks and activations of the puzzle, a message takes a tick
-# tokens by microbatch, tokens by rank
-ROOMS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
-    ((2,), (2,)),
-    ((2, 1), (3,)),
-    ((3, 2, 4), (5, 5)),
-    ((2, 2, 2, 2), (8, 8)),
-    ((1, 1, 1, 1), (1, 4, 4)),
-    ((1, 3, 2, 2, 1), (4, 3, 9)),
-    ((1, 1, 1, 1, 1, 1), (9, 2, 9, 9)),
-    ((4, 1, 1, 1, 4, 1, 1, 1), (6, 8, 5, 9)),
-    ((5, 1, 2, 7, 3, 3, 1, 6, 2, 4), (12, 9, 10, 7, 30)),
-    ((1,) * 14, (99,) * 11),
-)
+SIZES = ((1, 1), (2, 1), (2, 3), (3, 4), (4, 2), (4, 8), (3, 0), (6, 6), (8, 20))  # stages, microbatches
 PIPELINES: tuple[tuple[list[list[int]], int], ...] = (
     ([[0, 1, 2]], 4),
     ([[0, 1], [2, 3]], 4),
@@ -42,60 +29,51 @@ PIPELINES: tuple[tuple[list[list[int]], int], ...] = (
 )
 
 
-def _slips(f: int, b: int, m: int) -> Known:
-    done, rest = divmod(f + 4 * b, f + b)
-    return (
-        (
-            (3, "that is the warm-up; the steady phase begins with one more forward"),
-            (5, "that is rank 0; three ranks follow rank 1"),
-            (1, "that is the last rank; three ranks follow rank 1"),
-        ),
-        (
-            (7, "a rank holds warm-up and one more: the forward after B0 is that of microbatch 4"),
-            (9, "that is rank 0's row, whose warm-up is one longer"),
-            (5, "that is the last rank's row, without a warm-up"),
-        ),
-        (
-            (5 * f + 5 * b, "that is when it ends"),
-            (5 * f, "that is the end of its own five forwards; the gradient is not there yet"),
-            (5 * f + 2 * b, "a gradient also passes four ranks upwards, with a B on each"),
-            (4 * f + 4 * b, f"F and B take {f} and {b} ticks: five forwards down, then four backwards up"),
-        ),
-        (
-            (
-                done + 1,
-                f"the {('second', 'third', 'fourth')[done - 1]} is in its {'B' if rest >= f else 'F'}: "
-                f"rank 4 begins at tick {4 * f} and finishes a microbatch every {f + b} ticks",
-            ),
-            (1, "rank 4 goes on while the first gradient travels up"),
-            ((5 * f + 4 * b) // (f + b), f"rank 4 begins at tick {4 * f}, after four forwards"),
-        ),
-        (
-            (60, "that is GPipe's, 12 on each rank"),
-            (25, "only rank 0 holds 5"),
-            (14, "each rank holds its warm-up and one more"),
-            (10, "each rank holds its warm-up and one more"),
-        ),
-        (
-            (15, f"no rank can hold more than the {m} microbatches that there are"),
-            ((6 - m) * m, f"the last {WORDS[m - 1] + ' ranks hold' if m > 2 else 'rank holds'} fewer than {m}"),
-            (m * (m + 1) // 2, f"rank r holds min(m, p - r): the first {WORDS[6 - m]} ranks hold {m} each"),
-        ),
-    )
+def _look(p: int, m: int) -> str:
+    """What is wrong with the rows of p stages and m microbatches, in words."""
+    from mine.rows_1f1b import one_f_one_b_rows
+
+    rows = one_f_one_b_rows(p, m)
+    try:
+        _check_rows(rows, p, m)
+    except Wrong as wrong:
+        return wrong.message
+    return ""
 
 
-def _short(numbers: Sequence[int]) -> str:
-    return f"{len(numbers)} times {numbers[0]}" if len(numbers) > 10 else str(list(numbers))
+def _check_rows(rows: object, p: int, m: int) -> None:
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, str) for row in rows):
+        kinds = sorted({type(row).__name__ for row in rows}) if isinstance(rows, list | tuple) else []
+        found = f"a {type(rows).__name__}{' of ' + ', '.join(kinds) if kinds else ''}"
+        raise Wrong(f"expected a list with one text per stage, such as '0F0 0F1 0B0 0B1', got {found}")
+    if len(rows) != p:
+        raise Wrong(f"{len(rows)} rows for {p} stages; write one per stage")
+    if m == 0:
+        if full := [row for row in rows if row.strip()]:
+            raise Wrong(f"without a microbatch a row is an empty text, got {full[0]!r}")
+        return
+    if empty := [stage for stage, row in enumerate(rows) if not row.strip()]:
+        raise Wrong(f"the row of stage {empty[0]} is empty")
+    for stage, row in enumerate(rows):
+        if strange := [word for word in row.split() if not re.fullmatch(rf"{stage}[FB]\d+", word)]:
+            raise Wrong(f"{strange[0]!r} is in row {stage}, which has words such as {stage}F0 and {stage}B0 alone")
+    known = schedules.build("1f1b", p, m)
+    for stage, row in enumerate(rows):
+        _check_held(stage, row.split(), p, m)
+    programs.parse(rows, p, m)
+    programs.check_actions(rows, known, "as 1F1B has it")
 
 
-def _judge_rows(fn: Callable[..., Any]) -> str:
-    results = call_each(without_library(fn), [(list(sizes), list(room)) for sizes, room in ROOMS])
-    for (sizes, room), (fine, value) in zip(ROOMS, results, strict=True):
-        case = f"tokens {_short(sizes)}, room {_short(room)}"
-        if not fine:
-            raise Wrong(ended(case, value))
-        token_rooms.check_rows(value, sizes, room, case)
-    return f"{len(ROOMS)} cases end in time and within every rank's room, among them later ranks with more room"
+def _check_held(stage: int, words: Sequence[str], p: int, m: int) -> None:
+    held, most = set[str](), min(p - stage, m)
+    for word in words:
+        kind, microbatch = word.removeprefix(str(stage))[0], word.removeprefix(str(stage))[1:]
+        held = held | {microbatch} if kind == "F" else held - {microbatch}
+        if len(held) > most:
+            raise Wrong(
+                f"with {word} stage {stage} holds {len(held)} activations, 1F1B holds min(p - stage, m) = {most}: the "
+                "warm-up is one forward for each stage behind this one"
+            )
 
 
 def _judge_slow_links(answer: object) -> str:
@@ -115,40 +93,22 @@ def _judge_slow_links(answer: object) -> str:
     return f"at most {BUDGET} ticks with {ROOM} activations; with 12 no order is as quick"
 
 
-numbers = Predict(
-    "one_f_one_b-1",
-    "Five ranks on paper",
-    NAMES,
-    lambda f, b, m: (4, 8, 5 * f + 4 * b, (f + 4 * b) // (f + b), 15, sum(min(stage, m) for stage in range(1, 6))),
-    "F takes {f} ticks, B takes {b},",
-    "a batch of {m} microbatches",
-    minutes=8,
-    points=2,
-    trail=True,
-    hints=(
-        "Write the beginning of rank 1's row. Its warm-up fills the three ranks below it.",
-        "Rank 0's first B needs the gradient of microbatch 0, which goes down through five F and up through four B.",
-        "Rank 4 begins when four forwards are over. From then on a microbatch takes it 5 ticks.",
-    ),
-    slips=_slips,
-    f=(2, 3, 4),
-    b=(3, 4, 5, 6, 7),
-    m=(3, 2, 4),
-    called={"f": "F", "b": "B", "m": "microbatches"},
-)
-
-rows = Implement(
-    "one_f_one_b-2",
-    "Room for tokens",
-    "Write `rows(sizes, room)`: 1F1B whose ranks have room for numbers of tokens.",
-    judge=_judge_rows,
-    minutes=20,
+rows = Part(
+    "one_f_one_b-5",
+    "rows_1f1b",
+    "1F1B's rows",
+    "Write one_f_one_b_rows(p, m): the rows of p stages for m microbatches.",
+    names=("one_f_one_b_rows",),
+    trials=(Alone(_look, SIZES, "{} stage(s), {} microbatch(es)"),),
+    right=f"{len(SIZES)} sizes, stage r holds at most min(p - r, m) activations",
+    minutes=30,
     points=3,
     hints=(
-        "Keep the oldest microbatch that the rank holds, and its tokens. Before each F run B until both limits hold.",
-        "Let rank 1 have more room than rank 0. Which F does rank 1 wait for, and what does rank 0 wait for?",
-        "A rank holds no microbatch that the rank above has given back. So no rank can use more room than any rank "
-        "above it has.",
+        "A row has three phases. How long is the warm-up of stage r, and what does the batch do to it if m is small?",
+        "warmup = min(p - 1 - stage, m). Then each further F is followed by a B: F of warmup + i, B of i. How many "
+        "pairs are there, and which B are left?",
+        'words = [f"F{i}" for i in range(warmup)], then for i in range(m - warmup): f"F{warmup + i}", f"B{i}", then '
+        'f"B{i}" for i in range(m - warmup, m). Put the stage before each word, a space between words.',
     ),
 )
 

@@ -15,7 +15,7 @@ from dualpipe_course.personal import personal, seed_of, with_seed
 from dualpipe_course.registry import TOPICS, all_checks, find
 from dualpipe_course.variants import Variants
 from dualpipe_lab.pp import Cost, simulate
-from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, one_f_one_b, v_min, zbv
+from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, v_min, zbv
 from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
 ROOT = Path(__file__).parents[2]
@@ -23,11 +23,11 @@ SEEDS = range(1, 21)
 NAMES = [check.name for check in all_checks() if check.variants]
 PARTS = {part: [name for name in NAMES if TOPICS[name[:-2]].startswith(f"{part}.")] for part in progress_page.PARTS}
 SCHEDULES = (
-    "dualpipe-1", "easy_dualpipe-1", "gpipe-1", "interleaved-1", "one_f_one_b-1", "v_shapes-1", "zero_bubble-1",
+    "dualpipe-1", "easy_dualpipe-1", "gpipe-1", "interleaved-1", "v_shapes-1", "zero_bubble-1",
 )  # fmt: skip
 PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
 FIXED = {  # numbers that are words or formulas of the text, a table, or a program
-    "io-1", "pp_basic-1", "ring_all_reduce-1", "smoe-1", "time-1",
+    "io-1", "ring_all_reduce-1", "smoe-1", "time-1",
 }  # fmt: skip
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 
@@ -123,11 +123,6 @@ def simulated(name, p=4, m=6, f=1, b=1, **of):
         timeline = simulate(easy_dualpipe(p, m), Cost(F=f, B=b))
         peaks = [timeline.peak_activations(rank) for rank in (0, 2)]
         return [timeline.bubble_time(0), timeline.makespan, *peaks]
-    if name == "one_f_one_b-1":
-        rows, few = simulate(one_f_one_b(5, 12), Cost(F=f, B=b)).spans_by_rank, simulate(one_f_one_b(5, m))
-        tick = next(span.start for span in rows[0] if span.kind == "B")
-        done = sum(span.kind == "B" and span.end <= tick for span in rows[4])
-        return [None, None, tick, done, None, sum(few.peak_activations(rank) for rank in range(5))]
     if name == "zero_bubble-1":
         cost = Cost(F=f, I=of["i"], W=of["w"])
         ends = [simulate(program, cost).makespan for program in (zero_bubble_h1(4, 8), zero_bubble_h2(4, 8))]

@@ -1,38 +1,32 @@
 """Right answers of another style to the exercises on 1F1B."""
 
 RIGHT = {
-    "one_f_one_b-2": {
-        "how far before each B": """
-def rows(sizes, room):
-    from itertools import accumulate
-
-    p, m, lines = len(room), len(sizes), []
-    for rank, limit in enumerate(accumulate(room, min)):
-        line, done = "", 0
-        for j in range(m):
-            while done < min(m, j + p - rank) and sum(sizes[j : done + 1]) <= limit:
-                line += f"{rank}F{done} "
-                done += 1
-            line += f"{rank}B{j} "
-        lines.append(line)
-    return lines
-""",
-        "a queue on every rank": """
+    "one_f_one_b-5": {
+        "a queue on every stage": """
 from collections import deque
 
 
-def rows(sizes, room):
-    def row(rank):
-        todo, live = deque(range(len(sizes))), deque()
+def one_f_one_b_rows(p, m):
+    def row(stage):
+        todo, live = deque(range(m)), deque()
         while todo or live:
-            tokens = sum(sizes[i] for i in [*live, *list(todo)[:1]])
-            if todo and len(live) < len(room) - rank and tokens <= min(room[: rank + 1]):
+            if todo and len(live) < p - stage:
                 live.append(todo[0])
-                yield f"{rank}F{todo.popleft()}"
+                yield f"{stage}F{todo.popleft()}"
             else:
-                yield f"{rank}B{live.popleft()}"
+                yield f"{stage}B{live.popleft()}"
 
-    return tuple(" ".join(row(rank)) for rank in range(len(room)))
+    return [" ".join(row(stage)) for stage in range(p)]
+""",
+        "sorted by when they come": """
+def one_f_one_b_rows(p, m):
+    rows = ()
+    for r in range(p):
+        behind = p - r - 1
+        when = {f"{r}F{i}": (2 * i, 0) for i in range(m)}
+        when.update({f"{r}B{i}": (2 * (i + behind), 1) for i in range(m)})
+        rows += ("  ".join(sorted(when, key=lambda word: (when[word], int(word[len(str(r)) + 1 :])))),)
+    return rows
 """,
     },
     "one_f_one_b-3": {

@@ -1,21 +1,19 @@
 """Typical wrong answers and lazy cheats of the exercises on 1F1B."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
-NAMES = "before_b, after_b4, tick, finished, held, held_of_three"
-ROWS = "def rows(sizes, room):\n"
 STEP = "def pipeline_step(rank, world_size, pipeline, stage, inputs, targets, num_microbatches, like):\n"
 
 TYPICAL = {
-    "one_f_one_b-1": {
-        "the warm-up alone": Bad(f"{NAMES} = 3, 8, 22, 2, 15, 12", "begins with one more forward"),
-        "one behind": Bad(f"{NAMES} = 4, 7, 22, 2, 15, 12", "that of microbatch 4"),
-        "its own forwards": Bad(f"{NAMES} = 4, 8, 10, 2, 15, 12", "the gradient is not there yet"),
-    },
-    "one_f_one_b-2": {
-        "each by its own room": Bad([("min(room[: rank + 1])", "room[rank]")], "[1, 4, 4]: the validator says"),
-        "tokens alone": Bad([("i - oldest == num_ranks - rank or ", "")], "microbatches, 1F1B holds"),
-        "microbatches alone": Bad([(" or held + size > limit", "")], "tokens, it has room for"),
+    "one_f_one_b-5": {
+        "one forward too few": Bad(
+            [("min(p - 1 - stage, m)", "min(max(p - 2 - stage, 0), m)")], "yours takes 18 ticks and holds [1, 1]"
+        ),
+        "one forward too many": Bad(
+            [("min(p - 1 - stage, m)", "min(p - stage, m)")],
+            "the warm-up is one forward for each stage behind this one",
+        ),
+        "more forwards than microbatches": Bad([("min(p - 1 - stage, m)", "p - 1 - stage")], "is in row 0"),
     },
     "one_f_one_b-3": {
         "twice the warm-up": Bad([("[4, 3, 2, 0]", "[6, 4, 2, 0]")], "add up to 16"),
@@ -29,10 +27,11 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "one_f_one_b-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 6", "whole number")},
-    "one_f_one_b-2": {
-        "plain 1F1B": Bad(
-            ROWS + "    return list(lab.schedules.one_f_one_b(len(room), len(sizes)).rows())", "switched off"
+    "one_f_one_b-5": {
+        "the library's": Bad(
+            "from dualpipe_lab.pp import schedules\n\n\n"
+            "def one_f_one_b_rows(p, m):\n    return list(schedules.one_f_one_b(p, m).rows())",
+            "is the library's",
         ),
     },
     "one_f_one_b-3": {

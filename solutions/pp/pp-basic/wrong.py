@@ -1,21 +1,26 @@
 """Typical wrong answers and lazy cheats of the exercises on PP basic."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-NAMES = "down_first, down_second, up_second, up_first"
+from bad_answer import Bad
 
 TYPICAL = {
-    "pp_basic-1": {
-        "gradients in stage order": Bad(f"{NAMES} = 4, -4, 6, -6", "in the order in which they travel"),
-        "target minus prediction": Bad(f"{NAMES} = 4, -4, 6, 6", "minus the target"),
-        "gradient of the weight": Bad(f"{NAMES} = 4, -4, 8, 6", "times the weight, with its sign"),
-    },
-    "pp_basic-2": {
-        "not contiguous": Bad([("x.contiguous()", "x")], "contiguous"),
-        "a send nobody waits for": Bad(
-            [("comm.send(x.contiguous(), dst)", "comm.isend(x.contiguous(), dst)")], "without a wait()"
+    "pp_basic-4": {
+        "arrives in another tensor": Bad(
+            [
+                (
+                    "        irecv(x, src, tag).wait()\n    return x",
+                    "        irecv(torch.empty_like(x), src, tag).wait()\n    return torch.zeros_like(x)",
+                )
+            ],
+            "has the message arrived in another tensor than the one that is returned?",
         ),
-        "always float64": Bad([("dtype=TYPES[dtype]", "dtype=torch.float64")], "float32 tensor of shape (5,)"),
+        "waits until it has arrived": Bad(
+            [("    return works", "    for work in works:\n        work.wait()\n    return works")],
+            "each waits for the next",
+        ),
+        "a send that nobody waits for": Bad([("    return works", "    return works[:1]")], "without a wait()"),
+        "without tags": Bad(
+            [(", dst, tag)", ", dst)"), (", src, tag)", ", src)")], "the second one first: rank 1: got"
+        ),
     },
     "pp_basic-3": {
         "up only": Bad([("outbox.copy_(y.detach())", "pass")], "rank 1 worked on zeros"),
@@ -33,22 +38,23 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "pp_basic-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 4", "whole number")},
-    "pp_basic-2": {
+    "pp_basic-4": {
         "pickles": Bad(
             """
-def send_tensor(x, dst):
-    import torch.distributed as dist
+import torch.distributed as dist
+
+
+def send_tensor(x, dst, tag):
     dist.send_object_list([x], dst)
+    return []
 
 
-def recv_tensor(src):
-    import torch.distributed as dist
+def recv_tensor(src, tag):
     found = [None]
     dist.recv_object_list(found, src)
     return found[0]
 """,
-            "no message went through",
+            "torch.distributed is off in every part",
         ),
     },
     "pp_basic-3": {

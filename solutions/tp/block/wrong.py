@@ -1,8 +1,7 @@
 """Typical wrong answers and lazy cheats of the exercises on a Llama block."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
-_PREDICT = "whole_bytes, cut_bytes, collectives, kept_bytes = "
 _DX = "dx = scatter(grad @ weight)"
 _DW = "dw = grad.flatten(0, -2).T @ gather(x).flatten(0, -2)"
 _SLICE = "dx = (grad @ weight).chunk(comm.get_world_size(), -2)[comm.get_rank()]"
@@ -11,17 +10,29 @@ _OWN = (
 )
 
 TYPICAL = {
-    "block-1": {
-        "forward alone": Bad(_PREDICT + "117_440_512, 293_601_280, 10, 16_777_216", "one direction"),
-        "the same": Bad(_PREDICT + "234_881_024, 234_881_024, 8, 16_777_216", "gathered once more"),
-        "halves": Bad(_PREDICT + "234_881_024, 293_601_280, 8, 16_777_216", "what is gathered again"),
-    },
-    "block-2": {
-        "nothing": Bad("def finish(grads, sequence_parallel):\n    pass", "still a partial sum"),
-        "norms always": Bad(
-            [("    if sequence_parallel:\n        endings", "    if True:\n        endings")], "was complete"
+    "block-4": {
+        "the residual inside of the sum": Bad(
+            [
+                (
+                    "x = x + SumFromRanks.apply(attention(own, w, heads, attend), ranks)",
+                    "x = SumFromRanks.apply(x + attention(own, w, heads, attend), ranks)",
+                )
+            ],
+            "and it is 2 times x: add the residual behind the sum",
         ),
-        "averaged": Bad([("comm.all_reduce(flat)", 'comm.all_reduce(flat, "avg")')], "or is a mean"),
+        "whole gradients of norms": Bad(
+            [
+                (
+                    'norm(x, w["norm1"]), ranks)\n        x',
+                    'norm(x, CopyToRanks.apply(w["norm1"], ranks)), ranks)\n        x',
+                )
+            ],
+            "dnorm1 is the same on all ranks, and should be this rank's partial sum",
+        ),
+        "heads as they lie": Bad(
+            [(".unflatten(-1, (heads, -1)).transpose(0, 1)", ".reshape(heads, len(x), -1)")],
+            "unflatten those, then swap the axes",
+        ),
     },
     "block-3": {
         "dx alone": Bad([(_DW, _OWN)], "dfirst"),
@@ -29,9 +40,9 @@ TYPICAL = {
         "keeps the whole input": Bad(
             [
                 (
-                    "ctx.save_for_backward(x, weight)\n        return linear(gather(x), weight)",
+                    "ctx.save_for_backward(x, weight)\n        return F.linear(gather(x), weight)",
                     "ctx.whole = gather(x)\n        ctx.save_for_backward(x, weight)\n"
-                    "        return linear(ctx.whole, weight)",
+                    "        return F.linear(ctx.whole, weight)",
                 ),
                 (_DW, "gather(x)\n        dw = grad.flatten(0, -2).T @ ctx.whole.flatten(0, -2)"),
             ],
@@ -41,22 +52,17 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "block-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "whole_bytes = cut_bytes = collectives = kept_bytes = Anything()", "must be a whole number"
+    "block-4": {
+        "torch's attention": Bad(
+            [
+                ("import silu", "import scaled_dot_product_attention, silu"),
+                ("attend(q, k, v)", "scaled_dot_product_attention(q, k, v, is_causal=True)"),
+            ],
+            "scaled_dot_product_attention is off in block",
         ),
-    },
-    "block-2": {
-        "past the ledger": Bad(
-            """
-def finish(grads, sequence_parallel):
-    import torch.distributed as dist
-    endings = ("norm.weight",) if sequence_parallel else ("q_norm.weight", "k_norm.weight")
-    for name, grad in grads.items():
-        if name.endswith(endings):
-            dist.all_reduce(grad)
-""",
-            "the ranks sent 0 bytes in all",
+        "a later part": Bad(
+            [("from mine.row import", "from mine.softmax import merge\nfrom mine.row import")],
+            "mine.softmax is not before block",
         ),
     },
     "block-3": {
@@ -64,7 +70,7 @@ def finish(grads, sequence_parallel):
             """
 def pair(x, first, second):
     from dualpipe_lab.tp.mappings import gather_tokens, reduce_scatter_tokens
-    return reduce_scatter_tokens(linear(torch.tanh(linear(gather_tokens(x), first)), second))
+    return reduce_scatter_tokens(F.linear(torch.tanh(F.linear(gather_tokens(x), first)), second))
 """,
             "the library's own is switched off",
         ),

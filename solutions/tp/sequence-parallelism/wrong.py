@@ -1,51 +1,51 @@
 """Typical wrong answers and lazy cheats of the exercises on sequence parallelism."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
-_PREDICT = "forward_bytes, backward_bytes, kept_bytes, kept_whole = "
-_SCATTER = "return scatter(grad, ctx.num_tokens), None"
+_SUMMED = "return reduce_scatter(dy, ctx.ranks), None"
+_BY_ALL_REDUCE = """
+def reduce_scatter(x, ranks):
+    total = x.contiguous().clone()
+    all_reduce(total, ranks)
+    return total.chunk(len(ranks))[ranks.index(get_rank())].clone()
+
+
+"""
 
 TYPICAL = {
-    "sequence_parallelism-1": {
-        "one half": Bad(_PREDICT + "786_432, 2_359_296, 524_288, 1_310_720", "one half"),
-        "gathered once": Bad(_PREDICT + "1_572_864, 1_572_864, 524_288, 1_310_720", "without the second gather"),
-        "all tokens": Bad(_PREDICT + "1_572_864, 2_359_296, 2_097_152, 1_310_720", "if it has all tokens"),
-    },
-    "sequence_parallelism-2": {
-        "a slice of one partial sum": Bad(
+    "sequence_parallelism-4": {
+        "its own part of dy": Bad(
             [
                 (
-                    _SCATTER,
-                    "size = -(-ctx.num_tokens // comm.get_world_size())\n"
-                    "        start = comm.get_rank() * size\n"
-                    "        return grad[start : start + size].clone(), None",
-                )
+                    "import torch\nfrom torch import Tensor",
+                    "import torch\nfrom dualpipe_lab.comm import get_rank\nfrom torch import Tensor",
+                ),
+                (_SUMMED, "return dy.chunk(len(ctx.ranks))[ctx.ranks.index(get_rank())].clone(), None"),
             ],
-            "dx",
+            "all ranks have used them, and the gradients of all add up",
         ),
-        "the padding stays": Bad([("return full[:num_tokens]", "return full")], "rank"),
-        "all-reduced": Bad(
+        "an all-reduce, then a slice": Bad(
             [
-                (
-                    "comm.reduce_scatter_single(own, pad(x, (0, 0, 0, size * t - num_tokens)).contiguous())",
-                    "total = pad(x, (0, 0, 0, size * t - num_tokens)).clone()\n"
-                    "    comm.all_reduce(total)\n"
-                    "    own = total[rank * size : (rank + 1) * size]",
-                )
+                ("from typing import Any\n", "from typing import Any\nfrom dualpipe_lab.comm import get_rank\n"),
+                ("import all_gather, reduce_scatter", "import all_gather, all_reduce"),
+                ("class GatherTokens", _BY_ALL_REDUCE + "class GatherTokens"),
             ],
-            "in the forward the ranks sent",
+            "let a sum leave each rank its own tokens alone",
+        ),
+        "products of its own": Bad(
+            [("linear(hidden, down)", "hidden @ down.t()")], "the gradient of down does not come through HOOKS"
         ),
     },
     "sequence_parallelism-3": {
         "in the partial sum": Bad(
-            [("linear(wide, second)) + copy_to_ranks(bias)", "linear(wide, second, bias))")],
+            [("F.linear(wide, second)) + copy_to_ranks(bias)", "F.linear(wide, second, bias))")],
             "The bias belongs to every token once",
         ),
         "divided": Bad(
             [
                 (
-                    "linear(wide, second)) + copy_to_ranks(bias)",
-                    "linear(wide, second, bias / comm.get_world_size()))",
+                    "F.linear(wide, second)) + copy_to_ranks(bias)",
+                    "F.linear(wide, second, bias / comm.get_world_size()))",
                 )
             ],
             "dbias",
@@ -55,19 +55,19 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "sequence_parallelism-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "forward_bytes = backward_bytes = kept_bytes = kept_whole = Anything()",
-            "must be a whole number",
-        ),
-    },
-    "sequence_parallelism-2": {
+    "sequence_parallelism-4": {
         "the library's own": Bad(
-            """
-def pair(x, first, second, num_tokens):
-    return reduce_scatter_tokens(linear(torch.tanh(linear(gather_tokens(x), first)), second))
-""",
-            "the library's own is switched off",
+            [("from mine.ring import all_gather, reduce_scatter", "from dualpipe_lab.tp import gather_tokens")],
+            "is the library's",
+        ),
+        "autograd in the backward": Bad(
+            [
+                (
+                    _SUMMED,
+                    "with torch.enable_grad():\n            return reduce_scatter(dy, ctx.ranks), None",
+                )
+            ],
+            "torch.enable_grad is off",
         ),
     },
     "sequence_parallelism-3": {
