@@ -120,8 +120,4 @@ def all_checks() -> list[Check]:
 def find(name: str) -> Check | None:
     """The check of an exercise such as `gpipe-2`, if there is one."""
     of = name.rpartition("-")[0]
-    if of == "runs":  # of the learner's trainer, which are on no page of exercises
-        from dualpipe_course.own.runs import CHECKS
-
-        return next((check for check in CHECKS.values() if check.name == name), None)
     return next((check for check in topic(of) if check.name == name), None) if of in TOPICS else None

@@ -23,8 +23,7 @@ from dualpipe_course.exercise import Verdict
 from dualpipe_course.grading import protocol, worker
 from dualpipe_course.grading.pristine import close_path
 from dualpipe_course.own.part import Part
-from dualpipe_course.own.runs import RunCheck
-from dualpipe_course.registry import find
+from dualpipe_course.own.runs import RunCheck, find
 from dualpipe_lab._private import assume_fork_server, fork_server_pid
 from dualpipe_lab.launch import payload, server
 from dualpipe_lab.launch.launcher import launch

@@ -30,7 +30,7 @@ from dualpipe_course.grading.limits import Limits
 from dualpipe_course.grading.notebook import Task
 from dualpipe_course.grading.replay import Replayed, shows_nothing
 from dualpipe_course.grading.submissions import Submission
-from dualpipe_course.registry import find as find_check
+from dualpipe_course.own.runs import find as find_check
 from dualpipe_lab._optional import extra
 from dualpipe_lab.launch.folder import private_folder, sweep
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course import record
+from dualpipe_course import record, registry
 from dualpipe_course.exercise import Check, CheckFailed, Kind, Verdict, update_start_page
 from dualpipe_course.own import finder, folder
 from dualpipe_course.own.part import Part
@@ -70,17 +70,13 @@ def run(name: str) -> None:
 
 def part_of(name: str) -> str:
     """The part that an exercise is, or nothing for another one."""
-    from dualpipe_course.registry import find
-
-    check = find(name)
+    check = registry.find(name)
     return check.part if isinstance(check, Part) else ""
 
 
 def part_check(part: str) -> Part:
     """The check of a part."""
-    from dualpipe_course.registry import topic
-
-    return next(one for one in topic(PARTS[part]) if isinstance(one, Part) and one.part == part)
+    return next(one for one in registry.topic(PARTS[part]) if isinstance(one, Part) and one.part == part)
 
 
 def judge(name: str, texts: Mapping[str, str], num_steps: int = 20) -> float:
@@ -132,6 +128,11 @@ class RunCheck(Check):
 
 
 CHECKS = {name: RunCheck(number, name) for number, name in enumerate(RUNS, 1)}
+
+
+def find(name: str) -> Check | None:
+    """The check of an exercise or of a run, if there is one."""
+    return next((check for check in CHECKS.values() if check.name == name), None) or registry.find(name)
 
 
 def called(name: str, texts: Mapping[str, str]) -> set[str]:
