@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dualpipe_course.grading.grader import Graded, Mark
-from dualpipe_course.own.parts import PARTS
-from dualpipe_course.own.runs import CHECKS, part_of
+from dualpipe_course.own.parts import PARTS, RUNS, number_of
+from dualpipe_course.own.runs import part_of
 
 COLUMNS = ("learner", "notebook", "exercise", "points", "out of", "status", "seconds", "message", "notes")
 NBVAL_COLUMNS = ("nbval", "nbval message")
@@ -71,9 +71,9 @@ def parts_of(results: list[Graded]) -> list[str]:
     lines = []
     for learner, found in by_learner.items():
         right = [what for what, status in found.items() if status == "right"]
-        runs = [run for run, check in CHECKS.items() if check.name in right]
+        runs = [run for run in RUNS if number_of(run) in right]
         parts = f"{learner}: parts {sum(what in PARTS for what in right)} of {len(PARTS)}"
-        lines.append(f"{parts}, runs {len(runs)} of {len(CHECKS)}{': ' * bool(runs)}{', '.join(runs)}")
+        lines.append(f"{parts}, runs {len(runs)} of {len(RUNS)}{': ' * bool(runs)}{', '.join(runs)}")
     return lines
 
 

@@ -29,8 +29,8 @@ from dualpipe_course.grading.notebook import (
     topic_tags,
 )
 from dualpipe_course.grading.pristine import digest as library_digest
-from dualpipe_course.own.parts import PARTS
-from dualpipe_course.own.runs import CHECKS, RUNS, part_of
+from dualpipe_course.own.parts import PARTS, RUNS, number_of
+from dualpipe_course.own.runs import part_of
 from dualpipe_course.retired import page_of
 
 
@@ -126,7 +126,7 @@ def _runs(submitted: list[Submission], library: str) -> list[Submission]:
     made = []
     for learner, own in texts.items():
         answer = json.dumps(own, sort_keys=True)
-        names = [CHECKS[run].name for run, parts in RUNS.items() if set(parts) & set(own)]
+        names = [number_of(run) for run, parts in RUNS.items() if set(parts) & set(own)]
         tasks = [Task(name, [], [answer], "", "") for name in names]
         made.append(_made(learner, "runs", Overlay(tasks), library))
     return made

@@ -16,7 +16,7 @@ from dualpipe_course import record, registry
 from dualpipe_course.exercise import Check, CheckFailed, Kind, Verdict, update_start_page
 from dualpipe_course.own import finder, folder
 from dualpipe_course.own.part import Part
-from dualpipe_course.own.parts import PARTS
+from dualpipe_course.own.parts import PARTS, RUNS, number_of
 from dualpipe_course.own.rules import check_text
 from dualpipe_course.own.trainings import CASES, Found, difference
 from dualpipe_course.trial import on_ranks
@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     Named = dict[Name, Tensor]
 
 SECONDS = 120.0
-_PIPELINE = ("messages", "row_messages", "stage", "execute", "later")
-_EXPERTS = ("softmax", "ring_attention", "exchange", "moe", "router")
-RUNS = {  # the parts that each calls
-    "dense": ("ring", "data", "buckets", "zero1", "zero3", "column", "row", "tokens", "block"),
-    "pipeline": (
-        *("memory", "ring", "data", "column", "row", "block", *_PIPELINE),
-        *("rows_gpipe", "rows_1f1b", "rows_zb_h1"),
-    ),
-    "experts": ("ring", "column", "block", *_EXPERTS),
-    "together": (
-        *("ring", "data", "zero1", "column", "tokens", "block", *_PIPELINE, *_EXPERTS),
-        *("steps", "pair", "rows_dualpipe", "rows_dualpipev", "held", "train"),
-    ),
-}
 
 
 def run(name: str) -> None:
@@ -61,7 +47,7 @@ def run(name: str) -> None:
         worst = judge(name, texts)
     except Wrong as wrong:
         raise CheckFailed(Verdict(f"run {name}", False, 0.0, wrong.message)) from None
-    record.note(CHECKS[name].name, True)
+    record.note(number_of(name), True)
     update_start_page()
     mine = [part for part in RUNS[name] if folder.is_own(part)]
     print(f"{name}: equal to one process; the largest difference in losses, first gradients and weights is {worst:.0e}")
@@ -108,9 +94,9 @@ class RunCheck(Check):
 
     kind: Kind = "run"
 
-    def __init__(self, number: int, run: str) -> None:
+    def __init__(self, run: str) -> None:
         asks = f"Train by your own parts: {', '.join(RUNS[run])}."
-        super().__init__(f"runs-{number}", f"The run {run}", asks, minutes=5, points=3, hints=(), trail=False)
+        super().__init__(number_of(run), f"The run {run}", asks, minutes=5, points=3, hints=(), trail=False)
         self.run = run
 
     def judge(self, *answers: Any, seed: int | None = None) -> str:
@@ -127,7 +113,7 @@ class RunCheck(Check):
         return f"equal to one process, by {len(own)} of {len(RUNS[self.run])} parts of one's own"
 
 
-CHECKS = {name: RunCheck(number, name) for number, name in enumerate(RUNS, 1)}
+CHECKS = {name: RunCheck(name) for name in RUNS}
 
 
 def find(name: str) -> Check | None:

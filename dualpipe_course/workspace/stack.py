@@ -6,33 +6,17 @@ In: the state of each part, which runs have been equal to one process.  Out: SVG
 from collections.abc import Collection, Mapping
 from html import escape
 
-from dualpipe_course.own.parts import PARTS
-from dualpipe_course.own.runs import RUNS
-from dualpipe_course.registry import TOPICS
+from dualpipe_course.own.parts import FAMILIES, PARTS, RUNS
 
 NAME = "trainer.svg"
-ROWS = {
-    "start": "start",
-    "dp": "data",
-    "tp": "tensors",
-    "pp": "pipelines",
-    "cp": "context",
-    "ep": "experts",
-    "whole": "all",
-}
 WIDTH, HEIGHT, GAP, LEFT = 108, 28, 6, 78
 _STYLE = {"own": ("#2f6fb0", "#ffffff", ""), "edited": ("#ffffff", "#222222", ' stroke-dasharray="4 3"')}
 _OTHER = ("#ffffff", "#222222", "")
 
 
-def rows() -> dict[str, list[str]]:
-    """The parts by family, in the order of the trail."""
-    return {words: [part for part in PARTS if _family(part) == family] for family, words in ROWS.items()}
-
-
 def picture(states: Mapping[str, str], equal: Collection[str]) -> str:
     """Draw the stack from the ground up, and the runs beside it."""
-    lines = list(rows().items())[::-1]
+    lines = list(FAMILIES.items())[::-1]
     height = len(lines) * (HEIGHT + GAP) + 3 * (HEIGHT + GAP) + GAP
     widest = max(len(parts) for _, parts in lines)
     shapes = []
@@ -68,10 +52,6 @@ def in_words(states: Mapping[str, str]) -> str:
     """Say the same in a sentence."""
     own = [part for part in PARTS if states[part] == "own"]
     return f"{len(own)} of {len(PARTS)} parts are yours{': ' * bool(own)}{', '.join(own)}"
-
-
-def _family(part: str) -> str:
-    return TOPICS.get(PARTS[part], "pp.").partition(".")[0]
 
 
 def _box(x: int, y: int, words: str, fill: str, ink: str, dashes: str, wide: int = 1) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from dualpipe_course import record
 from dualpipe_course.own import folder as own
-from dualpipe_course.own.parts import PARTS, SHORT_WAY
-from dualpipe_course.own.runs import CHECKS, RUNS
+from dualpipe_course.own.parts import PARTS, RUNS, SHORT_WAY, number_of
 from dualpipe_course.workspace import stack
 from dualpipe_course.workspace.contents import Chapter, Contents, Page, Part, read, tags_of
 from dualpipe_course.workspace.given import Folder, digest
@@ -113,7 +112,7 @@ def _summary(folder: Folder, table: Contents, entries: dict[str, record.Entry]) 
 def _trainer(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:
     """Draw the learner's trainer beside the page; return the section about it."""
     states = own.states(folder.path / own.NAME)
-    equal = [name for name in RUNS if entries.get(CHECKS[name].name, record.NOTHING).solved]
+    equal = [name for name in RUNS if entries.get(number_of(name), record.NOTHING).solved]
     if folder.read(stack.NAME) != (drawn := stack.picture(states, equal).encode()):
         folder.write(stack.NAME, drawn)
     places = {

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import dualpipe_ours
-from dualpipe_course.own.parts import PARTS
+from dualpipe_course.own.parts import FAMILIES, PARTS, RUNS, SHORT_WAY
 from dualpipe_lab.pp import schedules
 from dualpipe_ours.memory import rank_bytes
 from dualpipe_ours.row_messages import with_messages
@@ -39,6 +39,13 @@ def test_messages_stand_beside_what_needs_and_makes_them():
     assert with_messages(row, 0, place, 2).startswith("0F0 0SEND_F0 1RECV_F2 1F2 0F1 0SEND_F1 1B2 1SEND_B2 1RECV_F3")
     v, place = dualpipev_rows(1, 2)[0], dualpipev_place(1)
     assert with_messages(v, 0, place, 2) == v
+
+
+def test_every_part_has_its_place_in_the_picture_and_in_a_run():
+    assert sorted(part for parts in FAMILIES.values() for part in parts) == sorted(PARTS)
+    assert {part for parts in RUNS.values() for part in parts} == set(PARTS)
+    assert len(SHORT_WAY) == 12
+    assert set(SHORT_WAY) < set(PARTS)
 
 
 def test_what_a_stage_keeps():
