@@ -12,6 +12,7 @@ RETIRED = {
     "museum-4": "book/whole/museum",
     "sums-4": "book/whole/sums",
     "zero_1-2": "book/dp/zero-1",
+    "zero_1-1": "book/dp/zero-1",
     "links-3": "book/whole/links",
     "placing-3": "book/hosts/placing",
     "sums-3": "book/whole/sums",
