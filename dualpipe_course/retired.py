@@ -13,6 +13,8 @@ RETIRED = {
     "sums-4": "book/whole/sums",
     "zero_1-2": "book/dp/zero-1",
     "zero_1-1": "book/dp/zero-1",
+    "zero_3-1": "book/dp/zero-3",
+    "zero_3-2": "book/dp/zero-3",
     "links-3": "book/whole/links",
     "placing-3": "book/hosts/placing",
     "sums-3": "book/whole/sums",
