@@ -231,7 +231,7 @@ def backward_with_hook(
     if len(calls) != 1 or len(calls[0]) != 3:
         return (
             f'a backward called the hook that stood in HOOKS["weight_grad"] meanwhile {len(calls)} times, expected one '
-            "call with (weight, x, dy); is the hook read when the backward runs?"
+            "call with (weight, x, dy); is the hook read when the backward runs, and is the product that of linear?"
         ), None
     if calls[0][0] is not weight:
         return "the hook is to get (weight, x, dy), with the weight itself: it adds to its .grad later", None

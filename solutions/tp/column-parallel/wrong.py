@@ -16,7 +16,7 @@ TYPICAL = {
                 ),
                 ('HOOKS["weight_grad"](weight, x, dy)', "ctx.hook(weight, x, dy)"),
             ],
-            "is the hook read when the backward runs?",
+            "is the hook read when the backward runs",
         ),
         "sums what came in": Bad([("dx = dy.clone()", "dx = dy")], "others may hold it still"),
     },
