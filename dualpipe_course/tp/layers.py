@@ -147,7 +147,6 @@ def _step(
     costs: dict[str, float] = {
         "forward bytes": forward.bytes,
         "backward bytes": backward.bytes,
-        "backward messages": backward.messages,
     }
     costs["kept bytes"] = kept
     changed = "an argument or the gradient that came in has changed; send a copy of it" if unchanged.first() else ""
