@@ -9,7 +9,7 @@ from .ring import all_reduce
 
 
 def now(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor | None:
-    """The gradient of the weight, at once."""
+    """The gradient of the weight, at once: (out, in)."""
     return dy.t() @ x
 
 
@@ -45,11 +45,11 @@ class CopyToRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         """The sum of what the ranks' columns say."""
-        dx = dy.clone()
+        dx = dy.clone()  # others may hold dy
         all_reduce(dx, ctx.ranks)
         return dx, None
 
 
 def column_linear(x: Tensor, weight: Tensor, ranks: list[int]) -> Tensor:
-    """This rank's outputs; weight (out / N, in)."""
+    """This rank's outputs: (T, in), (out / N, in) -> (T, out / N)."""
     return linear(CopyToRanks.apply(x, ranks), weight)

@@ -26,5 +26,5 @@ class SumFromRanks(torch.autograd.Function):
 
 
 def row_linear(x: Tensor, weight: Tensor, ranks: list[int]) -> Tensor:
-    """All outputs; x (T, in / N), weight (out, in / N)."""
+    """All outputs: (T, in / N), (out, in / N) -> (T, out)."""
     return SumFromRanks.apply(linear(x, weight), ranks)

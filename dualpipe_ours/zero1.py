@@ -11,7 +11,7 @@ from .ring import all_gather, padded, reduce_scatter
 
 
 class ShardedAdam:
-    """Adam on a shard; gradients are summands, and all ranks have the parameters in one order."""
+    """Adam on this rank's shard; gradients are summands, and all ranks have the parameters in one order."""
 
     def __init__(
         self,
@@ -31,16 +31,22 @@ class ShardedAdam:
         """Sum the gradients, move this rank's shard, gather the weights; gradients stay as they are."""
         num, me = len(self.ranks), self.ranks.index(get_rank())
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        grad, flat = (padded(torch.cat([x.flatten() for x in xs]), num) for xs in (grads, self.parameters))
-        grad, shard = reduce_scatter(grad, self.ranks), flat.view(num, -1)[me].clone()
+        grad = reduce_scatter(_in_one_row(grads, num), self.ranks)
+        shard = _in_one_row(self.parameters, num).view(num, -1)[me]
+
         self.num_steps += 1
-        for moment, beta, value in zip((self.first, self.second), self.betas, (grad, grad.square()), strict=True):
-            moment.mul_(beta).add_(value, alpha=1 - beta)
-        first, second = (
-            moment / (1 - beta**self.num_steps)
-            for moment, beta in zip((self.first, self.second), self.betas, strict=True)
-        )
+        beta1, beta2 = self.betas
+        self.first.mul_(beta1).add_(grad, alpha=1 - beta1)
+        self.second.mul_(beta2).add_(grad.square(), alpha=1 - beta2)
+        first = self.first / (1 - beta1**self.num_steps)  # both begin at zero, and are too small at first
+        second = self.second / (1 - beta2**self.num_steps)
         shard -= self.lr * first / (second.sqrt() + self.eps)
+
         whole, sizes = all_gather(shard, self.ranks), [parameter.numel() for parameter in self.parameters]
-        for parameter, part in zip(self.parameters, whole[: sum(sizes)].split(sizes), strict=True):
-            parameter.copy_(part.view_as(parameter))
+        for parameter, numbers in zip(self.parameters, whole[: sum(sizes)].split(sizes), strict=True):
+            parameter.copy_(numbers.view_as(parameter))
+
+
+def _in_one_row(tensors: list[Tensor], num: int) -> Tensor:
+    """All numbers, padded until `num` divides them: a shard may begin in the middle of a tensor."""
+    return padded(torch.cat([tensor.flatten() for tensor in tensors]), num)

@@ -15,7 +15,8 @@ from .ring import all_gather, padded, reduce_scatter
 def shard_of(weight: Tensor, ranks: list[int]) -> Tensor:
     """This rank's numbers of a weight, as a leaf."""
     me = ranks.index(get_rank())
-    return padded(weight.detach(), len(ranks)).view(len(ranks), -1)[me].clone().requires_grad_()
+    row = padded(weight.detach(), len(ranks)).view(len(ranks), -1)
+    return row[me].clone().requires_grad_()  # a view would keep the whole row
 
 
 class Unit(torch.autograd.Function):
@@ -28,7 +29,7 @@ class Unit(torch.autograd.Function):
         """Gather, compute, let go."""
         ctx.save_for_backward(x, shard)
         ctx.rest = fn, shape, ranks
-        return fn(x, _whole(shard, shape, ranks))
+        return fn(x, _whole(shard, shape, ranks))  # autograd is off in here, and saves nothing
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

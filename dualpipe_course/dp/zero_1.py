@@ -1,58 +1,37 @@
-"""Exercises of "ZeRO-1": its numbers, shards that overlap, whole parameters on ranks.
+"""Exercises of "ZeRO-1": Adam on a shard, shards that overlap, whole parameters on ranks.
 
-Chapter: book/dp/zero-1.  Norms are compared with one process.
+Chapter: book/dp/zero-1.  Weights and norms are compared with one process.  Adam divides a factor of the gradient out
+again unless eps is large: here it is 1.
 """
 
 from collections.abc import Callable
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.declared import Predict, Puzzle, Repair
+from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.differences import apart, close
+from dualpipe_course.meter import MemoryMeter, Meter
+from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import partial_score
-from dualpipe_course.variants import WORDS, Known
 from dualpipe_course.wrong import Wrong
 
-NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
 RANKS, GREEDY, BEST = 4, 15, 12
 NUMBER = 8  # bytes of a float64
+_KEPT = (
+    "rank {rank} keeps {found:,.0f} bytes more between two steps than its weights, where two moments of one shard have "
+    "at most {most:,}; a slice of a large tensor keeps all of it alive, whatever its numel() says"
+)
+_SENT = (
+    "rank {rank} sent {found:,.0f} bytes in a step; a reduce-scatter of the gradients and an all-gather of the "
+    "weights, each of one padded row, send {most:,}"
+)
 _ONE_SUM = "rank {rank} sent {found} bytes; one sum of squares per rank is enough"
-
-
-def _slips(n: int, ranks: int) -> Known:
-    shard = -(-n // ranks)
-    whole, held, sent = ranks * shard, ranks * (n // ranks), 2 * (ranks - 1) * shard
-    lost, padding = WORDS[n - held], WORDS[whole - n]
-    return (
-        (
-            (n / ranks, f"a shard is a whole number: the buffer is padded until {ranks} divides it"),
-            (
-                n // ranks,
-                f"{ranks} shards of {n // ranks:,} hold {held:,} numbers, "
-                f"and {lost} parameter{' belongs' if lost == 'one' else 's belong'} to no rank",
-            ),
-            (whole, "this is the whole buffer"),
-        ),
-        (
-            (16 * n, "this is plain data parallelism: 16 bytes for each parameter"),
-            (
-                (4 + 12 / ranks) * n,
-                f"4 + 12 / {ranks} is exact where {ranks} divides the size; "
-                f"here the buffer has {whole:,} numbers, {padding} of them padding",
-            ),
-            (4 * n + 12 * shard, f"weights and gradients are padded too: both buffers have {whole:,} numbers"),
-            (12 * shard, "this is the state alone; weights and gradients are whole on every rank"),
-            (16 * shard, "this shards weights and gradients too, as ZeRO-3 does"),
-        ),
-        (
-            (sent, "this is one of the two: gradients are reduce-scattered, new weights all-gathered"),
-            (4 * (ranks - 1) * n / ranks, f"the buffers are padded: both collectives carry {whole:,} numbers"),
-            (4 * whole, "(N - 1) / N: a rank's own shard does not travel"),
-            (4 * sent, "gradients and weights travel in bf16, 2 bytes each"),
-        ),
-    )
 
 
 def _check_norm(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
@@ -118,27 +97,164 @@ def _judge_whole_parameters(answer: object) -> str:
     return f"{BEST} thousand numbers on every rank, as a flat buffer has; the greedy way gives {GREEDY}"
 
 
-numbers = Predict(
-    "zero_1-1",
-    "Shards with padding",
-    NUMBERS,
-    lambda n, ranks: (shard := -(-n // ranks), (4 * ranks + 12) * shard, 4 * (ranks - 1) * shard),
-    "A model of {n:,} parameters",
-    "ZeRO-1 on {ranks} ranks",
-    minutes=6,
-    points=1,
-    trail=True,
-    hints=(
-        "All shards are equally long. What is the smallest multiple of 3 that holds 1,000 numbers?",
-        "Weights and gradients are whole: 2 + 2 bytes for each number of the buffer. State: 12 for each of the shard.",
-        "A reduce-scatter and an all-gather each send two of the three shards, 2 bytes a number.",
-    ),
-    slips=_slips,
-    n=(1000, 1300, 1600, 1900, 2200, 2500, 2900, 3400),
-    ranks=(3, 6, 7),
-    called={"n": "parameters"},
-)
+def _trained(
+    rank: int, world_size: int, groups: list[list[int]], shapes: list[tuple[int, ...]], settings: tuple[Any, ...]
+) -> Found:
+    """Three steps with gradients of three backwards; what the optimizer keeps, and sends in a step."""
+    from mine.zero1 import ShardedAdam
 
+    ranks = next(group for group in groups if rank in group)
+    memory = MemoryMeter()
+    weights, backwards = _weights(ranks, shapes), _backwards(ranks, shapes)
+    own = [grads[ranks.index(rank)] for grads in backwards]
+    before = memory.grown()
+    optimizer = ShardedAdam(iter(weights), ranks, *settings)
+    found: dict[str, Numbers | None] = {}
+    sent = 0
+    for number, grads in enumerate(own, 1):
+        for weight, grad in zip(weights, grads, strict=True):
+            weight.grad = None if grad is None else grad.clone()
+        meter = Meter()
+        optimizer.step()
+        sent = meter.lap().bytes
+        found[f"the weights after step {number}"] = Numbers.of(_in_a_row(weights))
+        if not all(_is_same(weight.grad, grad) for weight, grad in zip(weights, grads, strict=True)):
+            return Found({}, refused="step has changed .grad: it is this rank's summand, and others may read it still")
+    for weight in weights:
+        weight.grad = None
+    costs = {"kept": memory.grown() - before, "sent": sent}
+    slips = {"the weights after step 1": _mistakes(ranks, shapes, settings)}
+    return Found(found, slips=slips, costs=costs)
+
+
+def _one_process(
+    rank: int, num_ranks: int, groups: list[list[int]], shapes: list[tuple[int, ...]], settings: tuple[Any, ...]
+) -> "dict[str, Tensor]":
+    import torch
+
+    ranks = next(group for group in groups if rank in group)
+    weights, found = _weights(ranks, shapes), {}
+    adam = torch.optim.Adam(weights, *settings)
+    for number, grads in enumerate(_backwards(ranks, shapes), 1):
+        for place, weight in enumerate(weights):
+            there = [grad for one in grads if (grad := one[place]) is not None]
+            weight.grad = torch.stack([torch.zeros_like(weight), *there]).sum(0)
+        adam.step()
+        found[f"the weights after step {number}"] = _in_a_row(weights)
+    return found
+
+
+def _weights(ranks: list[int], shapes: list[tuple[int, ...]]) -> "list[Tensor]":
+    """Other ones in each group; the first of two dimensions lies in memory column by column."""
+    import torch
+
+    generator = torch.Generator().manual_seed(10 + ranks[0])
+    drawn = [torch.randint(-8, 9, shape, generator=generator).double() / 4 for shape in shapes]
+    drawn = [w.t().contiguous().t().clone() if w.dim() == 2 and place == 0 else w for place, w in enumerate(drawn)]
+    return [weight.requires_grad_() for weight in drawn]
+
+
+def _backwards(ranks: list[int], shapes: list[tuple[int, ...]]) -> "list[list[list[Tensor | None]]]":
+    """By step, rank and parameter: whole numbers; the last of several ranks has none, and the second parameter once."""
+    import torch
+
+    generator = torch.Generator().manual_seed(20 + ranks[0])
+    return [
+        [
+            [
+                None if (place, step) == (1, 0) or ranks.index(rank) == len(ranks) - 1 > 0 else drawn
+                for place, drawn in enumerate(
+                    torch.randint(1, 9, shape, generator=generator).double() / 8 for shape in shapes
+                )
+            ]
+            for rank in ranks
+        ]
+        for step in range(3)
+    ]
+
+
+def _mistakes(ranks: list[int], shapes: list[tuple[int, ...]], settings: tuple[Any, ...]) -> dict[str, Numbers | None]:
+    """The weights after a first step that goes wrong in a known way."""
+    import torch
+
+    weights, grads = _weights(ranks, shapes), _backwards(ranks, shapes)[0]
+    rows = [
+        _in_a_row([torch.zeros_like(w) if g is None else g for w, g in zip(weights, one, strict=True)]) for one in grads
+    ]
+    total, num, size = torch.stack(rows).sum(0), len(ranks), -(-len(rows[0]) // len(ranks))
+    own = torch.cat([row[place * size : (place + 1) * size] for place, row in enumerate(rows)])  # each its own shard
+    lr, (one, two), eps = settings if len(settings) > 1 else (*settings, (0.9, 0.999), 1e-8)
+
+    def moved(first: Any, second: Any) -> Numbers | None:
+        return Numbers.of(_in_a_row(weights) - lr * first / (second.sqrt() + eps))
+
+    return {
+        "the corrections of both moments, 1 - beta**t, are missing": moved((1 - one) * total, (1 - two) * total**2),
+        "each rank's own gradient has moved its shard; sum it over the ranks": moved(own, own**2),
+        "the sum over the ranks was divided by their number; the gradients are summands": moved(
+            total / num, (total / num) ** 2
+        ),
+    }
+
+
+def _in_a_row(tensors: "list[Tensor]") -> "Tensor":
+    import torch
+
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def _is_same(now: "Tensor | None", grad: "Tensor | None") -> bool:
+    return bool(now is None if grad is None else now is not None and now.equal(grad))
+
+
+def _adam_limits(
+    num_ranks: int, groups: list[list[int]], shapes: list[tuple[int, ...]], settings: tuple[Any, ...]
+) -> list[Limit]:
+    """Two moments of one shard, and a little for a counter; two collectives of the padded row."""
+    nums = [len(next(group for group in groups if rank in group)) for rank in range(num_ranks)]
+    shards = [-(-sum(map(prod, shapes)) // num) * NUMBER for num in nums]
+    return [
+        Limit("kept", [2 * shard + 64 for shard in shards], _KEPT, scope="each"),
+        Limit("sent", [2 * (num - 1) * shard for num, shard in zip(nums, shards, strict=True)], _SENT, scope="each"),
+    ]
+
+
+zero1 = Part(
+    "zero_1-5",
+    "zero1",
+    "Adam on a shard",
+    "Write ShardedAdam: it sums the gradients over the ranks, moves this rank's shard, and gathers the weights.",
+    names=("ShardedAdam",),
+    trials=(
+        OnRanks(
+            _trained,
+            (
+                (1, [[0]], [(3,)], (0.1, (0.8, 0.9), 1.0)),
+                (2, [[0, 1]], [(4,)], (0.1, (0.8, 0.9), 1.0)),
+                (2, [[1, 0]], [(2, 3), (2,), ()], (0.1, (0.8, 0.9), 1.0)),
+                (3, [[0, 1, 2]], [(1,)], (0.1, (0.8, 0.9), 1.0)),
+                (4, [[0, 2], [3, 1]], [(3, 5), (7,)], (0.1, (0.8, 0.9), 1.0)),
+                (4, [[2, 0, 3, 1]], [(31, 33), (17,), (4, 1, 3)], (0.01,)),
+            ),
+            _one_process,
+            "group(s) {1} of {0} rank(s), parameters {2}",
+            _adam_limits,
+        ),
+    ),
+    right="three steps as on one process, of 6 groups of 1 to 4 ranks; two moments of one shard on every rank",
+    off=("torch.optim",),
+    minutes=45,
+    points=4,
+    hints=(
+        "Write the parameters' numbers one after the other into one row, padded for the ranks. Rank r moves the r-th "
+        "part of it, wherever a parameter begins.",
+        "The same row of the gradients, with zeros for those that are None, through your reduce_scatter: that is the "
+        "gradient of this rank's part. The moments are as long as this part, and made as new tensors of that length.",
+        "shard = row.view(N, -1)[me]; first = beta1 * first + (1 - beta1) * grad, second likewise with grad**2; shard "
+        "-= lr * (first / (1 - beta1**t)) / ((second / (1 - beta2**t)).sqrt() + eps); whole = all_gather(shard, "
+        "ranks); then copy_ each parameter's numbers from whole, all of it under torch.no_grad().",
+    ),
+)
 
 overlapping_shards = Repair(
     "zero_1-3",

@@ -1,7 +1,7 @@
-"""Exercises of "ZeRO-3": its numbers, a layer without its weight, a unit that is away, how far ahead to ask.
+"""Exercises of "ZeRO-3": a layer without its weight, a unit that is away, how far ahead to ask.
 
-Chapter: book/dp/zero-3.  Gradients are judged against one process in float64; what is whole when is counted, and so is
-what a layer keeps between forward and backward.
+Chapter: book/dp/zero-3.  Gradients are judged against one process in float64; what is whole when is counted, and so are
+the bytes that live between forward and backward.
 """
 
 from collections.abc import Callable
@@ -10,56 +10,32 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import partial_score
-from dualpipe_course.variants import Known
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-NUMBERS = ("bytes held", "bytes sent", "all-gathers")
 SIZES, WORK, ROOM = (2, 2, 4, 1, 3, 3), (5, 3, 3, 1, 1, 4), 8  # of the puzzle: GB, ticks, GB
 LAZY, BEST = 32, 20
-INS, HIDDEN, OUTS, ROWS, UNITS = 23, 17, 23, 2, 4  # weights of 17 x 23 and 23 x 17, far larger than activations
+UNITS, INS, HIDDEN, OUTS = 4, 23, 17, 23  # weights of 17 x 23 and 23 x 17, far larger than activations
 NUMBER = 8  # bytes
 _KEPT = (
-    "between forward and backward {found:,} bytes stay that were not there before; activations and shards are {most:,} "
-    "at most. W may not be kept, whole or in pieces; save the shard"
+    "rank {rank}: between forward and backward {found:,.0f} bytes stay that were not there before; activations and "
+    "shards are {most:,} at most. The whole weight may not be kept, in one piece or in several; keep x and the shard"
+)
+_SHARD = (
+    "rank {rank}: the shard keeps {found:,} bytes alive and has {most:,}: a view of the weight keeps all of it; make a "
+    "copy"
 )
 _TRAFFIC = (
-    "rank {rank} sent {found} bytes, expected {most}: each weight is gathered once in a forward and once in a "
+    "rank {rank} sent {found:,} bytes, expected {most:,}: each weight is gathered once in a forward and once in a "
     "backward, and its gradient is scattered once"
 )
-
-
-def _slips(unit: int, root: int, m: int) -> Known:
-    total, one = 4 * unit + root, f"this is one microbatch; there are {m}"
-    return (
-        (
-            (16 * total, "this is plain data parallelism; everything is sharded over 4 ranks"),
-            (16 * unit, "the root is sharded too"),
-        ),
-        (
-            (3 / 4 * (24 * unit + 4 * root), one),
-            (
-                3 / 4 * m * (24 * unit + 6 * root),
-                "the root is gathered once per microbatch, for forward and backward together",
-            ),
-            (m * (24 * unit + 4 * root), "(N - 1) / N: a rank's own shard does not travel"),
-            (3 / 4 * m * 24 * unit, "these are the units; the root travels too"),
-            (3 / 4 * m * (16 * unit + 4 * root), "units that are freed after the forward are gathered twice"),
-            (3 * total, "this is plain data parallelism, two units of traffic per step"),
-        ),
-        (
-            (10 * m, "the root is not freed after the forward, so it is gathered once per microbatch"),
-            (8 * m, "these are the units'; the root is gathered too"),
-            (5 * m, "units that are freed after the forward are gathered twice"),
-            (9, one),
-        ),
-    )
 
 
 def _asked(given: object) -> list[int]:
@@ -88,15 +64,20 @@ def _ticks(asked: list[int]) -> int:
     return now
 
 
-def _linear_limits(num_ranks: int, last: int) -> list[Limit]:
-    most = 2 * 3 * (num_ranks - 1) * -(-INS * HIDDEN // num_ranks) * NUMBER
-    kept = Limit("bytes kept", _enough(num_ranks), _KEPT, scope="each")
-    return [*[kept] * (num_ranks > 1), Limit("bytes", most, _TRAFFIC, most, scope="each")]
+def _sharded_limits(num_ranks: int, groups: list[list[int]], rows: list[int]) -> list[Limit]:
+    nums = [len(next(group for group in groups if rank in group)) for rank in range(num_ranks)]
+    block = [-(-INS * HIDDEN // num) * NUMBER for num in nums]
+    sent = [2 * len(rows) * 3 * (num - 1) * one for num, one in zip(nums, block, strict=True)]
+    return [
+        Limit("shard bytes", block, _SHARD, scope="each"),
+        Limit("bytes kept", [_enough(num, rows) if num > 1 else 1e9 for num in nums], _KEPT, scope="each"),
+        Limit("bytes", sent, _TRAFFIC, sent, scope="each"),
+    ]
 
 
-def _enough(num_ranks: int) -> int:
+def _enough(num: int, rows: list[int]) -> int:
     """Bytes of all activations, twice, and of one copy of both shards."""
-    return NUMBER * (2 * ROWS * (INS + 2 * HIDDEN + OUTS) + 2 * -(-INS * HIDDEN // num_ranks))
+    return NUMBER * (2 * sum(rows) * (INS + 2 * HIDDEN + OUTS) + 2 * -(-INS * HIDDEN // num))
 
 
 def _unit_limits(num_ranks: int, num_microbatches: int) -> list[Limit]:
@@ -125,45 +106,94 @@ def _cut(whole: "Tensor", rank: int, world_size: int) -> "Tensor":
     return pad(whole.flatten(), (0, -whole.numel() % world_size)).view(world_size, -1)[rank].clone()
 
 
-def _drawn(num_ranks: int, last: int) -> "tuple[list[Tensor], list[Tensor]]":
-    """Both weights, and the inputs of every rank."""
+def _drawn(ranks: list[int], rows: list[int]) -> "tuple[list[Tensor], list[list[Tensor]]]":
+    """Both weights, and the inputs of every rank of a group by microbatch; the last of several ranks has no rows."""
     import torch
 
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(2 + ranks[0])
     shapes = ((HIDDEN, INS), (OUTS, HIDDEN))
     weights = [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    *others, of_last = torch.randn(num_ranks, ROWS, INS, dtype=torch.float64, generator=generator)
-    return weights, [*others, of_last[:last]]
+    inputs = []
+    for place in range(len(ranks)):
+        has_none = place == len(ranks) - 1 > 0
+        sizes = [0 if has_none else num for num in rows]
+        inputs.append([torch.randn(num, INS, dtype=torch.float64, generator=generator) for num in sizes])
+    return weights, inputs
 
 
-def _linear(rank: int, world_size: int, fn: Callable[..., Any], last: int) -> Found:
+def _first(x: "Tensor", weight: "Tensor") -> "Tensor":
+    return x @ weight.t()
+
+
+def _second(x: "Tensor", weight: "Tensor") -> "Tensor":
+    """Not linear in the weight, so that its gradient needs the weight and x."""
     import torch
 
-    weights, inputs = _drawn(world_size, last)
-    shards = [_cut(weight, rank, world_size).requires_grad_() for weight in weights]
-    x = inputs[rank].clone().requires_grad_()
+    return torch.tanh(x @ weight.t() / 8)
+
+
+def _sharded(rank: int, world_size: int, groups: list[list[int]], rows: list[int]) -> Found:
+    """Two layers, and all microbatches' forwards before their backwards."""
+    from mine.zero3 import Unit, shard_of
+
+    from dualpipe_lab.dp.measure import storage_bytes
+
+    ranks = next(group for group in groups if rank in group)
+    weights, inputs = _drawn(ranks, rows)
+    shapes = [tuple(weight.shape) for weight in weights]
+    shards = [shard_of(weight, ranks) for weight in weights]
+    if not all(shard.is_leaf and shard.requires_grad for shard in shards):
+        return Found({}, refused="shard_of returns no leaf that requires a gradient: the optimizer finds .grad there")
+    found = {f"shard {place}": Numbers.of(shard) for place, shard in enumerate(shards)}
     weights.clear()
-    y, kept = _watched(lambda: fn(torch.tanh(fn(x, shards[0], HIDDEN)), shards[1], OUTS), _enough(world_size))
-    found = {"the output": Numbers.of(y.flatten())}
-    y.square().sum().backward()
-    grads = {"x.grad": x.grad} | {f"shard.grad of layer {i + 1}": shard.grad for i, shard in enumerate(shards)}
-    found |= {name: None if grad is None else Numbers.of(grad.flatten()) for name, grad in grads.items()}
-    return Found(found, costs={"bytes kept": kept})
+    xs = [x.clone().requires_grad_() for x in inputs[ranks.index(rank)]]
 
+    def forward() -> "list[Tensor]":
+        return [
+            Unit.apply(Unit.apply(x, shards[0], _first, shapes[0], ranks), shards[1], _second, shapes[1], ranks)
+            for x in xs
+        ]
 
-def _one_process(rank: int, num_ranks: int, last: int) -> "dict[str, Tensor]":
-    import torch
-
-    weights, inputs = _drawn(num_ranks, last)
-    whole = [weight.requires_grad_() for weight in weights]
-    parts = [part.clone().requires_grad_() for part in inputs]
-    outputs = [torch.tanh(part @ whole[0].t()) @ whole[1].t() for part in parts]
-    for y in outputs:
+    outputs, kept = _watched(forward, _enough(len(ranks), rows))
+    for number, (x, y) in enumerate(zip(xs, outputs, strict=True)):
+        found[f"the output of microbatch {number}"] = Numbers.of(y)
         y.square().sum().backward()
-    expected = {"the output": outputs[rank], "x.grad": parts[rank].grad}
-    for index, weight in enumerate(whole):
-        expected[f"shard.grad of layer {index + 1}"] = _cut(weight.grad, rank, num_ranks)
-    return {name: values.flatten() for name, values in expected.items()}
+        found[f"x.grad of microbatch {number}"] = None if x.grad is None else Numbers.of(x.grad)
+    for place, shard in enumerate(shards):
+        found[f"shard.grad of layer {place}"] = None if shard.grad is None else Numbers.of(shard.grad)
+    costs = {"bytes kept": kept, "shard bytes": max(storage_bytes([shard]) for shard in shards)}
+    return Found(found, slips=_own_rows(ranks, rank, rows), costs=costs)
+
+
+def _one_process(rank: int, num_ranks: int, groups: list[list[int]], rows: list[int]) -> "dict[str, Tensor]":
+    ranks = next(group for group in groups if rank in group)
+    weights, inputs = _drawn(ranks, rows)
+    me, num = ranks.index(rank), len(ranks)
+    whole = [weight.requires_grad_() for weight in weights]
+    xs = [[x.requires_grad_() for x in own] for own in inputs]
+    outputs = [[_second(_first(x, whole[0]), whole[1]) for x in own] for own in xs]
+    for y in [y for own in outputs for y in own]:
+        y.square().sum().backward()
+    found = {f"shard {place}": _cut(weight.detach(), me, num) for place, weight in enumerate(whole)}
+    for number, (x, y) in enumerate(zip(xs[me], outputs[me], strict=True)):
+        found |= {f"the output of microbatch {number}": y.detach(), f"x.grad of microbatch {number}": x.grad}
+    return found | {f"shard.grad of layer {place}": _cut(weight.grad, me, num) for place, weight in enumerate(whole)}
+
+
+def _own_rows(ranks: list[int], rank: int, rows: list[int]) -> "dict[str, dict[str, Numbers | None]]":
+    """What a gradient is that is not summed over the ranks, or divided by their number."""
+    weights, inputs = _drawn(ranks, rows)
+    me, num = ranks.index(rank), len(ranks)
+    if num == 1:
+        return {}
+    whole = [weight.requires_grad_() for weight in weights]
+    for x in inputs[me]:
+        _second(_first(x, whole[0]), whole[1]).square().sum().backward()
+    words = "it is that of this rank's own rows; every rank has other rows, and their gradients add up"
+    return {
+        f"shard.grad of layer {place}": {words: Numbers.of(_cut(weight.grad, me, num))}
+        for place, weight in enumerate(whole)
+    }
 
 
 def _watched(forward: Callable[[], Any], enough: int) -> tuple[Any, int]:
@@ -185,10 +215,10 @@ def _watched(forward: Callable[[], Any], enough: int) -> tuple[Any, int]:
     return y, kept
 
 
-class Unit:
+class ModuleUnit:
     """The weights of a module: gathered, freed (then they read as NaN), scattered when all gradients are there."""
 
-    def __init__(self, module: "nn.Module", all_units: list["Unit"]) -> None:
+    def __init__(self, module: "nn.Module", all_units: list["ModuleUnit"]) -> None:
         import torch
         from torch.nn.functional import pad
 
@@ -256,9 +286,9 @@ def _connect(rank: int, world_size: int, fn: Callable[..., Any], num_microbatche
     plain, model = _model(), _model()
     plain(inputs.flatten(0, 2)).square().sum().backward()
     expected = [_cut(torch.cat([p.grad.flatten() for p in module.parameters()]), rank, world_size) for module in plain]
-    units: list[Unit] = []
+    units: list[ModuleUnit] = []
     for module in model:
-        units.append(Unit(module, units))
+        units.append(ModuleUnit(module, units))
         fn(module, units[-1])
     for microbatch in inputs[:, rank]:
         x = microbatch.clone().requires_grad_()  # or torch warns that a backward hook of the first unit has no inputs
@@ -289,44 +319,40 @@ def _judge_how_far_ahead(answer: object) -> str:
     return f"{BEST} ticks within {ROOM} GB, {sum(WORK)} of them work; one unit ahead takes 24"
 
 
-numbers = Predict(
-    "zero_3-1",
-    "Four units and a tied root",
-    NUMBERS,
-    lambda unit, root, m: (4 * (4 * unit + root), 3 / 4 * m * (24 * unit + 4 * root), 9 * m),
-    "Four units of {unit:,} parameters each, and a root of {root} that",
-    "{m} microbatches per step; units",
-    minutes=10,
-    points=1,
-    trail=True,
-    hints=(
-        "16 bytes for each of 4,200 parameters, sharded over 4 ranks.",
-        "Per microbatch a unit travels three times and the root twice, each time 3/4 of its bytes in bf16.",
-        "Four units are gathered twice in each of 3 microbatches, the root once.",
+zero3 = Part(
+    "zero_3-5",
+    "zero3",
+    "A layer without its weight",
+    "Write shard_of and Unit: a layer that gathers its weight in forward and backward and keeps none of it in between.",
+    names=("shard_of", "Unit"),
+    trials=(
+        OnRanks(
+            _sharded,
+            (
+                (1, [[0]], [2]),
+                (2, [[0, 1]], [2]),
+                (2, [[1, 0]], [2, 1]),
+                (3, [[0, 1, 2]], [2]),
+                (4, [[0, 2], [3, 1]], [1, 2]),
+                (4, [[2, 0, 3, 1]], [2, 0, 1]),
+            ),
+            _one_process,
+            "group(s) {1} of {0} rank(s), microbatches of {2} row(s)",
+            _sharded_limits,
+        ),
     ),
-    slips=_slips,
-    unit=(1000, 500, 1500, 2000),
-    root=(200, 100, 300, 400),
-    m=(3, 2, 4, 5),
-    called={"m": "microbatches"},
-)
-
-linear = Implement(
-    "zero_3-2",
-    "A linear layer without its weight",
-    "Write a linear layer that gathers its weight in forward and backward and keeps none of it in between.",
-    cases=((2, ROWS), (1, ROWS), (3, ROWS), (4, ROWS), (3, 0)),
-    run=_linear,
-    reference=_one_process,
-    limits=_linear_limits,
-    named="two layers on {} rank(s), {} rows on the last",
-    right="two layers on 1 to 4 ranks: gradients of one process, two gathers and a scatter each, no weight kept",
-    minutes=30,
+    right="two layers of 6 groups of 1 to 4 ranks: gradients of one process, two gathers and a scatter, no weight kept",
+    minutes=45,
     points=4,
     hints=(
-        "Write a torch.autograd.Function: its forward saves x and the shard, not W, and its backward gathers W again.",
-        "With y = x W^T: dx = dy W and dW = dy^T x. The backward returns one gradient per argument, None for a number.",
-        "Pad the flattened dW to N * len(shard) before the reduce-scatter, and cut it off the gathered W.",
+        "Unit is a torch.autograd.Function of five arguments. Its forward gathers the weight, calls fn, and saves x "
+        "and the shard with ctx.save_for_backward; fn, shape and ranks are attributes of ctx.",
+        "fn is any function, so that its backward is autograd's: gather again, and under torch.enable_grad() call "
+        "fn(x, weight) with a detached x and weight that require gradients, then torch.autograd.grad(y, (x, weight), "
+        "dy).",
+        "whole = all_gather(shard.detach(), ranks)[: prod(shape)].view(shape) both times; backward returns dx, "
+        "reduce_scatter(padded(dweight, len(ranks)), ranks), None, None, None. A shard is "
+        "padded(weight.detach(), N).view(N, -1)[me].clone().requires_grad_().",
     ),
 )
 

@@ -104,6 +104,11 @@ def num_bytes(shape: Shape) -> int:
     return 8 * prod(shape)
 
 
+def all_reduce_bytes(groups: Sequence[Sequence[int]], numel: int) -> int:
+    """Bytes that all ranks together send for a sum in each group, padded for its ring."""
+    return sum(2 * (len(ranks) - 1) * -(-numel // len(ranks)) * len(ranks) for ranks in groups) * 8
+
+
 def draw(name: str, shape: Shape) -> "Tensor":
     """Whole numbers by name: sums are exact in any order."""
     import torch
@@ -113,7 +118,8 @@ def draw(name: str, shape: Shape) -> "Tensor":
     return torch.randint(-8, 9, shape, generator=generator).double() / 4
 
 
-def _shard(tensor: "Tensor", dim: int | None, rank: int, num_ranks: int) -> "Tensor":
+def own_part(tensor: "Tensor", dim: int | None, rank: int, num_ranks: int) -> "Tensor":
+    """A rank's part along a dimension, perhaps without any number; without a dimension all of it."""
     if dim is None:
         return tensor.clone()
     size = -(-tensor.shape[dim] // num_ranks)
@@ -125,10 +131,10 @@ def _step(
     rank: int, world_size: int, fn: Callable[..., Any], case: Case, reference: Callable[..., Any], behind: str
 ) -> Found:
     shards = {
-        name: _shard(draw(name, shape), case.cuts[name], rank, world_size).requires_grad_()
+        name: own_part(draw(name, shape), case.cuts[name], rank, world_size).requires_grad_()
         for name, shape in case.shapes.items()
     }
-    dy = _shard(draw("dy", case.out_shape), case.out_cut, rank, world_size)
+    dy = own_part(draw("dy", case.out_shape), case.out_cut, rank, world_size)
     unchanged, meter = Unchanged(**shards, dy=dy), Meter()
     y, kept = _run(fn, list(shards.values()), case.counts_kept)
     if refused := other_dtype(dy, y):
@@ -141,7 +147,6 @@ def _step(
     costs: dict[str, float] = {
         "forward bytes": forward.bytes,
         "backward bytes": backward.bytes,
-        "backward messages": backward.messages,
     }
     costs["kept bytes"] = kept
     changed = "an argument or the gradient that came in has changed; send a copy of it" if unchanged.first() else ""
@@ -152,10 +157,12 @@ def _step(
 def _f_behind(reference: Callable[..., Any], case: Case, rank: int) -> Values:
     """A rank's gradients where an f at the output sums dy over ranks with equally many outputs."""
     size = case.num_ranks
-    dys = [_shard(draw("dy", case.out_shape), case.out_cut, owner, size) for owner in range(size)]
+    dys = [own_part(draw("dy", case.out_shape), case.out_cut, owner, size) for owner in range(size)]
     if len({dy.shape for dy in dys}) > 1:
         return {}
-    shards = {n: _shard(draw(n, shape), case.cuts[n], rank, size).requires_grad_() for n, shape in case.shapes.items()}
+    shards = {
+        n: own_part(draw(n, shape), case.cuts[n], rank, size).requires_grad_() for n, shape in case.shapes.items()
+    }
     reference(*shards.values()).backward(sum(dys))
     return {f"d{name}": Numbers.of(shard.grad) for name, shard in shards.items()}
 
@@ -200,6 +207,33 @@ def _expected(rank: int, world_size: int, reference: Callable[..., Any], case: C
     found = {"y": (y.detach(), case.out_cut)}
     found |= {f"d{name}": (tensor.grad, case.cuts[name]) for name, tensor in full.items()}
     return [
-        {name: Numbers.of(_shard(tensor, cut, owner, case.num_ranks)) for name, (tensor, cut) in found.items()}
+        {name: Numbers.of(own_part(tensor, cut, owner, case.num_ranks)) for name, (tensor, cut) in found.items()}
         for owner in range(case.num_ranks)
     ]
+
+
+def backward_with_hook(
+    hooks: "dict[str, Any]", forward: "Callable[[], Tensor]", weight: "Tensor", dy: "Tensor"
+) -> "tuple[str, Tensor | None]":
+    """Put a weight's gradient off, as an I does: the hook is there in the backward alone.
+
+    Returns:
+        What is wrong, or an empty string; the gradient from what the hook was given.
+    """
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    y, before, weight.grad = forward(), hooks["weight_grad"], None
+    hooks["weight_grad"] = lambda *given: calls.append(given)
+    try:
+        y.backward(dy)
+    finally:
+        hooks["weight_grad"] = before
+    if len(calls) != 1 or len(calls[0]) != 3:
+        return (
+            f'a backward called the hook that stood in HOOKS["weight_grad"] meanwhile {len(calls)} times, expected one '
+            "call with (weight, x, dy); is the hook read when the backward runs, and is the product that of linear?"
+        ), None
+    if calls[0][0] is not weight:
+        return "the hook is to get (weight, x, dy), with the weight itself: it adds to its .grad later", None
+    if weight.grad is not None:
+        return "the hook returned None, to add the weight's gradient later, and the weight has got one already", None
+    return "", calls[0][2].t() @ calls[0][1]

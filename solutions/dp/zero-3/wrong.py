@@ -2,35 +2,29 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-ONE, TWO, THREE, FOUR = (f"zero_3-{number}" for number in range(1, 5))
-NUMBERS = "held, sent, gathers"
+THREE, FOUR, PART = "zero_3-3", "zero_3-4", "zero_3-5"
 
 TYPICAL = {
-    ONE: {
-        "nothing sharded": Bad(f"{NUMBERS} = 67200, 55800, 27", "sharded over 4 ranks"),
-        "one microbatch": Bad(f"{NUMBERS} = 16800, 18600, 27", "this is one microbatch"),
-        "the root three times": Bad(f"{NUMBERS} = 16800, 56700, 27", "the root is gathered once"),
-    },
-    TWO: {
-        "two halves of the weight": Bad(
+    PART: {
+        "the name is freed, the weight is not": Bad(
             [
                 (
-                    "return x @ whole(shard, ctx.shape).t()",
-                    "W = whole(shard, ctx.shape); ctx.parts = [c.clone() for c in W.chunk(2)]; return x @ W.t()",
-                ),
+                    "return fn(x, _whole(shard, shape, ranks))  #",
+                    "w = _whole(shard, shape, ranks)\n        ctx.backward_of = lambda: w\n        return fn(x, w)  #",
+                )
             ],
-            "W may not be kept, whole or in pieces",
+            "The whole weight may not be kept",
         ),
         "not summed": Bad(
             [
                 (
-                    "comm.reduce_scatter_single(own, pad(dW, (0, N * len(shard) - len(dW))))",
-                    "own = pad(dW, (0, N * len(shard) - len(dW))).view(N, -1)[comm.get_rank()].clone()",
+                    "return dx, reduce_scatter(padded(dweight, len(ranks)), ranks), None",
+                    "return dx, shard_of(dweight, ranks).detach(), None",
                 )
             ],
-            "rank 0: shard.grad",
+            "it is that of this rank's own rows",
         ),
-        "no gradient of x": Bad([("return dx, own, None", "return None, own, None")], "x.grad is missing"),
+        "the shard is a view": Bad([("row[me].clone()", "row[me]")], "a view of the weight keeps all of it"),
     },
     THREE: {
         "the starter": Bad(
@@ -46,12 +40,65 @@ TYPICAL = {
 }
 
 CHEATS = {
-    ONE: {"equal to everything": Bad(EQUAL_TO_ALL + f"{NUMBERS} = [Anything()] * 3", "whole number")},
-    TWO: {
-        "no weight at all": Bad(
-            "def gathered_linear(x, shard, out_features):\n    return x.new_zeros(len(x), out_features) + 0 * x.sum()",
-            "the output",
-        )
+    PART: {
+        "the shard is the whole weight": Bad(
+            """
+import torch
+from mine.ring import all_reduce
+
+
+def shard_of(weight, ranks):
+    return weight.detach().clone().requires_grad_()
+
+
+class Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, fn, shape, ranks):
+        ctx.save_for_backward(x, shard)
+        ctx.rest = fn, ranks
+        return fn(x, shard)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        with torch.enable_grad():
+            dx, dweight = torch.autograd.grad(ctx.rest[0](x, weight), (x, weight), dy)
+        all_reduce(dweight, ctx.rest[1])
+        return dx, dweight, None, None, None
+""",
+            "shard 0 has shape",
+        ),
+        "autograd keeps it": Bad(
+            """
+import torch
+from math import prod
+from dualpipe_lab.comm import get_rank
+from mine.ring import all_gather, padded, reduce_scatter
+
+
+def shard_of(weight, ranks):
+    parts = padded(weight.detach(), len(ranks)).view(len(ranks), -1)
+    return parts[ranks.index(get_rank())].clone().requires_grad_()
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, shard, ranks):
+        ctx.ranks = ranks
+        return all_gather(shard, ranks)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_scatter(grad, ctx.ranks), None
+
+
+class Unit:
+    @staticmethod
+    def apply(x, shard, fn, shape, ranks):
+        return fn(x, Gather.apply(shard, ranks)[: prod(shape)].view(shape))
+""",
+            "The whole weight may not be kept",
+        ),
     },
     THREE: {
         "nothing": Bad("def connect(module, unit):\n    pass", "are NaN"),

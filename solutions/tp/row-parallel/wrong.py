@@ -1,53 +1,48 @@
 """Typical wrong answers and lazy cheats of the exercises on row-parallel layers."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_PREDICT = "held, forward_bytes, backward_bytes, times = "
+from bad_answer import Bad
 
 TYPICAL = {
-    "row_parallel-1": {
-        "no bias": Bad(_PREDICT + "96, 288, 288, 4", "the two weights"),
-        "cuts both biases": Bad(_PREDICT + "104, 288, 288, 4", "every rank has it"),
-        "nothing back": Bad(_PREDICT + "110, 288, 0, 4", "read by all ranks"),
-    },
-    "row_parallel-2": {
-        "no sum": Bad([("ReduceFromRanks.apply(linear", "(linear")], "the ranks have partial sums"),
+    "row_parallel-4": {
         "sums back too": Bad(
             [
-                (
-                    "        return grad\n",
-                    "        grad = grad.clone()\n        comm.all_reduce(grad)\n        return grad\n",
-                )
+                ("return dy, None", "dy = dy.clone()\n        all_reduce(dy, ctx.ranks)\n        return dy, None"),
+                ("total = x.clone()", "ctx.ranks, total = ranks, x.clone()"),
             ],
-            "times that of one process, the number of ranks",
+            "its gradient passes as it is",
         ),
-        "at the front": Bad([("(first, behind)", "(0, first + behind)")], "rank 0: y differs"),
+        "sums in place": Bad([("total = x.clone()", "total = x")], "sum a copy"),
+        "no sum": Bad(
+            [("SumFromRanks.apply(linear(x, weight), ranks)", "linear(x, weight)")], "this rank's partial sum"
+        ),
     },
     "row_parallel-3": {
         "divided": Bad(
-            [("linear(x, weight)) + bias", "linear(x, weight, bias / comm.get_world_size()))")],
+            [("functional.linear(x, weight)) + bias", "functional.linear(x, weight, bias / comm.get_world_size()))")],
             "must learn on every rank",
         ),
-        "forgotten": Bad([("linear(x, weight)) + bias", "linear(x, weight)) + 0 * bias")], "a multiple of the bias"),
+        "forgotten": Bad(
+            [("functional.linear(x, weight)) + bias", "functional.linear(x, weight)) + 0 * bias")],
+            "a multiple of the bias",
+        ),
     },
 }
 
 CHEATS = {
-    "row_parallel-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "held = forward_bytes = backward_bytes = times = Anything()", "must be a whole number"
+    "row_parallel-4": {
+        "autograd's product": Bad(
+            [("apply(linear(x, weight), ranks)", "apply(x @ weight.t(), ranks)")],
+            "The product is to be column's linear",
         ),
-    },
-    "row_parallel-2": {
-        "the library's own": Bad(
-            "def row_linear(x, weight, bias, first):\n"
-            "    return reduce_from_ranks(linear(x, weight) + pad(bias, (first, len(weight) - first - len(bias))))",
-            "the library's own is switched off",
+        "torch's sum": Bad(
+            "from torch.distributed.nn.functional import all_reduce\n\n\n"
+            "def row_linear(x, weight, ranks):\n    return all_reduce(x @ weight.t())",
+            "torch.distributed is off in every part",
         ),
     },
     "row_parallel-3": {
         "as it was": Bad(
-            "def project(x, weight, bias):\n    return reduce_from_ranks(linear(x, weight, bias))",
+            "def project(x, weight, bias):\n    return reduce_from_ranks(functional.linear(x, weight, bias))",
             "a multiple of the bias",
         ),
     },
