@@ -19,6 +19,10 @@ RETIRED = {
     "zero_2-4": "book/dp/zero-2",
     "deepseek-3": "book/whole/deepseek",
     "cuts-3": "book/whole/cuts",
+    "v3_moe-1": "book/ep/v3-moe",
+    "v3_moe-2": "book/ep/v3-moe",
+    "one_f_one_b_overlap-1": "book/ep/one-f-one-b-overlap",
+    "one_f_one_b_overlap-2": "book/ep/one-f-one-b-overlap",
 }
 
 
