@@ -64,6 +64,10 @@ RETIRED = {
     "pp_basic-2": "book/pp/pp-basic",
     "one_f_one_b-1": "book/pp/one-f-one-b",
     "one_f_one_b-2": "book/pp/one-f-one-b",
+    "v3_moe-1": "book/ep/v3-moe",
+    "v3_moe-2": "book/ep/v3-moe",
+    "one_f_one_b_overlap-1": "book/ep/one-f-one-b-overlap",
+    "one_f_one_b_overlap-2": "book/ep/one-f-one-b-overlap",
 }
 
 

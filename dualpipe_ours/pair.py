@@ -44,21 +44,6 @@ class PairedStage(SplitStage):
         return y, kept, dx
 
 
-def run_pair(run: Run, token: str) -> None:
-    """A pair."""
-    (of_f, _, i), (of_b, _, j) = actions(token)
-    stage, other = run.stages[of_f], run.stages[of_b]
-    assert isinstance(stage, PairedStage)
-    assert isinstance(other, PairedStage)
-    x, (saved, dy) = run.before_f(of_f, i), run.before_b(of_b, j)
-    y, kept, dx = stage.pair(x, other, saved, dy)
-    run.after_f(of_f, i, y, kept)
-    run.after_b(of_b, j, dx)
-
-
-KINDS.update(OVERLAP_F_B=run_pair)
-
-
 def layer_steps(
     w: Mapping[str, Any], heads: int, num_experts: int, route: tuple[int, int, int], ranks: list[int]
 ) -> list[Step]:
@@ -69,7 +54,7 @@ def layer_steps(
         own = norm(x, w["norm2"])
         chosen, weights = choose(own, w["router"], w["bias"], *route)
         note = plan(chosen, num_experts, ranks)
-        rest = x + mlp_between_cut_tokens(own, w["up"], w["down"], ranks)
+        rest = x + mlp_between_cut_tokens(own, w["up"], w["down"], ranks)  # what no expert changes
         return rows_of(own, note), {"rest": rest, "weights": weights, "note": note}
 
     def work(rows: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
@@ -82,3 +67,18 @@ def layer_steps(
     there = Travel(lambda carry: (carry["note"].sends, carry["note"].receives, ranks))
     back = Travel(lambda carry: (carry["note"].receives, carry["note"].sends, ranks))
     return [Compute(attend), there, Compute(work), back, Compute(add)]
+
+
+def run_pair(run: Run, token: str) -> None:
+    """A pair; its backward is a whole one."""
+    (of_f, _, i), (of_b, _, j) = actions(token)
+    stage, other = run.stages[of_f], run.stages[of_b]
+    assert isinstance(stage, PairedStage)
+    assert isinstance(other, PairedStage)
+    x, (saved, dy) = run.before_f(of_f, i), run.before_b(of_b, j)
+    y, kept, dx = stage.pair(x, other, saved, dy)
+    run.after_f(of_f, i, y, kept)
+    run.after_b(of_b, j, dx)
+
+
+KINDS.update(OVERLAP_F_B=run_pair)

@@ -31,7 +31,7 @@ def forward_of(steps: Sequence[Step], x: Tensor, tag: int) -> Generator[None, No
     carry: Carry = {}
     saved: list[Any] = []
     for step in steps:
-        if isinstance(step, Compute):
+        if isinstance(step, Compute):  # a graph of its own, from leaves to y and the new carry
             x, carry = _leaf(x), {name: _leaf(value) for name, value in carry.items()}
             y, made = step.f(x, carry)
             saved.append((x, carry, y, made))
@@ -39,7 +39,7 @@ def forward_of(steps: Sequence[Step], x: Tensor, tag: int) -> Generator[None, No
         else:
             sizes = step.sizes(carry)
             x, works = start_exchange(x, *sizes, tag)
-            yield
+            yield  # somebody else works while the rows travel
             for work in works:
                 work.wait()
             saved.append(sizes)
@@ -49,7 +49,7 @@ def forward_of(steps: Sequence[Step], x: Tensor, tag: int) -> Generator[None, No
 def backward_of(steps: Sequence[Step], saved: list[Any], dy: Tensor, tag: int) -> Generator[None, None, Tensor | None]:
     """The same steps from the last to the first; return the gradient of x."""
     dx: Tensor | None = dy
-    carried: dict[str, Tensor | None] = {}
+    carried: dict[str, Tensor | None] = {}  # gradients of the carry
     for step, kept in zip(reversed(steps), reversed(saved), strict=True):
         if isinstance(step, Compute):
             x, carry, y, made = kept
@@ -61,7 +61,7 @@ def backward_of(steps: Sequence[Step], saved: list[Any], dy: Tensor, tag: int) -
         else:
             assert dx is not None
             sends, receives, ranks = kept
-            dx, works = start_exchange(dx, receives, sends, ranks, tag)
+            dx, works = start_exchange(dx, receives, sends, ranks, tag)  # the other way
             yield
             for work in works:
                 work.wait()
@@ -76,7 +76,7 @@ def take_turns(*generators: Generator[None, None, Any]) -> list[Any]:
             if number not in values:
                 try:
                     next(generator)
-                except StopIteration as end:
+                except StopIteration as end:  # its value is what the generator has returned
                     values[number] = end.value
     return [values[number] for number in range(len(generators))]
 

@@ -1,23 +1,22 @@
-"""Exercises of "V3-MoE structure": sizes, an expert of every kept group, loads counted once, a bias, failed experts.
+"""Exercises of "V3-MoE structure": the router, loads counted once, a bias, failed experts.
 
-Chapter: book/ep/v3-moe.  Choices are judged by trying all sets of groups, loads by what a backward came through, the
-bias after a step on ranks with and without microbatches.
+Chapter: book/ep/v3-moe.  A router is judged by what each token gives to each expert, loads by what a backward came
+through, the bias after a step on ranks with and without microbatches.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, in_words
+from dualpipe_course.declared import Repair
 from dualpipe_course.ep import routed_runs as runs
-from dualpipe_course.switched_off import Without
+from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.trial import call_each, ended, on_ranks
-from dualpipe_course.variants import Known
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("parameters of an expert", "experts that compute", "bytes of a row", "first expert", "percent")
 STEPS = (
     runs.Step((2, 2)), runs.Step((3,)), runs.Step((1, 3, 0)), runs.Step((0, 2, 1, 1)),
     runs.Step((1, 2), ((0, 3), (1, 2), (4, 5), (0, 1), (2, 3), (4, 5), (0, 3))),  # 3 2 2 3 2 2
@@ -25,32 +24,137 @@ STEPS = (
     runs.Step((0, 0)),
 )  # fmt: skip
 SCALES = (1, 1e12, 1e300)  # no number of the answer's own is below all values
-SIZES = ((8, 2, 4, 2), (8, 4, 4, 2), (6, 3, 6, 3), (12, 3, 3, 1), (12, 5, 4, 3), (16, 6, 4, 2))  # E, k, groups, kept
+SIZES = ((8, 4), (12, 3), (12, 4), (16, 4))  # experts, groups
+WIDTH = 5  # of a token
+NO_BIAS, BIAS, BELOW_ZERO = "no bias", "biases", "biases that make all values negative"
 
 
-def _slips(h: int, f: int, k: int) -> Known:
-    return (
-        (
-            (h * f, "that is one matrix; gate, up and down are three"),
-            (2 * h * f, "gate, up and down are three matrices"),
-        ),
-        (
-            (k, "every token uses the shared ones too"),
-            (66, "that is how many there are"),
-            (k + 1, "there are two shared ones"),
-        ),
-        ((h, "the scales travel too"), (h + h // 128, "a scale has 4 bytes"), (2 * h, "fp8 has one byte per number")),
-        (
-            (0, "that is the order without the bias: 0.6 + 0.35 is more than 0.9"),
-            (4, "a group is worth the sum of its two best: (4, 5) has 0.9 and is left out"),
-        ),
-        (
-            (51, "that is 0.95 / 1.85; the bias is for the selection alone"),
-            (60, "that is the weight of the other one"),
-            (63, "that is 0.95 / 1.5; the bias is for the selection alone"),
-            (22, "divide by the scores of the chosen experts, not of all"),
-        ),
+def _routed(rank: int, world_size: int, sizes: tuple[int, ...], biases: str) -> Found:
+    """What each token gives to each expert, and the gradients of token and router."""
+    import torch
+    from mine.column import HOOKS
+    from mine.router import choose
+
+    x, router, bias, dy = _inputs(sizes, biases)
+    given, now, seen = Unchanged(x=x, router=router, bias=bias), HOOKS["weight_grad"], []
+
+    def hook(weight: "Tensor", *rest: "Tensor") -> "Tensor | None":
+        seen.append(weight.data_ptr())
+        return now(weight, *rest)
+
+    HOOKS["weight_grad"] = hook
+    _, num_experts, num_groups, num_kept, k = sizes
+    chosen, weights = choose(x, router, bias, k, num_groups, num_kept)
+    if refused := _refused(chosen, weights, (len(x), k), num_experts):
+        return Found({}, refused=refused)
+    given_to = torch.zeros_like(dy).scatter(1, chosen, weights)
+    (given_to * dy).sum().backward()
+    if router.data_ptr() not in seen:
+        return Found({}, refused="the product of x and router is not that of `linear`: its gradient could not wait")
+    given.check()
+    values = {"chosen": torch.zeros_like(dy).scatter(1, chosen, 1), "weights": given_to, "dx": x.grad}
+    values["gradient of the router"] = router.grad
+    made = {words: _plain(sizes, biases, **how) for words, how in _SLIPS.items()}
+    slips = {name: {words: Numbers.of(one[name]) for words, one in made.items()} for name in values}
+    slips["chosen"] |= {_outside(chosen, _plain(sizes, biases)["kept"]): Numbers.of(values["chosen"])}
+    return Found({name: Numbers.of(value) for name, value in values.items()}, slips=slips)
+
+
+def _outside(chosen: "Tensor", kept: "Tensor | None") -> str:
+    """Words for an expert of a group that is not kept; none if there is no such expert."""
+    assert kept is not None
+    for token, experts in enumerate(chosen.tolist()):
+        for expert in experts:
+            if not kept[token, expert]:
+                return f"token {token} has expert {expert}, whose group is not kept; values can be below 0"
+    return ""
+
+
+def _refused(chosen: Any, weights: Any, shape: tuple[int, int], num_experts: int) -> str:
+    import torch
+
+    if not all(isinstance(one, torch.Tensor) and one.shape == shape for one in (chosen, weights)):
+        return f"return chosen and weights, two tensors of shape {list(shape)}"
+    if chosen.dtype != torch.int64 or weights.dtype != torch.float64:
+        return f"chosen are whole numbers and weights as x is; they are {chosen.dtype} and {weights.dtype}"
+    if chosen.numel() and not set(chosen.flatten().tolist()) <= set(range(num_experts)):
+        return f"chosen are numbers from 0 to {num_experts - 1}; here are {chosen.tolist()}"
+    if any(len(set(row)) < len(row) for row in chosen.tolist()):
+        return f"a token has an expert twice: {next(row for row in chosen.tolist() if len(set(row)) < len(row))}"
+    if not weights.requires_grad:
+        return "weights come without a graph, and the router would never learn; only the choice has no gradient"
+    return ""
+
+
+def _inputs(sizes: tuple[int, ...], biases: str) -> "tuple[Tensor, ...]":
+    import torch
+
+    num_tokens, num_experts, *_ = sizes
+    generator = torch.Generator().manual_seed(sum(sizes))
+    x, router, bias, dy = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((num_tokens, WIDTH), (num_experts, WIDTH), (num_experts,), (num_tokens, num_experts))
     )
+    bias = {NO_BIAS: 0 * bias, BIAS: bias / 3, BELOW_ZERO: bias / 3 - 4}[biases]
+    return x.requires_grad_(), router.requires_grad_(), bias, dy
+
+
+def _routing(rank: int, world_size: int, sizes: tuple[int, ...], biases: str) -> "dict[str, Tensor | None]":
+    return {name: value for name, value in _plain(sizes, biases).items() if name != "kept"}
+
+
+def _plain(
+    sizes: tuple[int, ...],
+    biases: str,
+    by_bias: bool = True,
+    best: int = 2,
+    is_divided: bool = True,
+    weight_bias: float = 0,
+    through_sum: bool = True,
+) -> "dict[str, Tensor | None]":
+    """The same in plain torch, as it should be or with a mistake."""
+    import torch
+
+    x, router, bias, dy = _inputs(sizes, biases)
+    num_tokens, num_experts, num_groups, num_kept, k = sizes
+    size = num_experts // num_groups
+    scores = torch.sigmoid(x @ router.mT)
+    values = scores.detach() + by_bias * bias
+    worth = values.view(num_tokens, num_groups, size).sort(-1).values[..., -best:].sum(-1)
+    place = (-worth).argsort(-1).argsort(-1)  # 0: the best group
+    is_open = (place < num_kept).repeat_interleave(size, -1)
+    chosen = (-values.masked_fill(~is_open, -torch.inf)).argsort(-1).argsort(-1) < k
+    own = (scores + weight_bias * bias) * chosen
+    total = own.sum(-1, keepdim=True)
+    weights = own / (total if through_sum else total.detach()) if is_divided else own
+    (weights * dy).sum().backward()
+    return {
+        "chosen": chosen.double(),
+        "weights": weights,
+        "dx": x.grad,
+        "gradient of the router": router.grad,
+        "kept": is_open,
+    }
+
+
+_SLIPS: dict[str, dict[str, Any]] = {
+    "the best scores were chosen; the bias takes part in the choice": {"by_bias": False},
+    "the best of all, or a group by its best expert; a group is worth the sum of its two best": {"best": 1},
+    "they are not divided by their sum over the token's experts": {"is_divided": False},
+    "the bias is part of the weights; it only chooses": {"weight_bias": 1},
+    "the gradient has not gone through the sum that the weights are divided by": {"through_sum": False},
+}
+
+
+def _why_not_routed(off: Off) -> str:
+    if off.slip or off.name != "chosen" or off.has_other_shape or off.found is None:
+        return in_words(off)
+    size = off.expected.shape[1]
+    token = off.place // size
+    ours, right = (
+        [expert for expert, is_one in enumerate(one.row(token)) if is_one] for one in (off.found, off.expected)
+    )
+    return f"token {token} has the experts {ours}, and the best {len(right)} of its groups are {right}"
 
 
 def _judge_worth(sizes: str, row: Sequence[float], alive: Sequence[bool], found: Sequence[float]) -> None:
@@ -73,48 +177,6 @@ def _values(num_experts: int) -> list["Tensor"]:
         values[6, :2] = values.new_tensor([99.0, -9.0])
         values[7, -2:] = values.new_tensor([99.0, -9.0])
     return found
-
-
-def _judge_choice(
-    sizes: str, row: Sequence[float], chosen: Sequence[int], k: int, num_groups: int, num_kept: int
-) -> None:
-    size = len(row) // num_groups
-    worth = [sum(sorted(row[group * size :][:size])[-2:]) for group in range(num_groups)]
-    kept = sorted(sorted(range(num_groups), key=lambda group: -worth[group])[:num_kept])  # sorts are stable
-    allowed = [group * size + i for group in kept for i in range(size)]
-    firsts = [max(range(group * size, (group + 1) * size), key=lambda i: row[i]) for group in kept]
-    others = sorted((i for i in allowed if i not in firsts), key=lambda i: -row[i])[: k - num_kept]
-    best = sorted(sorted(firsts + others), key=lambda i: -row[i])
-    if list(chosen) == best:
-        return
-    values = ", ".join(f"{value:.3g}" for value in row)
-    where = f"{sizes}: values {values}"
-    if outside := [i for i in chosen if i not in allowed]:
-        group = outside[0] // size
-        raise Wrong(f"{where}: expert {outside[0]} is of group {group}, worth {worth[group]:.3g}, which is not kept")
-    if sorted(chosen) == sorted(best):
-        raise Wrong(f"{where}: the right experts, but not the best first, or equals not by number: {list(chosen)}")
-    if idle := [group for group in kept if group not in [i // size for i in chosen]]:
-        raise Wrong(f"{where}: group {idle[0]} is kept and gives no expert; chose {list(chosen)}, should be {best}")
-    raise Wrong(f"{where}: chose {list(chosen)}, groups {kept} are kept, and {best} are to be chosen")
-
-
-def _judge_selection(fn: Callable[..., Any]) -> str:
-    import torch
-
-    cases = [(s * values, *sizes[1:]) for sizes in SIZES for values in _values(sizes[0]) for s in (1, 1e12)]
-    answers = call_each(
-        Without(fn, "dualpipe_lab.ep.deepseek_moe:group_limited_topk"), [(case[0].clone(), *case[1:]) for case in cases]
-    )
-    for (values, k, num_groups, num_kept), (is_fine, found) in zip(cases, answers, strict=True):
-        sizes = f"{values.shape[1]} experts, k = {k}, {num_kept} of {num_groups} groups"
-        if not is_fine:
-            raise Wrong(ended(sizes, found))
-        if not isinstance(found, torch.Tensor) or found.shape != (len(values), k) or found.dtype != torch.int64:
-            raise Wrong(f"{sizes}: return indices of shape [{len(values)}, {k}], whole numbers, as topk gives them")
-        for row, chosen in zip(values.tolist(), found.tolist(), strict=True):
-            _judge_choice(sizes, row, chosen, k, num_groups, num_kept)
-    return f"{len(cases)} cases, with negative and with equal values: every kept group gives an expert"
 
 
 def _judge_counted(router: Callable[..., Any], case: Any) -> None:
@@ -153,13 +215,7 @@ def _judge_one_move(router: Callable[..., Any], fn: Callable[..., Any]) -> str:
 def _judge_living(fn: Callable[..., Any]) -> str:
     import torch
 
-    drawn = [
-        (scale * values, e, groups)
-        for e, _, groups, _ in SIZES
-        if e > groups
-        for values in _values(e)
-        for scale in SCALES
-    ]
+    drawn = [(scale * values, e, groups) for e, groups in SIZES for values in _values(e) for scale in SCALES]
     generator = torch.Generator().manual_seed(0)
     cases = [(values, torch.rand(e, generator=generator) < 0.6, groups) for values, e, groups in drawn]
     answers = call_each(fn, [(values.clone(), alive.clone(), groups) for values, alive, groups in cases])
@@ -174,40 +230,40 @@ def _judge_living(fn: Callable[..., Any]) -> str:
     return f"{len(cases)} cases: groups with two living experts, one or none, whatever the sign and size of the values"
 
 
-numbers = Predict(
-    "v3_moe-1",
-    "A smaller sister",
-    NAMES,
-    lambda h, f, k: (3 * h * f, k + 2, h + h // 32, 3, 40),
-    "three matrices of {h} by {f}.",
-    "A token uses {k} routed experts.",
-    "has a row of {h} numbers",
-    minutes=10,
-    points=1,
-    trail=True,
-    hints=(
-        "A row of 2048 numbers has 16 scales.",
-        "With the bias, the groups are worth 1.0, 1.45 and 0.9. Which two stay, and what is the largest value in them?",
-        "The bias helps to choose. The weight is a score divided by the sum of the two chosen scores.",
+router = Part(
+    "v3_moe-6",
+    "router",
+    "Experts from the best groups",
+    "Write `choose(x, router, bias, k, num_groups, num_kept)`: the experts of each token, and their weights.",
+    names=("choose",),
+    trials=(
+        OnRanks(
+            _routed,
+            (
+                (1, (1, 4, 2, 1, 1), NO_BIAS),
+                (1, (5, 6, 1, 1, 3), BIAS),
+                (1, (0, 8, 4, 2, 2), BIAS),
+                (1, (9, 8, 4, 2, 2), BIAS),
+                (1, (7, 8, 4, 2, 3), BELOW_ZERO),
+                (1, (8, 12, 3, 3, 4), BIAS),
+                (1, (16, 16, 4, 2, 5), BIAS),
+            ),
+            _routing,
+            "{1[0]} token(s), {1[4]} of {1[1]} experts from {1[3]} of {1[2]} group(s), {2}",
+            why=_why_not_routed,
+        ),
     ),
-    slips=_slips,
-    h=(2048, 1024, 3072, 4096),
-    f=(1024, 512, 1536, 2048),
-    k=(6, 4, 8),
-    called={"h": "numbers of a row", "f": "width of an expert", "k": "routed experts"},
-)
-
-selection = Implement(
-    "v3_moe-2",
-    "Every message has a use",
-    "Write `choose(values, k, num_groups, num_kept)`: experts from the best groups, at least one from each.",
-    judge=_judge_selection,
-    minutes=15,
+    right="7 cases of 0 to 16 tokens: choices, weights, and gradients through the weights alone",
+    minutes=30,
     points=3,
     hints=(
-        "Three steps: which groups, the best expert of each, then the best of what is left in these groups.",
-        "topk does not say which of two equals it takes. x.sort(dim=1, descending=True, stable=True) does.",
-        "In the end sort by number first and then, stably, by value. A group may have a single expert.",
+        "Three steps: scores by linear and sigmoid; which groups, by scores plus bias, detached; the k best within "
+        "them. Then forget the bias.",
+        "unflatten(-1, (num_groups, -1)) makes groups; view(0, num_groups, -1) fails for no tokens. A closed group is "
+        "filled with -inf: values can be negative.",
+        "groups = (scores + bias).detach().unflatten(-1, (num_groups, -1)); kept = groups.topk(2, -1).values.sum(-1)"
+        ".topk(num_kept, -1).indices; after masking the others, chosen = groups.flatten(-2).topk(k, -1).indices and "
+        "weights = scores.gather(-1, chosen), divided by their sum.",
     ),
 )
 

@@ -62,6 +62,8 @@ def _check_import(part: str, dotted: str, line: int) -> None:
         raise Wrong(f"line {line}: {dotted} is the library's; {_ALLOWED}")
     if root != "torch" and root not in sys.stdlib_module_names:
         raise Wrong(f"line {line}: {root} is none of what a part imports; {_ALLOWED}")
+    if rest.endswith("*") and not dotted.startswith("torch.distributed"):
+        raise Wrong(f"line {line}: a star hides what is used; import by name")
 
 
 def _check_use(part: str, node: ast.AST, known: dict[str, str], off: Sequence[str]) -> None:

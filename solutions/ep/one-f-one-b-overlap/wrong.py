@@ -1,34 +1,52 @@
 """Typical wrong answers and lazy cheats of the exercises on the overlapped pair."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
-_PREDICT = "serial, overlapped, not_split, slow_link = "
 _WORK = "A_F0 M_B1 M_W1 M_F0 A_B1 A_W1 A_F1 M_B0 M_W0 M_F1 A_B0 A_W0"
+_WAIT = "            for work in works:\n                work.wait()\n"
+_YIELD = "            yield  # somebody else works while the rows travel\n"
+_TURNS = "(y, kept), dx = take_turns(forward_of(self.steps, x, FORWARD), backward_of(other.steps, saved, dy, BACKWARD))"
 _COMM = "C_B1 D_F0 D_B1 C_F0 C_B0 D_F1 D_B0 C_F1"
 
 TYPICAL = {
-    "one_f_one_b_overlap-1": {
-        "work alone": Bad(_PREDICT + "120, 121, 130, 160", "the work alone"),
-        "no first wait": Bad(_PREDICT + "220, 120, 130, 160", "the first M_B waits"),
-        "as if split": Bad(_PREDICT + "220, 121, 121, 160", "M_F alone hides it"),
-    },
-    "one_f_one_b_overlap-2": {
+    "one_f_one_b_overlap-5": {
         "waits at once": Bad(
+            [(_YIELD + _WAIT, _WAIT + _YIELD)],
+            "it has waited for the rows, and there is nothing left to do beside them",
+        ),
+        "the carry has no way back": Bad(
+            [("[(y, dx), *((made[name], grad) for name, grad in carried.items())]", "[(y, dx)]")],
+            "A gradient comes back by two ways: through the exchange, and along the carry",
+        ),
+        "no turn without rows": Bad(
+            [(_YIELD, "            if works:\n                yield\n")],
+            "stands aside 0 time(s) for two exchanges: once for each, on every rank",
+        ),
+    },
+    "one_f_one_b_overlap-6": {
+        "one after the other": Bad(
             [
                 (
-                    '            calls.append(("issue", comm[issued]))\n            issued += 1',
-                    '            calls += [("issue", comm[issued]), ("wait", comm[issued])]\n'
-                    "            issued += 1\n            waited = issued",
+                    _TURNS,
+                    "y, kept = self.forward(x)\n        dx = other.backward(saved, dy)",
                 )
             ],
-            "the calls are legal and take",
+            "the pair took 200 ms on rank 0: its six pieces of work take 120",
         ),
-        "forgets the last": Bad(
-            [('    return calls + [("wait", other) for other in comm[waited:]]', "    return calls")],
-            "there is no wait C_F0",
+        "an order of each rank": Bad(
+            [
+                ("from torch import Tensor\n", "from torch import Tensor\n\nfrom dualpipe_lab.comm import get_rank\n"),
+                (
+                    _TURNS,
+                    "both = forward_of(self.steps, x, FORWARD), backward_of(other.steps, saved, dy, BACKWARD)\n"
+                    "        turn = 1 - 2 * (get_rank() % 2)\n"
+                    "        (y, kept), dx = take_turns(*both[::turn])[::turn]",
+                ),
+            ],
+            "rank 1: the order of the pair's pieces is not that of rank 0",
         ),
-        "waits without looking": Bad(
-            [("if needs.get(op) in comm:", "if False:")], "makes, and D_F0 was not waited for"
+        "a word that nobody knows": Bad(
+            [("KINDS.update(OVERLAP_F_B=run_pair)\n", "")], "no word OVERLAP_F_B in (1F3;0B0)OVERLAP_F_B"
         ),
     },
     "one_f_one_b_overlap-3": {
@@ -58,20 +76,15 @@ def carry_out(program, do, issue, needs):
 }
 
 CHEATS = {
-    "one_f_one_b_overlap-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "serial = overlapped = not_split = slow_link = Anything()", "must be a whole number"
+    "one_f_one_b_overlap-5": {
+        "a later part": Bad(
+            "from mine.pair import Compute, Travel, backward_of, forward_of, take_turns",
+            "line 1: mine.pair is not before steps",
         ),
     },
-    "one_f_one_b_overlap-2": {
-        "the library's own": Bad(
-            """
-def host(compute, comm, needs):
-    from dualpipe_lab.ep.overlap import host_calls
-    order = Order.parse("mine", " ".join(compute), " ".join(comm))
-    return [(verb, str(op)) for verb, op in host_calls(order)]
-""",
-            "switched off",
+    "one_f_one_b_overlap-6": {
+        "the library's pair": Bad(
+            "from dualpipe_lab.ep import overlapped_forward_backward", "line 1: dualpipe_lab.ep.overlapped_forward"
         ),
     },
     "one_f_one_b_overlap-3": {

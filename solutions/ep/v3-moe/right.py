@@ -1,33 +1,40 @@
 """Right answers of another style to the exercises on V3's layer of experts."""
 
 RIGHT = {
-    "v3_moe-2": {
+    "v3_moe-6": {
         "token by token": """
-def choose(values, k, num_groups, num_kept):
-    chosen = []
-    for row in values.tolist():
-        size = len(row) // num_groups
+import torch
+from mine.column import linear
+
+
+def choose(x, router, bias, k, num_groups, num_kept):
+    scores = torch.sigmoid(linear(x, router))
+    size = router.shape[0] // num_groups
+    rows = []
+    for row in (scores.detach() + bias).tolist():
         groups = [range(g * size, (g + 1) * size) for g in range(num_groups)]
-        groups.sort(key=lambda group: -sum(sorted((row[i] for i in group), reverse=True)[:2]))
-        ranked = [sorted(group, key=lambda i: (-row[i], i)) for group in groups[:num_kept]]
-        mine = [group[0] for group in ranked]
-        others = sorted((i for group in ranked for i in group[1:]), key=lambda i: (-row[i], i))
-        mine += others[: k - num_kept]
-        chosen.append(sorted(mine, key=lambda i: (-row[i], i)))
-    return torch.tensor(chosen)
+        groups.sort(key=lambda group: sum(sorted(row[e] for e in group)[-2:]), reverse=True)
+        rows.append(sorted((e for group in groups[:num_kept] for e in group), key=lambda e: -row[e])[:k])
+    chosen = torch.tensor(rows, dtype=torch.int64).view(len(x), k)
+    weights = torch.take_along_dim(scores, chosen, 1)
+    return chosen, torch.nn.functional.normalize(weights, p=1, dim=1)
 """,
-        "ranks in place of values": """
-def choose(values, k, num_groups, num_kept):
-    tokens, experts = values.shape
-    size = experts // num_groups
-    rank = values.sort(dim=1, descending=True, stable=True).indices.argsort(1)  # 0: the best
-    by_group = rank.view(tokens, num_groups, size)
-    best = values.view(tokens, num_groups, size).topk(min(size, 2)).values.sum(-1)
-    place = best.sort(dim=1, descending=True, stable=True).indices.argsort(1)
-    lead = by_group == by_group.amin(2, keepdim=True)
-    cost = by_group - lead * experts + (place >= num_kept)[:, :, None] * 3 * experts
-    taken = cost.flatten(1).argsort(1)[:, :k]
-    return taken.gather(1, rank.gather(1, taken).argsort(1))
+        "a mask, and logarithms": """
+import torch
+import mine.column as column
+
+
+def choose(x, router, bias, k, num_groups, num_kept):
+    logits = column.linear(x, router)
+    with torch.no_grad():
+        values = logits.sigmoid() + bias
+        best, second = values.unflatten(1, (num_groups, values.shape[1] // num_groups)).topk(2).values.unbind(2)
+        order = (best + second).argsort(dim=1, descending=True)[:, :num_kept].sort(1).values
+        size = values.shape[1] // num_groups
+        open_ones = (order[:, :, None] * size + torch.arange(size)).reshape(len(x), num_kept * size)
+        places = values.gather(1, open_ones).argsort(dim=1)[:, -k:]
+        chosen = open_ones.gather(1, places)
+    return chosen, torch.nn.functional.logsigmoid(logits).gather(1, chosen).softmax(1)
 """,
     },
     "v3_moe-3": {

@@ -1,23 +1,21 @@
 """Typical wrong answers and lazy cheats of the exercises on V3's layer of experts."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
 _HOOK = "        if weights.requires_grad:\n            weights.register_hook(lambda grad: self._count(load))"
-_PREDICT = "parameters, experts, row_bytes, first, percent = "
 _SUM = "    comm.all_reduce(load)\n"
 
 TYPICAL = {
-    "v3_moe-1": {
-        "two matrices": Bad(_PREDICT + "4194304, 8, 2112, 3, 40", "three matrices"),
-        "routed alone": Bad(_PREDICT + "6291456, 6, 2112, 3, 40", "shared ones too"),
-        "no scales": Bad(_PREDICT + "6291456, 8, 2048, 3, 40", "the scales travel"),
-    },
-    "v3_moe-2": {
-        "masked with zeros": Bad([("~left, -torch.inf", "~left, 0.0")], "are to be chosen"),
-        "a group by its best": Bad(
-            [("grouped.topk(min(2, grouped.shape[2])).values.sum(2)", "grouped.amax(2)")], "which is not kept"
+    "v3_moe-6": {
+        "weights with the bias": Bad(
+            [("weights = scores.gather(-1, chosen)", "weights = (scores + bias).gather(-1, chosen)")],
+            "weights: the bias is part of the weights; it only chooses",
         ),
-        "two of every group": Bad([("min(2, grouped.shape[2])", "2")], "RuntimeError"),
+        "closed by a zero": Bad([("-torch.inf)", "0.0)")], "whose group is not kept; values can be below 0"),
+        "a view of no tokens": Bad(
+            [(".unflatten(-1, (num_groups, -1))", ".view(len(x), num_groups, -1)")],
+            "0 token(s), 2 of 8 experts from 2 of 4 group(s), biases: rank 0 raised RuntimeError: cannot reshape",
+        ),
     },
     "v3_moe-3": {
         "no call without gradients": Bad([("        if weights.requires_grad:\n    ", "")], "doesn't require gradient"),
@@ -45,13 +43,8 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "v3_moe-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "parameters = experts = row_bytes = first = percent = Anything()", "must be a whole number"
-        ),
-    },
-    "v3_moe-2": {
-        "the library's own": Bad("choose = group_limited_topk", "the library's own is switched off"),
+    "v3_moe-6": {
+        "the course's own": Bad("from dualpipe_ours.router import choose", "line 1: dualpipe_ours is the course's own"),
     },
     "v3_moe-3": {
         "as it was": Bad(
