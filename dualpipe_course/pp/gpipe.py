@@ -442,9 +442,11 @@ def _on_a_stage(rank: int, world_size: int, kind: str, words: str) -> Found:
                 return Found({}, refused=f"x is integers, which have no gradient: return None, not {type(dx).__name__}")
             if kind != "words":
                 found[f"dx of {i}"] = Numbers.of(dx)
-    found |= {f"gradient of {name}": Numbers.of(weight.grad) for name, weight in w.items()}
+    found |= {f"gradient of {name}": Numbers.of(_added(weight)) for name, weight in w.items()}
     x = y = dx = None
     saved.clear()  # of what had no backward
+    for weight in w.values():
+        weight.grad = None
     return Found(found, costs={"kept": held() - before})
 
 
@@ -452,7 +454,7 @@ def _plain_stage(rank: int, world_size: int, kind: str, words: str) -> "dict[str
     import torch
 
     f, w = _kind_of_stage(kind)
-    found, totals = {}, {name: torch.full_like(weight, gradients.OLD) for name, weight in w.items()}
+    found, totals = {}, {name: torch.zeros_like(weight) for name, weight in w.items()}
     for i in sorted({int(word[1:]) for word in words.split()}):
         x = _stage_input(kind, i)
         leaves = list(w.values()) + ([x.requires_grad_()] if x.is_floating_point() else [])
@@ -474,6 +476,11 @@ def _why_not_in_a_stage(off: Off) -> str:
     if off.name.startswith("dx") and off.found is None:
         return f"{off.name} is missing: backward returns the gradient of its input, which x.detach() of the forward has"
     return in_words(off)
+
+
+def _added(weight: "Tensor") -> "Tensor | None":
+    """What backwards have added to a gradient that was there before."""
+    return None if weight.grad is None else weight.grad - gradients.OLD
 
 
 def _lacks_what_was_there(off: Off) -> bool:
@@ -514,10 +521,11 @@ def _words(lengths: Sequence[int]) -> "tuple[list[Tensor], Callable[[Tensor, int
 class _Live:
     """Notes at every forward what a rank holds, and how many sends to the next position it has not waited for."""
 
-    def __init__(self, after: int | None, before: int | None) -> None:
+    def __init__(self, after: int | None, before: int | None, num_weights: int) -> None:
         from dualpipe_course.pp.saved import held
 
         self.after, self.before, self.sends, self.kept = after, before, 0, 0.0
+        self.num_weights = num_weights  # their gradients may be new tensors
         held()
         gc.freeze()  # what is there already need not be looked through at every start
         self.at_first = held()
@@ -526,8 +534,8 @@ class _Live:
         def noted(x: "Tensor") -> "Tensor":
             from dualpipe_course.pp.saved import held
 
-            of_gradients = len(self._under_way(self.before)) * 2 * WIDTH
-            self.kept = max(self.kept, (held() - self.at_first - of_gradients) / (2 * WIDTH))
+            more = held() - self.at_first - self.num_weights
+            self.kept = max(self.kept, more / (2 * WIDTH) - len(self._under_way(self.before)))
             self.sends = max(self.sends, len(self._under_way(self.after)))
             return f(x)
 
@@ -557,7 +565,8 @@ def _on_a_row(rank: int, world_size: int, ranks: list[int], name: str, lengths: 
     if name == "zero_bubble_h1":
         KINDS.update(I=_whole_at_i, W=_nothing_at_w)  # as a later part does
     ids, loss = _words(lengths)
-    live = _Live(*(ranks[at] if 0 <= at < len(ranks) else None for at in (me + 1, me - 1)))
+    after, before = (ranks[at] if 0 <= at < len(ranks) else None for at in (me + 1, me - 1))
+    live = _Live(after, before, sum(x.numel() for w in weights.values() for x in w.values()))
     stages = {stage: Stage(live.around(_stage_function(w)), w.values()) for stage, w in weights.items()}
     row = with_messages(rows[me], me, place, num_stages)
     losses = execute(row, stages, lambda stage, i: ranks[place(stage, i)], num_stages, ids, loss)
@@ -567,7 +576,7 @@ def _on_a_row(rank: int, world_size: int, ranks: list[int], name: str, lengths: 
         what = f"losses of microbatches {sorted(losses)}" if isinstance(losses, dict) else type(losses).__name__
         return Found({}, refused=f"execute returned {what}, expected those of {here}: the last stage has them")
     found = {f"loss of microbatch {i}": losses[i] for i in here}
-    found |= {f"gradient of {key}, stage {stage}": x.grad for stage, w in weights.items() for key, x in w.items()}
+    found |= {f"gradient of {key}, stage {stage}": _added(x) for stage, w in weights.items() for key, x in w.items()}
     return Found(
         {key: Numbers.of(value) for key, value in found.items()}, costs={"sends": live.sends, "kept": live.kept}
     )
@@ -599,7 +608,7 @@ def _one_process(
     me = ranks.index(rank) if rank in ranks else -1
     here = _stages_at(me, place, num_stages, len(lengths))
     losses: dict[str, Tensor | None] = {}
-    total = {key: torch.full_like(x, gradients.OLD) if at in here else None for key, (at, x) in named.items()}
+    total = {key: torch.zeros_like(x) if at in here else None for key, (at, x) in named.items()}
     ids, loss = _words(lengths)
     for i, x in enumerate(ids):
         for w in weights:

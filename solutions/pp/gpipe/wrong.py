@@ -3,6 +3,63 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 TYPICAL = {
+    "gpipe-6": {
+        "1F1B": Bad(
+            [
+                (
+                    '" ".join(f"{stage}{kind}{i}" for kind in "FB" for i in range(m))',
+                    '" ".join(f"{stage}F{i} {stage}B{i}" for i in range(m))',
+                )
+            ],
+            "runs a forward after a backward",
+        ),
+        "with messages": Bad([('f"{stage}{kind}{i}"', 'f"{stage}RECV_{kind}{i} {stage}{kind}{i}"')], "p = 1, m = 1"),
+        "every second row backwards": Bad(
+            [("for i in range(m))", "for i in range(m)[:: 1 - 2 * (stage % 2)])")], "all rows need one order"
+        ),
+    },
+    "gpipe-7": {
+        "a message to itself": Bad(
+            [(" and place(source, i) != me", ""), (" and place(target, i) != me", "")], "are both here"
+        ),
+        "the first of a pair alone": Bad(
+            [("in actions(token):", "in actions(token)[:1]:")], "does not stand just before ("
+        ),
+        "W receives, too": Bad([('if kind == "W":', 'if kind == "?":')], "a W needs no message and makes none"),
+    },
+    "gpipe-8": {
+        "y with its graph": Bad([("return y.detach(), (x, y)", "return y, (x, y)")], "y still has its graph"),
+        "one leaf for all microbatches": Bad(
+            [("x = x.detach().requires_grad_(", "x = x.requires_grad_(")], "work on x.detach()"
+        ),
+        "the last microbatch counts": Bad(
+            [
+                (
+                    "torch.autograd.backward(y, dy)",
+                    "for p in self.parameters:\n            p.grad = None\n        torch.autograd.backward(y, dy)",
+                )
+            ],
+            "adds to what is there",
+        ),
+    },
+    "gpipe-9": {
+        "1/m again": Bad(
+            [
+                (
+                    "    run.after_b(stage, i, run.stages[stage].backward(*run.before_b(stage, i)))",
+                    "    saved, dy = run.before_b(stage, i)\n"
+                    "    run.after_b(stage, i, run.stages[stage].backward(saved, dy / len(run.inputs)))",
+                )
+            ],
+            "nothing divides it again",
+        ),
+        "all sends waited for at the end": Bad(
+            [('if way == "B" else []:', 'if way == "?" else []:')], "so wait for that send then"
+        ),
+        "unknown words passed over": Bad(
+            [("raise ValueError(", "continue\n            raise ValueError(")], "0X0 was passed over"
+        ),
+    },
     "gpipe-1": {
         "free messages": Bad("makespan, bubble, peak = 54, 18, 6", "free messages"),
         "one way": Bad("makespan, bubble, peak = 57, 21, 6", "gradients travel too"),
@@ -67,6 +124,24 @@ def gpipe_rows(num_ranks, num_microbatches):
 }
 
 CHEATS = {
+    "gpipe-6": {
+        "the library's own": Bad(
+            "from dualpipe_lab.pp.schedules import gpipe\n\ndef gpipe_rows(p, m):\n    return gpipe(p, m).rows()\n\n"
+            "def gpipe_place(stage, microbatch):\n    return stage\n",
+            "is the library's",
+        )
+    },
+    "gpipe-7": {
+        "the library's own": Bad(
+            [("import re\n", "import re\nfrom dualpipe_lab.pp import lowering\n")], "is the library's"
+        )
+    },
+    "gpipe-8": {"nothing": Bad([("return y.detach(), (x, y)", "return x.detach(), (x, y)")], "y of 0 differs")},
+    "gpipe-9": {
+        "the whole trainer": Bad(
+            [("import Stage\n", "import Stage\nfrom mine.train import Trainer\n")], "mine.train is not before execute"
+        ),
+    },
     "gpipe-1": {"equal to everything": Bad(EQUAL_TO_ALL + "makespan = bubble = peak = Anything()", "whole number")},
     "gpipe-2": {
         "the library's own": Bad(
