@@ -98,7 +98,10 @@ class Stage:
                 "def _back(x, y, dy):\n    y.backward(dy)\n    return x.grad\n\n\nclass Stage:",
             ),
             ("from typing", "from functools import partial\nfrom typing"),
-            ("x, y = saved\n        torch.autograd.backward(y, dy)  # starts the chain rule in the middle\n", ""),
+            (
+                "x, y = saved\n        torch.autograd.backward(y, dy)  # starts the chain rule in the middle\n        ",
+                "",
+            ),
             ("return x.grad if x.is_floating_point() else None", "return saved(dy)"),
         ],
     },
