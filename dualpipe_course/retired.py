@@ -19,6 +19,11 @@ RETIRED = {
     "zero_2-4": "book/dp/zero-2",
     "deepseek-3": "book/whole/deepseek",
     "cuts-3": "book/whole/cuts",
+    "gpipe-1": "book/pp/gpipe",
+    "gpipe-2": "book/pp/gpipe",
+    "gpipe-3": "book/pp/gpipe",
+    "zero_bubble-1": "book/pp/zero-bubble",
+    "zero_bubble-2": "book/pp/zero-bubble",
 }
 
 

@@ -175,66 +175,6 @@ run_b = Backward()
             ),
         ],
     },
-    "gpipe-2": {
-        "the last microbatch first": """
-def gpipe_rows(num_ranks, num_microbatches):
-    def row(r):
-        words = []
-        for kind, order in (("F", range(num_microbatches)), ("B", reversed(range(num_microbatches)))):
-            for m in order:
-                source = r > 0 if kind == "F" else r + 1 < num_ranks
-                target = r + 1 < num_ranks if kind == "F" else r > 0
-                words += [f"{r}RECV_{kind}{m}"] * source + [f"{r}{kind}{m}"] + [f"{r}SEND_{kind}{m}"] * target
-        return " ".join(words)
-
-    return [row(r) for r in range(num_ranks)]
-""",
-        "one text of many lines": """
-def gpipe_rows(num_ranks, num_microbatches):
-    def words(r, m, kind, source, target):
-        exists = [0 <= source < num_ranks, True, 0 <= target < num_ranks]
-        return [w for w, there in zip((f"{r}RECV_{kind}{m}", f"{r}{kind}{m}", f"{r}SEND_{kind}{m}"), exists) if there]
-
-    M = range(num_microbatches)
-    down = [[w for m in M for w in words(r, m, "F", r - 1, r + 1)] for r in range(num_ranks)]
-    up = [[w for m in M for w in words(r, m, "B", r + 1, r - 1)] for r in range(num_ranks)]
-    return "\\n".join(" ".join(a + b) for a, b in zip(down, up))
-""",
-    },
-    "gpipe-3": {
-        "the last rank leaves out what nobody uses": [
-            (
-                "        with torch.no_grad():\n            y = stage(kept[m])\n",
-                "        if last:\n            continue\n"
-                "        with torch.no_grad():\n            y = stage(kept[m])\n",
-            ),
-        ],
-        "gradients by hand": """
-def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, like):
-
-    M, weights, kept = range(num_microbatches), list(stage.parameters()), {}
-    for m in M:
-        x = torch.empty_like(like) if rank else inputs[m]
-        rank and comm.recv(x, rank - 1)
-        kept[m] = x
-        with torch.no_grad():
-            y = stage(x)
-        if rank + 1 < world_size:
-            comm.send(y, rank + 1)
-    for m in M:
-        x = kept.pop(m).detach().requires_grad_()
-        y = stage(x)
-        if rank + 1 < world_size:
-            comm.recv(dy := torch.empty_like(like), rank + 1)
-        else:
-            dy = 2 * (y.detach() - targets[m]) / y.numel() / num_microbatches
-        dx, *grads = torch.autograd.grad(y, [x, *weights], dy)
-        for weight, grad in zip(weights, grads):
-            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
-        if rank:
-            comm.send(dx, rank - 1)
-""",
-    },
     "gpipe-4": {
         "backwards first, by a loop": """
 def by_urgency(p=4, m=8, room=3):

@@ -106,19 +106,6 @@ def zb_h1_rows(p, m):
     return rows
 """,
     },
-    "zero_bubble-2": {
-        "torch's functions, new tensors": [
-            ("(x @ self.w1.T).clamp(min=0)", "torch.relu(nn.functional.linear(x, self.w1))"),
-            ("return h @ self.w2.T", "return torch.tensordot(h, self.w2, dims=([1], [1]))"),
-            ("da = dy @ self.w2 * (h > 0)", "da = torch.where(h == 0, 0.0, torch.mm(dy, self.w2))"),
-            ("self.dw1 += da.T @ x", "self.dw1 = torch.addmm(self.dw1, da.T, x)"),
-            ("self.dw2 += dy.T @ h", "self.dw2 = self.dw2.add(dy.mT.matmul(h))"),
-        ],
-        "row by row": [
-            ("self.dw1 += da.T @ x", "for g, a in zip(da, x):\n            self.dw1 += torch.outer(g, a)"),
-            ("self.dw2 += dy.T @ h", "for g, a in zip(dy, h):\n            self.dw2.addr_(g, a)"),
-        ],
-    },
     "zero_bubble-3": {
         "B where W follows at once": [(f"0I{m} 0W{m}", f"0B{m}") for m in range(6)],
         "one text of four lines": [

@@ -1,9 +1,6 @@
 """Typical wrong answers and lazy cheats of the exercises on zero bubble."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_KEEP = "self.kept[m] = x, h, da, dy"
-_TAKE = "x, h, da, dy = self.kept.pop(m)"
+from bad_answer import Bad
 
 TYPICAL = {
     "zero_bubble-5": {
@@ -36,22 +33,6 @@ TYPICAL = {
         "fewer microbatches than stages": Bad(
             [("warmup = min(p - 1 - stage, m)", "warmup = p - 1 - stage")], "p = 4, m = 2"
         ),
-    },
-    "zero_bubble-1": {
-        "nothing saved": Bad([("9, 6", "15, 6")], "moves no W"),
-        "less than nothing": Bad([("9, 6", "9, -9")], "less than nothing"),
-        "zero bubble": Bad([("75", "72")], "one rank's work"),
-    },
-    "zero_bubble-2": {
-        "= instead of +=": Bad([("dw1 += ", "dw1 = ")], "dw1 is the gradient of microbatch 1 alone"),
-        "I again in W": Bad(
-            [
-                (_KEEP, "self.kept[m] = x, h, dy"),
-                (_TAKE, "x, h, dy = self.kept.pop(m)\n        da = dy @ self.w2 * (h > 0)"),
-            ],
-            "W0 made 3 matrix products",
-        ),
-        "keeps everything": Bad([("kept.pop(m)", "kept[m]")], "microbatch 0 needs nothing"),
     },
     "zero_bubble-3": {
         "W at once": Bad(
@@ -110,30 +91,6 @@ CHEATS = {
             "def zb_h1_rows(p, m):\n    return schedules.zero_bubble_h1(p, m).rows()\n",
             "is the library's",
         )
-    },
-    "zero_bubble-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "idle_h1 = idle_h2 = step_without_barrier = Anything()", "whole number"
-        )
-    },
-    "zero_bubble-2": {
-        "nothing": Bad(
-            """
-class SplitMLP:
-    def __init__(self, w1, w2):
-        self.w1, self.w2 = w1, w2
-        self.dw1, self.dw2 = torch.zeros_like(w1), torch.zeros_like(w2)
-        self.kept = {}
-
-    def forward(self, m, x):
-        return x
-    def input_grad(self, m, dy):
-        return dy
-    def weight_grad(self, m):
-        pass
-""",
-            "y differs from autograd's",
-        ),
     },
     "zero_bubble-3": {
         "empty": Bad("rows = []", "0 rows for 4 ranks"),
