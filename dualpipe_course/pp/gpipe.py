@@ -107,7 +107,7 @@ class Layout(NamedTuple):
 
 
 def layout(name: str, p: int, m: int) -> Layout:
-    """The library's rows for p ranks, or an order of F and B with two stages on every rank.
+    """The library's rows for p ranks, or others of F and B: two stages per rank, or gradients that cross.
 
     >>> layout("v", 2, 1).rows
     ['0F0 3F0 3B0 0B0', '1F0 2F0 2B0 1B0']
@@ -125,8 +125,11 @@ def layout(name: str, p: int, m: int) -> Layout:
         ]
     if name == "nothing":
         return Layout([""] * p, place, num_stages)
-    own = name in ("v", "two flows")
-    rows = [_there_and_back(one) for one in work] if own else list(schedules.build(name, p, m).rows())
+    if name in ("v", "two flows"):
+        return Layout([_there_and_back(one) for one in work], place, num_stages)
+    rows = list(schedules.build("gpipe" if name == "crossed" else name, p, m).rows())
+    if name == "crossed":  # the first rank takes the last gradient first
+        rows[0] = " ".join([f"0F{i}" for i in range(m)] + [f"0B{i}" for i in reversed(range(m))])
     return Layout(rows, place, num_stages)
 
 
@@ -172,13 +175,13 @@ def _misplaced(row: str, words: list[str], me: int, place: Callable[[int, int], 
         step, before = (steps[number : number + 1] or [""])[0], steps[number - 1] if number else ""
         for word, why in makes[number].items():
             if word not in gap:
-                return f"{word} does not stand just after {before}: {why}"
+                return f"{word} is not just after {before}: {why}"
         for word, why in needs[number].items():
             if word not in gap:
-                return f"{word} does not stand just before {step}: {why}"
+                return f"{word} is not just before {step}: {why}"
         known = [*makes[number], *needs[number]]
         if extra := [word for at, word in enumerate(gap) if word not in known or word in gap[:at]]:
-            return f"{extra[0]} is too much between {before or 'the start'} and {step or 'the end'}: " + _why_extra(
+            return f"{extra[0]} is not needed between {before or 'the start'} and {step or 'the end'}: " + _why_extra(
                 extra[0], me, place, num_stages
             )
         if sorted(gap, key=lambda word: "RECV_" in word) != gap:
@@ -348,11 +351,11 @@ def _words(lengths: Sequence[int]) -> "tuple[list[Tensor], Callable[[Tensor, int
 class _Live:
     """Notes at every forward what a rank holds, and how many sends to the next position it has not waited for."""
 
-    def __init__(self, after: int | None, before: int | None, num_weights: int) -> None:
+    def __init__(self, after: int | None, before: int | None, weights: "list[Tensor]") -> None:
         from dualpipe_course.pp.saved import held
 
         self.after, self.before, self.sends, self.kept = after, before, 0, 0.0
-        self.num_weights = num_weights  # their gradients may be new tensors
+        self.weights = [(weight, weight.grad) for weight in weights]
         held()
         gc.freeze()  # what is there already need not be looked through at every start
         self.at_first = held()
@@ -361,8 +364,9 @@ class _Live:
         def noted(x: "Tensor") -> "Tensor":
             from dualpipe_course.pp.saved import held
 
-            more = held() - self.at_first - self.num_weights
-            self.kept = max(self.kept, more / (2 * WIDTH) - len(self._under_way(self.before)))
+            new_grads = sum(weight.numel() for weight, grad in self.weights if weight.grad is not grad)
+            kept = (held() - self.at_first - new_grads) / (2 * WIDTH)
+            self.kept = max(self.kept, kept - len(self._under_way(self.before)))
             self.sends = max(self.sends, len(self._under_way(self.after)))
             return f(x)
 
@@ -393,7 +397,7 @@ def _on_a_row(rank: int, world_size: int, ranks: list[int], name: str, lengths: 
         KINDS.update(I=_whole_at_i, W=_nothing_at_w)  # as a later part does
     ids, loss = _words(lengths)
     after, before = (ranks[at] if 0 <= at < len(ranks) else None for at in (me + 1, me - 1))
-    live = _Live(after, before, sum(x.numel() for w in weights.values() for x in w.values()))
+    live = _Live(after, before, [x for w in weights.values() for x in w.values()])
     stages = {stage: Stage(live.around(_stage_function(w)), w.values()) for stage, w in weights.items()}
     row = with_messages(rows[me], me, place, num_stages)
     losses = execute(row, stages, lambda stage, i: ranks[place(stage, i)], num_stages, ids, loss)
@@ -464,7 +468,7 @@ def _row_costs(world_size: int, ranks: list[int], name: str, lengths: tuple[int,
         ),
         Limit(
             "kept",
-            [2 * number + 6 for number in live],
+            [2 * number + 3 for number in live],
             "rank {rank} keeps {found:g} tensors of {most} at most: what has been used or sent is to be forgotten, by "
             "pop or del",
             scope="each",
@@ -615,7 +619,8 @@ execute = Part(
                 (2, [1, 0], "v", (2, 3, 2)),
                 (2, [0, 1], "two flows", (2, 1, 3, 2)),
                 (3, [0, 1, 2], "zero_bubble_h1", (2, 2, 1)),
-                (2, [0, 1], "1f1b", (2,) * 12),
+                (2, [0, 1], "crossed", (2, 1, 3)),
+                (2, [0, 1], "1f1b", (2,) * 16),
                 (4, [0, 1, 2, 3], "1f1b", (2,) * 9),
             ),
             _one_process,
@@ -625,7 +630,7 @@ execute = Part(
         ),
         OnRanks(_unknown_word, ((1, "0X0"),), named="a word {1}"),
     ),
-    right="11 rows on 1 to 4 ranks equal one process, 1F1B keeps at most p - rank sends, and an unknown word raises",
+    right="12 rows on 1 to 4 ranks equal one process, 1F1B keeps at most p - rank sends, and an unknown word raises",
     minutes=85,
     points=5,
     hints=(

@@ -195,6 +195,23 @@ def _slices(rank: int, world_size: int, num_slices: int) -> Found:
     return Found({})
 
 
+def _queue_of_halves(rank: int, world_size: int, kind: str) -> Found:
+    """Where the words of one microbatch, called one by one, keep what is left."""
+    from mine.column import linear
+    from mine.execute import KINDS, Run
+    from mine.later import SplitStage
+
+    weight = _normal(1, WIDTH, WIDTH).requires_grad_()
+    stage = SplitStage(lambda x: linear(x, weight), [weight])
+    run = Run({0: stage}, lambda stage, i: 0, 1, [_normal(10, 2, WIDTH)], lambda y, i: y.square().sum())
+    for word in ("0F0", "0I0", "0W0"):
+        KINDS[word[1]](run, word)
+        if ((0, "W", 0) in run.saved) != (word == "0I0"):
+            held = "nothing is" if word == "0I0" else "what its I has left is still"
+            return Found({}, refused=f'after {word} {held} at run.saved[0, "W", 0]')
+    return Found({})
+
+
 def _split_on_ranks(rank: int, world_size: int, lengths: tuple[int, ...]) -> Found:
     """ZB-H1's row by the executor, and 1F1B's by the same stages."""
     import torch
@@ -317,6 +334,7 @@ later = Part(
             _why_not_split,
         ),
         OnRanks(_slices, ((1, 2),), named="{1} slices of one parameter"),
+        OnRanks(_queue_of_halves, ((1, "F I W"),), named="the words {1} one by one"),
         OnRanks(
             _split_on_ranks,
             ((1, (2,)), (2, (2, 1, 3)), (3, (1, 2, 0, 2))),

@@ -22,9 +22,7 @@ TYPICAL = {
         "a message to itself": Bad(
             [(" and place(source, i) != me", ""), (" and place(target, i) != me", "")], "are both here"
         ),
-        "the first of a pair alone": Bad(
-            [("in actions(token):", "in actions(token)[:1]:")], "does not stand just before ("
-        ),
+        "the first of a pair alone": Bad([("in actions(token):", "in actions(token)[:1]:")], "is not just before ("),
         "W receives, too": Bad([('if kind == "W":', 'if kind == "?":')], "a W needs no message and makes none"),
     },
     "gpipe-8": {
