@@ -1,7 +1,7 @@
 """What an exercise declares, by kind, and the one harness that judges it.
 
-    numbers = Predict("gpipe-1", "Three numbers", ("makespan", "bubble"), closed_form, "on {p} ranks", p=(4, 3), ...)
-    program = Implement("gpipe-2", "Rows", "Write ...", cases=SIZES, judge=one_case, right="valid on 31 sizes", ...)
+    numbers = Predict("interleaved-1", "A loop", ("makespan", "peak"), closed_form, "on {p} ranks", p=(4, 3), ...)
+    program = Implement("interleaved-2", "Rows", "Write ...", cases=SIZES, judge=one_case, right="31 sizes", ...)
     summed  = Repair("ring-3", "A lost chunk", "Repair ...", cases=SIZES, run=on_a_rank, reference=one_process, ...)
     order   = Puzzle("gpipe-4", "Less memory", "Find ...", judge=of_the_order, ...)
 

@@ -13,8 +13,8 @@ _END = re.compile(r",?\s*\)\s*\Z")  # of a call
 def with_seed(call: str, seed: int) -> str:
     """Return a check's call with a seed; exercise.js writes the same.
 
-    >>> with_seed("check.gpipe.numbers((makespan, bubble, peak))", 4711)
-    'check.gpipe.numbers((makespan, bubble, peak), seed=4711)'
+    >>> with_seed("check.interleaved.numbers((makespan, peak))", 4711)
+    'check.interleaved.numbers((makespan, peak), seed=4711)'
     """
     return _END.sub(f", seed={seed})", call)
 

@@ -118,6 +118,6 @@ def all_checks() -> list[Check]:
 
 
 def find(name: str) -> Check | None:
-    """The check of an exercise such as `gpipe-2`, if there is one."""
+    """The check of an exercise such as `gpipe-4`, if there is one."""
     of = name.rpartition("-")[0]
     return next((check for check in topic(of) if check.name == name), None) if of in TOPICS else None

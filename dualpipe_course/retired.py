@@ -68,6 +68,11 @@ RETIRED = {
     "v3_moe-2": "book/ep/v3-moe",
     "one_f_one_b_overlap-1": "book/ep/one-f-one-b-overlap",
     "one_f_one_b_overlap-2": "book/ep/one-f-one-b-overlap",
+    "gpipe-1": "book/pp/gpipe",
+    "gpipe-2": "book/pp/gpipe",
+    "gpipe-3": "book/pp/gpipe",
+    "zero_bubble-1": "book/pp/zero-bubble",
+    "zero_bubble-2": "book/pp/zero-bubble",
 }
 
 

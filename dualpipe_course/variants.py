@@ -4,7 +4,7 @@ In: what is asked for, its closed form, the sentences of the exercise's text tha
 number may be, the book's first, what a message calls it, and closed forms of known slips.  Out: by seed, the numbers,
 their answers, the slips and the text; without a seed all is as in the book.
 The seed is a learner's (`my-course` has one, a browser makes one) and travels with the notebook: its metadata have it
-for the grader, its checks of such exercises for the kernel, as `check.gpipe.numbers((...), seed=4711)`.
+for the grader, its checks of such exercises for the kernel, as `check.interleaved.numbers((...), seed=4711)`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-Place = Callable[[int, int], int]
+Place = Callable[[int, int], int]  # of a stage and a microbatch: the position that runs it
 
 
 def actions(token: str) -> list[tuple[int, str, int]]:
@@ -32,7 +32,7 @@ def with_messages(row: str, me: int, place: Place, num_stages: int) -> str:
     for token in row.split():
         before, after = [], []
         for stage, kind, i in actions(token):
-            if kind == "W":
+            if kind == "W":  # adds to weights that are here
                 continue
             way, source, target = ("F", stage - 1, stage + 1) if kind == "F" else ("B", stage + 1, stage - 1)
             if 0 <= source < num_stages and place(source, i) != me:

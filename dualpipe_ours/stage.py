@@ -15,12 +15,12 @@ class Stage:
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """The output without its graph, and what the backward needs."""
-        x = x.detach().requires_grad_(x.is_floating_point())
+        x = x.detach().requires_grad_(x.is_floating_point())  # a leaf: x.grad is for the stage before
         y = self.f(x)
         return y.detach(), (x, y)
 
     def backward(self, saved: Any, dy: Tensor) -> Tensor | None:
         """Add to the gradients of the weights; return that of the input, if it can have one."""
         x, y = saved
-        torch.autograd.backward(y, dy)
+        torch.autograd.backward(y, dy)  # starts the chain rule in the middle
         return x.grad if x.is_floating_point() else None

@@ -4,10 +4,8 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from dualpipe_course.wrong import Wrong
-from dualpipe_lab.pp.closed_forms import gpipe_makespan, num_messages
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
-from dualpipe_lab.pp.lowering import strip
-from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_F, B, F, Program, actions_of
+from dualpipe_lab.pp.program import RECV_F, B, F, Program
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
@@ -63,37 +61,6 @@ def _consequence(rows: Sequence[str], expected: Program, cost: Cost) -> str:
     if (ours.makespan, held) == (known.makespan, most):
         return f"{ticks}it is as quick for this size and holds as much, but it is another order"
     return f"{ticks}yours takes {ours.makespan} ticks and holds {held}, expected {known.makespan} and {most}"
-
-
-def check_rows(answer: object, num_ranks: int, num_microbatches: int, case: str) -> None:
-    """Raise `Wrong` unless the rows are a GPipe program with all its messages."""
-    try:
-        program = parse(answer, num_ranks, num_microbatches)
-    except Wrong as wrong:
-        raise Wrong(f"{case}: {wrong.message}") from None
-    kinds = [[action.kind for action in program.actions(rank)] for rank in range(num_ranks)]
-    messages = sum(kind in MESSAGE_KINDS for row in kinds for kind in row)
-    if messages != 2 * num_messages(num_ranks, num_microbatches):
-        expected = num_messages(num_ranks, num_microbatches)
-        raise Wrong(
-            f"{case}: {messages} sends and receives, expected {2 * expected}: each boundary carries every activation "
-            f"down and every gradient up, {expected} messages with a send and a receive each",
-        )
-    try:
-        validate(program, blocking=True)
-    except InvalidProgram as error:
-        raise Wrong(f"{case}, if a send waits for its receiver: {error.problems[0]}") from None
-    for rank, row in enumerate(kinds):
-        work = [kind for kind in row if kind not in MESSAGE_KINDS]
-        if F in work[num_microbatches:]:
-            steps = " ".join(str(s) for s in program.ranks[rank] if actions_of(s)[0].kind not in MESSAGE_KINDS)
-            raise Wrong(f"{case}: rank {rank} runs a forward after a backward; GPipe runs all forwards first: {steps}")
-    if (ticks := literal_makespan(program)) > (best := gpipe_makespan(num_ranks, num_microbatches)):
-        raise Wrong(
-            f"{case}: {ticks} ticks, GPipe needs {best}; "
-            "send each result before the next work, and receive nothing before the work that needs it",
-            picture=simulate(strip(program)),
-        )
 
 
 def literal_makespan(program: Program) -> int:

@@ -12,7 +12,14 @@ from dualpipe_course.in_page import judge, run
 
 ROOT = Path(__file__).parents[2]
 GPIPE = "exercises/pp/gpipe"
-ANSWER, LAST, SEED = "dualpipe-lab:answer:gpipe-2", "dualpipe-lab:last:gpipe-2", "dualpipe-lab:seed"
+ANSWER, LAST, SEED = "dualpipe-lab:answer:gpipe-7", "dualpipe-lab:last:gpipe-7", "dualpipe-lab:seed"
+ROWS = """def gpipe_rows(p, m):
+    return [" ".join(f"{s}{kind}{i}" for kind in "FB" for i in range(m)) for s in range(p)]
+
+
+def gpipe_place(stage, microbatch):
+    return stage
+"""
 BLOCKED = """Object.defineProperty(window, "localStorage", { get() {
   throw new DOMException("Access is denied for this document.", "SecurityError");
 } });"""
@@ -121,11 +128,11 @@ def test_a_solution_is_shown_once_its_exercise_is_solved(visit):
     solutions = page.locator(".dp-solution")
     assert solutions.count() == fields(page).count()
     assert page.locator(".dp-solution:visible").count() == 0
-    page.evaluate("dualpipeProgress.note(['gpipe-2'])")
+    page.evaluate("dualpipeProgress.note(['gpipe-7'])")
     visit.open(GPIPE)
     assert page.locator(".dp-solution:visible").count() == 1
     page.locator(".dp-solution:visible summary").click()
-    assert "def gpipe_rows(" in solutions.nth(1).locator("pre").inner_text()
+    assert "def with_messages(" in solutions.nth(1).locator("pre").inner_text()
     assert "###" not in solutions.nth(1).inner_text()
     assert serious_defects(page) == []
 
@@ -176,15 +183,15 @@ def test_a_page_whose_browser_keeps_nothing_is_answered_all_the_same(browser, py
     page = visit.open(GPIPE).page
     assert TOLD in page.locator(".dp-in-page").inner_text()
     assert fields(page).count() == page.get_by_role("button", name="Check").count() == 3
-    fields(page).nth(1).fill("gpipe_rows = None")
+    fields(page).nth(1).fill("with_messages = None")
     page.get_by_role("button", name="Start again").nth(1).click()
     page.get_by_role("button", name="Undo").click()
-    assert fields(page).nth(1).input_value() == "gpipe_rows = None"
-    page.evaluate("dualpipeProgress.note(['gpipe-2'])")
+    assert fields(page).nth(1).input_value() == "with_messages = None"
+    page.evaluate("dualpipeProgress.note(['gpipe-7'])")
     assert page.locator(".dp-tick:visible").count() == 1
     if way == "blocked":
         page.get_by_role("button", name="Check").nth(1).click()
-        assert verdict(page, 1).startswith("gpipe-2: ")
+        assert verdict(page, 1).startswith("gpipe-7: ")
     visit.context.close()  # the theme's own scripts complain
 
 
@@ -193,7 +200,7 @@ def test_a_frame_that_may_keep_nothing_is_answered_where_its_server_lets_it(visi
     visit.page.evaluate("""() => document.body.replaceChildren(Object.assign(document.createElement("iframe"),
       { sandbox: "allow-scripts", src: location.href, width: 900, height: 900 }))""")
     frame = visit.page.frame_locator("iframe")
-    frame.locator(".dp-exercise textarea").nth(1).fill("gpipe_rows = None")
+    frame.locator(".dp-exercise textarea").nth(1).fill("with_messages = None")
     assert TOLD in frame.locator(".dp-in-page").inner_text()
     frame.get_by_role("button", name="Check").nth(1).click()
     frame.get_by_text("the frame around this page keeps it from doing so").wait_for()
@@ -214,24 +221,24 @@ def test_what_is_solved_is_remembered_and_travels_with_the_notebook(browser, vis
     visit.page.evaluate("pair => localStorage.setItem(...pair)", [SEED, "0"])
     page = visit.open(GPIPE).page
     assert page.locator(".dp-tick:visible, .dp-count").count() == 0
-    fields(page).first.fill("makespan, bubble, peak = 60, 24, 6")
+    fields(page).first.fill(ROWS)
     page.get_by_role("button", name="Check").first.click()
-    assert verdict(page, 0).startswith("gpipe-1 solved")
+    assert verdict(page, 0).startswith("gpipe-6 solved")
     for _ in range(2):
-        assert page.locator(".dp-tick:visible").get_attribute("data-exercise") == "gpipe-1"
+        assert page.locator(".dp-tick:visible").get_attribute("data-exercise") == "gpipe-6"
         assert "1 of 3" in page.locator(".dp-count").all_inner_texts()
         visit.open(GPIPE)
     with page.expect_download() as handed:
         page.get_by_text("Download as notebook").click()
     handed.value.save_as(tmp_path / "gpipe.ipynb")
     notebook = json.loads((tmp_path / "gpipe.ipynb").read_bytes())
-    assert notebook["metadata"]["dualpipe_lab"]["solved"] == ["gpipe-1"]
+    assert notebook["metadata"]["dualpipe_lab"]["solved"] == ["gpipe-6"]
     home = visit.open("book/intro").page.locator(".dp-progress")
     assert home.inner_text() == f"1 of {len(NAMES)} exercises solved in this browser."
     other = Visit(browser, visit.site).open(GPIPE)
     other.page.locator("input[type=file]").set_input_files(tmp_path / "gpipe.ipynb")
     other.page.locator(".dp-tick:visible").wait_for()
-    assert fields(other.page).first.input_value() == "makespan, bubble, peak = 60, 24, 6"
+    assert fields(other.page).first.input_value() == ROWS
     (tmp_path / "none.ipynb").write_text("{")
     other.page.locator("input[type=file]").set_input_files(tmp_path / "none.ipynb")
     other.page.get_by_text("none.ipynb is no notebook.").wait_for()
@@ -242,20 +249,20 @@ def test_what_is_solved_is_remembered_and_travels_with_the_notebook(browser, vis
 @browser_only
 def test_of_two_checks_each_has_its_own_time_and_the_second_is_asked_again(visit):
     page = visit.page
-    fields(page).first.fill("for i in range(2500): print(i)\nmakespan, bubble, peak = 1, 2, 3")
+    fields(page).first.fill("for i in range(2500): print(i)\ndef gpipe_rows(p, m): pass")
     fields(page).nth(1).fill("while True: print('mine')")
     check = page.get_by_role("button", name="Check")
     check.first.click()
-    assert "gpipe-1" in verdict(page, 0)
+    assert "gpipe-6" in verdict(page, 0)
     printed = page.locator(".dp-printed").first
     assert printed.inner_text().splitlines()[-1].startswith("... and 2,300 more lines")
     assert printed.bounding_box()["height"] < 400
     page.evaluate("dualpipePython.seconds = 8")
-    fields(page).first.fill("makespan, bubble, peak = 4, 5, 6")
+    fields(page).first.fill("def gpipe_rows(p, m): return []")
     check.nth(1).click()
     check.first.click()
     assert verdict(page, 1).startswith("no result after 8 s: the answer was stopped")
-    assert verdict(page, 0).startswith("gpipe-1: ")
+    assert verdict(page, 0).startswith("gpipe-6: ")
     assert visit.complaints == []
 
 
@@ -272,7 +279,7 @@ def test_python_starts_when_an_editor_is_entered_and_is_kept_for_the_next_page(v
     assert [is_restored for is_restored, _ in took] == [False, True, True]
     assert min(took[1][1], took[2][1]) < took[0][1] / 2, took
     page.get_by_role("button", name="Check").first.click()
-    assert verdict(page, 0).startswith("zero_bubble-1: ")
+    assert verdict(page, 0).startswith("zero_bubble-6: ")
     assert visit.complaints == []
 
 
@@ -284,11 +291,9 @@ def test_every_exercise_says_where_it_is_answered(site):
 
 
 def test_a_flood_of_output_is_cut_and_stands_behind_the_verdict():
-    flood = "print('first')\nfor i in range(300_000): print(i)\nmakespan, bubble, peak = 60, 24, 6"
-    found = json.loads(
-        judge(["from dualpipe_course import check"], flood, "check.gpipe.numbers((makespan, bubble, peak))")
-    )
-    assert found["verdict"].startswith("gpipe-1 solved: ")
+    flood = "print('first')\nfor i in range(300_000): print(i)\nticks = 29"
+    found = json.loads(judge(["from dualpipe_course import check"], flood, "check.time.two_messages(ticks)"))
+    assert found["verdict"].startswith("time-1 solved: ")
     assert found["text"].splitlines() == ["first", *map(str, range(199)), "... and 299,801 more lines"]
     long = json.loads(run("", "print('x' * 10**6)\nprint('y')\n1 / 0"))["text"]
     assert len(long) < 30_000

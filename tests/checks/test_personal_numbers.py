@@ -15,15 +15,14 @@ from dualpipe_course.personal import personal, seed_of, with_seed
 from dualpipe_course.registry import TOPICS, all_checks, find
 from dualpipe_course.variants import Variants
 from dualpipe_lab.pp import Cost, simulate
-from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, v_min, zbv
-from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, interleaved, one_f_one_b, v_min, zbv
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 21)
 NAMES = [check.name for check in all_checks() if check.variants]
 PARTS = {part: [name for name in NAMES if TOPICS[name[:-2]].startswith(f"{part}.")] for part in progress_page.PARTS}
 SCHEDULES = (
-    "dualpipe-1", "easy_dualpipe-1", "gpipe-1", "interleaved-1", "v_shapes-1", "zero_bubble-1",
+    "dualpipe-1", "easy_dualpipe-1", "interleaved-1", "v_shapes-1",
 )  # fmt: skip
 PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
 FIXED = {  # numbers that are words or formulas of the text, a table, or a program
@@ -34,7 +33,7 @@ NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 
 def notebook_of(name):
     for path in (ROOT / "exercises").glob("*/*.ipynb"):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding=)
         if f'"check-{name}"' in text:
             return json.loads(text)
     raise LookupError(name)
@@ -113,9 +112,6 @@ def numbers_in(pristine, variants):
 
 def simulated(name, p=4, m=6, f=1, b=1, **of):
     """What the simulator says to a variant of an exercise about a schedule, None where it is not asked."""
-    if name == "gpipe-1":
-        timeline = simulate(gpipe(p, m), Cost(F=f, B=b, latency=1))
-        return [timeline.makespan, timeline.bubble_time(0), timeline.peak_activations(0)]
     if name == "interleaved-1":
         long, short = (simulate(interleaved(4, num, 3), Cost(F=f, B=b)) for num in (m, 2))
         return [long.makespan, None, None, short.makespan]
@@ -123,13 +119,6 @@ def simulated(name, p=4, m=6, f=1, b=1, **of):
         timeline = simulate(easy_dualpipe(p, m), Cost(F=f, B=b))
         peaks = [timeline.peak_activations(rank) for rank in (0, 2)]
         return [timeline.bubble_time(0), timeline.makespan, *peaks]
-    if name == "zero_bubble-1":
-        cost = Cost(F=f, I=of["i"], W=of["w"])
-        ends = [simulate(program, cost).makespan for program in (zero_bubble_h1(4, 8), zero_bubble_h2(4, 8))]
-        return [end - 8 * (f + of["i"] + of["w"]) for end in ends] + [None]
-    if name == "dualpipe-1":
-        timeline = simulate(dualpipe(6, 14), Cost(F=f, I=of["i"], W=of["w"], overlap=of["pair"]))
-        return [timeline.bubble_time(2), timeline.bubble_time(0), None, timeline.peak_activations(0)]
     assert name == "v_shapes-1"
     one, other = (simulate(build(p, 30), Cost(F=1, I=1, W=1)) for build in (zbv, v_min))
     ends = [simulate(v_min(p, num), Cost(F=f, I=of["i"], W=1)).makespan for num in (60, 61)]
@@ -147,14 +136,14 @@ def test_the_closed_forms_of_schedules_are_what_the_simulator_finds(name):
 
 
 def test_a_notebook_carries_its_seed():
-    notebook = notebook_of("gpipe-1")
+    notebook = notebook_of("interleaved-1")
     assert seed_of(notebook) is None
     personal(notebook, 4711)
     assert seed_of(json.loads(json.dumps(notebook))) == 4711
-    checks = ["".join(cell["source"]) for cell in notebook["cells"] if "check-gpipe-1" in str(cell["metadata"])]
-    assert checks == ["check.gpipe.numbers((makespan, bubble, peak), seed=4711)"]
+    checks = ["".join(cell["source"]) for cell in notebook["cells"] if "check-interleaved-1" in str(cell["metadata"])]
+    assert checks == ["check.interleaved.numbers((makespan, peak, messages, makespan_of_two), seed=4711)"]
     assert (len(arguments_of(checks[0])), seed_in(checks[0])) == (1, 4711)
-    assert seed_in("check.gpipe.numbers((makespan, bubble, peak))") is None
+    assert seed_in("check.interleaved.numbers((makespan, peak, messages, makespan_of_two))") is None
     for nonsense in (0, -1, record.MAX_SEED + 1, "4", True, 1.5, None, [1]):
         assert seed_of({"metadata": {"dualpipe_lab": {"seed": nonsense}}}) is None
     untouched = notebook_of("studio-1")
@@ -163,12 +152,13 @@ def test_a_notebook_carries_its_seed():
 
 
 def test_a_page_judges_by_the_seed_of_its_reader():
-    makespan, bubble, peak = find("gpipe-1").variants.answers(4711)
+    answers = find("interleaved-1").variants.answers(4711)
     cell = "from dualpipe_course import check"
-    call = "check.gpipe.numbers((makespan, bubble, peak), seed=4711)"
-    assert "solved" in judge([cell], f"makespan, bubble, peak = {makespan}, {bubble}, {peak}", call)
-    assert "it is 60; does your way lead there?" in judge([cell], "makespan, bubble, peak = 61, 24, 6", call)
-    assert "that is right with the book's numbers, ranks 4" in judge([cell], "makespan, bubble, peak = 60, 24, 6", call)
+    call = "check.interleaved.numbers((makespan, peak, messages, makespan_of_two), seed=4711)"
+    names = "makespan, peak, messages, makespan_of_two"
+    assert "solved" in judge([cell], f"{names} = {answers}", call)
+    assert "it is 234; does your way lead there?" in judge([cell], f"{names} = 235, 5, 264, 78", call)
+    assert "that is right with the book's numbers, " in judge([cell], f"{names} = 234, 5, 264, 78", call)
 
 
 def test_a_call_on_several_lines_gets_its_seed():
@@ -177,11 +167,11 @@ def test_a_call_on_several_lines_gets_its_seed():
 
 def test_a_hint_says_which_numbers_it_is_about(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    hint_of([find("gpipe-1")], 1)
+    hint_of([find("interleaved-1")], 1)
     (tmp_path / record.FOLDER / record.COPIES).write_text("{}")
     (tmp_path / record.FOLDER / record.SEED).write_text("4711\n")
-    hint_of([find("gpipe-1")], 1)
+    hint_of([find("interleaved-1")], 1)
     assert "book's numbers" not in (ROOT / "book/_assets/dp/exercise.js").read_text()  # it gets the sentence from here
     first, second = capsys.readouterr().out.splitlines()
     assert "book's numbers" not in first
-    assert "with the book's numbers, ranks 4, microbatches 6, F 2, B 4: " in second
+    assert "with the book's numbers, microbatches 12, F 2, B 4: " in second

@@ -70,30 +70,28 @@ def test_the_file_is_bounded():
 
 def test_hints_come_one_by_one_and_stay_at_the_last(capsys):
     for number in (1, 2, 3, 3):
-        checks.gpipe.hint(1)
-        assert f"gpipe-1, hint {number} of 3" in capsys.readouterr().out
-    checks.gpipe.numbers((60, 24, 6))
-    capsys.readouterr()
+        checks.gpipe.hint(4)
+        assert f"gpipe-4, hint {number} of 3" in capsys.readouterr().out
     checks.gpipe.hint()
-    assert capsys.readouterr().out.startswith("gpipe-5, hint 1")  # on the trail, as 1 is
-    for number in (1, 5):
+    assert capsys.readouterr().out.startswith("gpipe-6, hint 1")  # a part, on the trail
+    for number in range(5, 10):
         record.note(f"gpipe-{number}", True)
     checks.gpipe.hint()
-    assert capsys.readouterr().out.startswith("gpipe-2, hint 1")
-    with pytest.raises(ValueError, match="there is no exercise 9 here"):
-        checks.gpipe.hint(9)
+    assert capsys.readouterr().out.startswith("gpipe-4, hint 3")
+    with pytest.raises(ValueError, match="there is no exercise 19 here"):
+        checks.gpipe.hint(19)
 
 
 def test_a_hint_is_for_the_check_that_failed_last_also_where_the_exercise_is_solved(capsys):
-    record.note("gpipe-1", True)
+    record.note("interleaved-1", True)
     with pytest.raises(checks.CheckFailed):
-        checks.gpipe.numbers((0, 0, 0))
-    checks.gpipe.hint()
-    assert capsys.readouterr().out.startswith("gpipe-1, hint 1")
-    checks.gpipe.numbers((60, 24, 6))
+        checks.interleaved.numbers((0, 0, 0, 0))
+    checks.interleaved.hint()
+    assert capsys.readouterr().out.startswith("interleaved-1, hint 1")
+    checks.interleaved.numbers((234, 5, 264, 78))
     capsys.readouterr()
-    checks.gpipe.hint()
-    assert capsys.readouterr().out.startswith("gpipe-5, hint 1")
+    checks.interleaved.hint()
+    assert capsys.readouterr().out.startswith("interleaved-2, hint 1")
 
 
 def test_the_progress_page_counts_points_and_minutes():

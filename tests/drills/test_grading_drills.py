@@ -39,16 +39,16 @@ class Forger:
         )
         return exec, (code, {})
 """
-RETURNS = "def gpipe_rows(num_ranks, num_microbatches):\n    return Forger()\n"
+RETURNS = "def loop_rows(num_ranks, num_microbatches, num_virtual_stages):\n    return Forger()\n"
 RAISES = """
 class Bad(Exception):
     def __reduce__(self):
         return Forger().__reduce__()
-def gpipe_rows(num_ranks, num_microbatches):
+def loop_rows(num_ranks, num_microbatches, num_virtual_stages):
     raise Bad("bad")
 """
 SENDS = """
-def gpipe_rows(num_ranks, num_microbatches):
+def loop_rows(num_ranks, num_microbatches, num_virtual_stages):
     import gc
     from dualpipe_lab.launch.rank import _Channel
     (channel,) = [found for found in gc.get_objects() if isinstance(found, _Channel)]
@@ -101,10 +101,10 @@ def graded(tmp_path_factory):
     log = str(out / "who-unpickled")
     forger = FORGER.replace("{log!r}", repr(log))
     for learner, text in ((b"a-returns", RETURNS), (b"b-raises", RAISES), (b"c-sends", SENDS)):
-        hand_in(folder, learner, "gpipe", _2=forger + text)
+        hand_in(folder, learner, "interleaved", _2=forger + text)
     hand_in(folder, b"d-kills", "ranks-and-messages", _1=KILLS_SANDBOX.replace("{seconds}", SECONDS))
-    hand_in(folder, b"e-victim", "gpipe", _1="makespan, bubble, peak = 1, 2, 3")
-    hand_in(folder, b"f-honest", "gpipe", _1="makespan, bubble, peak = 60, 24, 6")
+    hand_in(folder, b"e-victim", "interleaved", _1="makespan, peak, messages, makespan_of_two = 1, 2, 3, 4")
+    hand_in(folder, b"f-honest", "interleaved", _1="makespan, peak, messages, makespan_of_two = 234, 5, 264, 78")
     hand_in(folder, b"g-surrogate", "ranks-and-messages", _1="raise ValueError('\\ud800 \\x1b[2J')")
     hand_in(folder, b"mar\xeda", "ranks-and-messages", _1="bytes_sent = [40, 40, 32]")
     return folder, out, run_grader(folder, out)
@@ -118,12 +118,12 @@ def status(out, learner, exercise):
 def test_what_ranks_send_is_not_executed_and_marks_stay_their_own(graded):
     _, out, run = graded
     assert run.returncode == 0, run.stderr.decode()
-    found, message = status(out, "a-returns", "gpipe-2")
+    found, message = status(out, "a-returns", "interleaved-2")
     assert (found, "builtins.exec, which is no data" in message) == ("wrong", True), message
-    assert status(out, "b-raises", "gpipe-2")[0] == "wrong"
-    assert status(out, "c-sends", "gpipe-2")[0] in ("wrong", "stopped")
-    assert status(out, "e-victim", "gpipe-1")[0] == "wrong"
-    assert status(out, "f-honest", "gpipe-1")[0] == "right"
+    assert status(out, "b-raises", "interleaved-2")[0] == "wrong"
+    assert status(out, "c-sends", "interleaved-2")[0] in ("wrong", "stopped")
+    assert status(out, "e-victim", "interleaved-1")[0] == "wrong"
+    assert status(out, "f-honest", "interleaved-1")[0] == "right"
     assert "OWNED" not in (out / "grades.csv").read_text()
     log = out / "who-unpickled"  # the rank itself unpickles its exception, to see whether it can travel
     assert "grading.evaluator" not in (log.read_text() if log.exists() else "")
@@ -159,7 +159,7 @@ def test_special_files_and_links_are_unreadable(tmp_path):
     own.mkdir(parents=True)
     other.mkdir()
     honest = other / "gpipe.ipynb"
-    honest.write_text(answered("gpipe", _1="makespan, bubble, peak = 60, 24, 6"))
+    honest.write_text(answered("interleaved", _1="makespan, peak, messages, makespan_of_two = 234, 5, 264, 78"))
     os.mkfifo(own / "gpipe-pipe.ipynb")
     (own / "gpipe-endless.ipynb").symlink_to("/dev/zero")
     (own / "gpipe-theirs.ipynb").symlink_to(honest)
@@ -219,8 +219,8 @@ def test_keys_differ_where_paths_do(tmp_path):
 
 
 def test_foreign_lines_on_the_pipes_are_no_tasks_and_no_verdicts():
-    task = {"name": "gpipe-1", "given": [], "answer": "", "check": "", "folders": {}, "token": "t"}
-    junk = ["junk\n", "\n", "[" * 100_000 + "\n", "3\n", '{"name": "gpipe-1"}\n', "\x00\n"]
+    task = {"name": "interleaved-1", "given": [], "answer": "", "check": "", "folders": {}, "token": "t"}
+    junk = ["junk\n", "\n", "[" * 100_000 + "\n", "3\n", '{"name": "interleaved-1"}\n', "\x00\n"]
     assert list(evaluator._tasks(io.StringIO("".join([*junk, json.dumps(task) + "\n"])))) == [task]
     for line in (b"junk\n", b"\xff\n", b"[" * 50_000 + b"\n"):
         read, write = os.pipe()

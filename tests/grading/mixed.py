@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"ranks-and-messages": "start", "time": "start", "gpipe": "pp"}
+FOLDERS = PAGES | {"interleaved": "pp"}
 RIGHT, WRONG, ERROR, STARTED, STOPPED, MISSING, UNREADABLE = (
     "right",
     "wrong",
@@ -58,7 +59,7 @@ class Shop:
         self.folder, self.expected = folder, {}
 
     def notebook(self, page, kind="exercises"):
-        folder = ROOT / kind / PAGES[page] / (page if kind == "solutions" else "")
+        folder = ROOT / kind / FOLDERS[page] / (page if kind == "solutions" else "")
         return json.loads((folder / f"{page}.ipynb").read_text())
 
     def write(self, learner, page, notebook, expected):

@@ -14,19 +14,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def hand_in(folder, learner, seed, answer):
-    notebook = json.loads((ROOT / "exercises" / "pp" / "gpipe.ipynb").read_bytes())
+    notebook = json.loads((ROOT / "exercises" / "pp" / "interleaved.ipynb").read_bytes())
     if seed:
         personal(notebook, seed)
     for cell in notebook["cells"]:
-        if "answer-gpipe-1" in cell["metadata"].get("tags", ()):
-            cell["source"] = f"makespan, bubble, peak = {answer}"
-    path = folder / learner / "gpipe.ipynb"
+        if "answer-interleaved-1" in cell["metadata"].get("tags", ()):
+            cell["source"] = f"makespan, peak, messages, makespan_of_two = {answer}"
+    path = folder / learner / "interleaved.ipynb"
     path.parent.mkdir(parents=True)
     nbformat.write(nbformat.from_dict(notebook), path)
 
 
 def test_a_submission_is_judged_by_the_numbers_of_its_seed(tmp_path):
-    answers = {"anna": (17, find("gpipe-1").variants.answers(17)), "book": (None, [60, 24, 6])}
+    answers = {"anna": (17, find("interleaved-1").variants.answers(17)), "book": (None, [234, 5, 264, 78])}
     answers |= {"neighbour": (18, answers["anna"][1]), "twin": (17, answers["anna"][1])}
     for learner, (seed, answer) in answers.items():
         hand_in(tmp_path / "in", learner, seed, answer)
@@ -43,9 +43,9 @@ def test_a_submission_is_judged_by_the_numbers_of_its_seed(tmp_path):
     }
     statuses = {}
     for learner, one in found.items():
-        task = next(task for task in one.overlay.tasks if task.name == "gpipe-1")
+        task = next(task for task in one.overlay.tasks if task.name == "interleaved-1")
         assert len(arguments_of(task.check)) == 1
         assert seed_in(task.check) == one.seed
-        verdict = find("gpipe-1").verdict(answers[learner][1], seed=seed_in(task.check))
+        verdict = find("interleaved-1").verdict(answers[learner][1], seed=seed_in(task.check))
         statuses[learner] = verdict.passed
     assert statuses == {"anna": True, "book": True, "neighbour": False, "twin": True}

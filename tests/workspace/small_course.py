@@ -30,7 +30,7 @@ class Course:
         self.page("book/pp/one", "# One\n\n[three](../tp/three.md#its-name), [names](../api.md), [two](two.md)")
         self.page("book/pp/two", "# Two\n\nText.", "1 + 1")
         self.page("book/tp/three", "# Three\n\n## Its name")
-        self.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["answer-gpipe-1"])
+        self.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["answer-gpipe-4"])
         (path / "book" / "learners.md").write_text("# For learners\n\n[one](pp/one.md)\n")
         (path / "book" / "api.md").write_text("# API\n\n```{eval-rst}\n```\n")
         (path / "_toc.yml").write_text(TOC)

@@ -162,13 +162,13 @@ def test_two_renewals_at_once_make_the_same_as_one(learner, started):
 def test_a_page_that_was_run_in_the_checkout_is_somebody_s_work(course, learner):
     """Before there were copies, people worked in the tracked notebooks."""
     answer = [nbformat.v4.new_output("stream", text="right")]
-    course.page("exercises/pp/one", "# Exercises: One", "answer = 42", tags=["answer-gpipe-1"], outputs=answer)
+    course.page("exercises/pp/one", "# Exercises: One", "answer = 42", tags=["answer-gpipe-4"], outputs=answer)
     saved = course.path / "exercises" / "pp" / record.FOLDER / record.FILE
     saved.parent.mkdir()
-    saved.write_text(json.dumps({"gpipe-1": {"solved": True, "attempts": 2, "hints": 0}}))
+    saved.write_text(json.dumps({"gpipe-4": {"solved": True, "attempts": 2, "hints": 0}}))
     learner.start()
-    assert record.load(learner.path) == {"gpipe-1": record.Entry(True, 2, 0)}
-    course.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["answer-gpipe-1"])
+    assert record.load(learner.path) == {"gpipe-4": record.Entry(True, 2, 0)}
+    course.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["answer-gpipe-4"])
     learner.start()
     assert learner.texts(EXERCISES)[-1] == "answer = 42"
 

@@ -17,7 +17,7 @@ EXERCISES = "1-pipeline-parallelism/01b-one-exercises.ipynb"
 @pytest.fixture
 def started(course, learner, monkeypatch):
     monkeypatch.setattr(lab, "trust", lambda folder, data: None)
-    course.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["check-gpipe-1"])
+    course.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["check-gpipe-4"])
     learner.start()
     return learner
 
@@ -39,7 +39,7 @@ def test_the_page_touched_last_comes_first_and_what_is_solved_leads_on(course, s
     started.write(EXERCISES, "my answer")
     os.utime(started.path / EXERCISES, (2e9, 2e9))
     monkeypatch.chdir((started.path / EXERCISES).parent)
-    record.note("gpipe-1", True)  # as a check does in a notebook: one record for the whole folder
+    record.note("gpipe-4", True)  # as a check does in a notebook: one record for the whole folder
     assert [path.relative_to(started.path).as_posix() for path in started.path.rglob(record.FILE)] == [
         f"{record.FOLDER}/{record.FILE}"
     ]
@@ -99,11 +99,11 @@ def test_a_jupyterlab_that_runs_already_is_named_and_left_alone(course, started,
 
 
 def test_the_grader_takes_a_whole_folder_of_copies(course, started, tmp_path):
-    course.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["answer-gpipe-1"])
+    course.page("exercises/pp/one", "# Exercises: One", "answer = ...", tags=["answer-gpipe-4"])
     started.start()
     submitted = tmp_path / "submissions" / "maria"
     submitted.mkdir(parents=True)
     started.path.rename(submitted / "my-course")
-    known = {"gpipe": [submissions.Cell("answer-gpipe-1", "answer = ..."), submissions.Cell("check-gpipe-1", "")]}
+    known = {"gpipe": [submissions.Cell("answer-gpipe-4", "answer = ..."), submissions.Cell("check-gpipe-4", "")]}
     found = submissions.find(tmp_path / "submissions", known, tmp_path / "out")
     assert [(one.learner, one.notebook, one.problem) for one in found] == [("maria", "gpipe", "")]

@@ -1,65 +1,179 @@
 """Right answers of another style to the exercises on GPipe."""
 
 RIGHT = {
-    "gpipe-2": {
-        "the last microbatch first": """
-def gpipe_rows(num_ranks, num_microbatches):
-    def row(r):
-        words = []
-        for kind, order in (("F", range(num_microbatches)), ("B", reversed(range(num_microbatches)))):
-            for m in order:
-                source = r > 0 if kind == "F" else r + 1 < num_ranks
-                target = r + 1 < num_ranks if kind == "F" else r > 0
-                words += [f"{r}RECV_{kind}{m}"] * source + [f"{r}{kind}{m}"] + [f"{r}SEND_{kind}{m}"] * target
-        return " ".join(words)
+    "gpipe-6": {
+        "word by word": """
+def gpipe_rows(p, m):
+    rows = []
+    for s in range(p):
+        row = ""
+        for k in ("F", "B"):
+            for i in range(m):
+                row += f" {s}{k}{i}"
+        rows.append(row.strip())
+    return rows
 
-    return [row(r) for r in range(num_ranks)]
-""",
-        "one text of many lines": """
-def gpipe_rows(num_ranks, num_microbatches):
-    def words(r, m, kind, source, target):
-        exists = [0 <= source < num_ranks, True, 0 <= target < num_ranks]
-        return [w for w, there in zip((f"{r}RECV_{kind}{m}", f"{r}{kind}{m}", f"{r}SEND_{kind}{m}"), exists) if there]
 
-    M = range(num_microbatches)
-    down = [[w for m in M for w in words(r, m, "F", r - 1, r + 1)] for r in range(num_ranks)]
-    up = [[w for m in M for w in words(r, m, "B", r + 1, r - 1)] for r in range(num_ranks)]
-    return "\\n".join(" ".join(a + b) for a, b in zip(down, up))
+gpipe_place = lambda stage, microbatch: stage
 """,
-    },
-    "gpipe-3": {
-        "the last rank leaves out what nobody uses": [
+        "the last gradient first": [
             (
-                "        with torch.no_grad():\n            y = stage(kept[m])\n",
-                "        if last:\n            continue\n"
-                "        with torch.no_grad():\n            y = stage(kept[m])\n",
+                '" ".join(f"{stage}{kind}{i}" for kind in "FB" for i in range(m))',
+                '" ".join([f"{stage}F{i}" for i in range(m)] + [f"{stage}B{i}" for i in range(m)[::-1]])',
+            )
+        ],
+    },
+    "gpipe-7": {
+        "one helper, four kinds": [
+            (
+                """    found: list[str] = []
+    for token in row.split():
+        before, after = [], []
+        for stage, kind, i in actions(token):
+            if kind == "W":  # adds to weights that are here
+                continue
+            way, source, target = ("F", stage - 1, stage + 1) if kind == "F" else ("B", stage + 1, stage - 1)
+            if 0 <= source < num_stages and place(source, i) != me:
+                before.append(f"{stage}RECV_{way}{i}")
+            if 0 <= target < num_stages and place(target, i) != me:
+                after.append(f"{stage}SEND_{way}{i}")
+        found += [*before, token, *after]
+    return " ".join(found)
+""",
+                """    def elsewhere(stage, i):
+        return stage in range(num_stages) and place(stage, i) != me
+
+    def messages(token, name, step):
+        for stage, kind, i in reversed(actions(token)):
+            if kind in ("F", "B", "I") and elsewhere(stage + (step if kind == "F" else -step), i):
+                yield f"{stage}{name}_{'F' if kind == 'F' else 'B'}{i}"
+
+    return " ".join(
+        word for token in row.split() for word in (*messages(token, "RECV", -1), token, *messages(token, "SEND", 1))
+    )
+""",
+            )
+        ],
+        "a table of ways": [
+            (
+                'way, source, target = ("F", stage - 1, stage + 1) if kind == "F" else ("B", stage + 1, stage - 1)',
+                'way = {"F": "F", "B": "B", "I": "B"}[kind]\n            step = {"F": 1, "B": -1}[way]\n'
+                "            source, target = stage - step, stage + step",
+            ),
+            ("if 0 <= source < num_stages and", "if source not in (-1, num_stages) and"),
+            ("found += [*before, token, *after]", "found.extend(before + [token] + after[::-1])"),
+        ],
+    },
+    "gpipe-8": {
+        "gradients by autograd.grad": """
+import torch
+
+
+class Stage:
+    def __init__(self, f, parameters):
+        self.f = f
+        self.parameters = tuple(parameters)
+
+    def forward(self, x):
+        leaf = x.clone().detach()
+        if torch.is_floating_point(leaf):
+            leaf.requires_grad = True
+        with torch.enable_grad():
+            out = self.f(leaf)
+        return out.data, {"in": leaf, "out": out}
+
+    def backward(self, saved, dy):
+        x, y = saved["in"], saved["out"]
+        wanted = [*self.parameters, *([x] if x.requires_grad else [])]
+        grads = torch.autograd.grad([y], wanted, [dy], allow_unused=True)
+        for weight, grad in zip(self.parameters, grads):
+            if grad is not None:
+                weight.grad = grad if weight.grad is None else weight.grad + grad
+        return grads[-1] if x.requires_grad else None
+""",
+        "a function that goes back": [
+            ("return y.detach(), (x, y)", "return y.detach(), partial(_back, x, y)"),
+            (
+                "class Stage:",
+                "def _back(x, y, dy):\n    y.backward(dy)\n    return x.grad\n\n\nclass Stage:",
+            ),
+            ("from typing", "from functools import partial\nfrom typing"),
+            (
+                "x, y = saved\n        torch.autograd.backward(y, dy)  # starts the chain rule in the middle\n        ",
+                "",
+            ),
+            ("return x.grad if x.is_floating_point() else None", "return saved(dy)"),
+        ],
+    },
+    "gpipe-9": {
+        "sends and receives by tables": [
+            (
+                """    way = kind[-1]
+    target = stage + 1 if way == "F" else stage - 1
+    x = run.leaving.pop((way, target, i))
+    run.works[way, stage, i] = send_tensor(x, run.peers(target, i), run.tag(way, target, i))
+""",
+                """    key = (kind[-1], stage + {"F": 1, "B": -1}[kind[-1]], i)
+    started = send_tensor(run.leaving[key], run.peers(*key[1:]), run.tag(*key))
+    del run.leaving[key]
+    run.works.setdefault(("sent", *key), []).extend(started)
+""",
+            ),
+            (
+                """    for work in run.works.pop(("F", stage, i), []) if way == "B" else []:
+        work.wait()
+""",
+                """    if way == "B":
+        for work in run.works.pop(("sent", "F", stage + 1, i)):
+            work.wait()
+""",
+            ),
+            (
+                """    for works in run.works.values():
+        for work in works:
+            work.wait()
+    return run.losses
+""",
+                """    while run.works:
+        _, works = run.works.popitem()
+        [work.wait() for work in works]
+    return dict(run.losses)
+""",
             ),
         ],
-        "gradients by hand": """
-def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, like):
-
-    M, weights, kept = range(num_microbatches), list(stage.parameters()), {}
-    for m in M:
-        x = torch.empty_like(like) if rank else inputs[m]
-        rank and comm.recv(x, rank - 1)
-        kept[m] = x
-        with torch.no_grad():
-            y = stage(x)
-        if rank + 1 < world_size:
-            comm.send(y, rank + 1)
-    for m in M:
-        x = kept.pop(m).detach().requires_grad_()
-        y = stage(x)
-        if rank + 1 < world_size:
-            comm.recv(dy := torch.empty_like(like), rank + 1)
-        else:
-            dy = 2 * (y.detach() - targets[m]) / y.numel() / num_microbatches
-        dx, *grads = torch.autograd.grad(y, [x, *weights], dy)
-        for weight, grad in zip(weights, grads):
-            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
-        if rank:
-            comm.send(dx, rank - 1)
+        "kinds that are objects": [
+            (
+                """def run_b(run: Run, token: str) -> None:
+    \"\"\"A whole backward.\"\"\"
+    ### BEGIN SOLUTION
+    ((stage, _, i),) = actions(token)
+    run.after_b(stage, i, run.stages[stage].backward(*run.before_b(stage, i)))
+    ### END SOLUTION
 """,
+                """class Backward:
+    def __call__(self, run, token):
+        stage, _, number = actions(token)[0]
+        kept, dy = run.before_b(stage, number)
+        dx = run.stages[stage].backward(kept, dy)
+        run.after_b(stage, number, dx)
+
+
+run_b = Backward()
+""",
+            ),
+            (
+                """        if kind_of(token) not in KINDS:
+            raise ValueError(f"no word {kind_of(token)} in {token}; known are {', '.join(KINDS)}")
+        KINDS[kind_of(token)](run, token)
+""",
+                """        try:
+            step = KINDS[kind_of(token)]
+        except KeyError:
+            raise KeyError(token, sorted(KINDS)) from None
+        step(run, token)
+""",
+            ),
+        ],
     },
     "gpipe-4": {
         "backwards first, by a loop": """

@@ -1,26 +1,38 @@
 """Typical wrong answers and lazy cheats of the exercises on zero bubble."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_KEEP = "self.kept[m] = x, h, da, dy"
-_TAKE = "x, h, da, dy = self.kept.pop(m)"
+from bad_answer import Bad
 
 TYPICAL = {
-    "zero_bubble-1": {
-        "nothing saved": Bad([("9, 6", "15, 6")], "moves no W"),
-        "less than nothing": Bad([("9, 6", "9, -9")], "less than nothing"),
-        "zero bubble": Bad([("75", "72")], "one rank's work"),
-    },
-    "zero_bubble-2": {
-        "= instead of +=": Bad([("dw1 += ", "dw1 = ")], "dw1 is the gradient of microbatch 1 alone"),
-        "I again in W": Bad(
+    "zero_bubble-5": {
+        "one list, reused before its W": Bad(
             [
-                (_KEEP, "self.kept[m] = x, h, dy"),
-                (_TAKE, "x, h, dy = self.kept.pop(m)\n        da = dy @ self.w2 * (h > 0)"),
+                ("        left: Left = []\n", "        left = ALL\n        left.clear()\n"),
+                (
+                    "Left = list[tuple[Tensor, Tensor, Tensor]]\n",
+                    "Left = list[tuple[Tensor, Tensor, Tensor]]\nALL = []\n",
+                ),
+                ("weight.grad + grad\n", "weight.grad + grad\n        left.clear()\n"),
             ],
-            "W0 made 3 matrix products",
+            "F0 F1 I0 I1 W0 W1: rank 0: gradient of up",
         ),
-        "keeps everything": Bad([("kept.pop(m)", "kept[m]")], "microbatch 0 needs nothing"),
+        "the product at once, the sum later": Bad(
+            [
+                ("left.append((weight, x, dy))", "left.append((weight, dy.t() @ x))"),
+                ("for weight, x, dy in left:\n            grad = dy.t() @ x\n", "for weight, grad in left:\n"),
+            ],
+            "an I made 4 matrix products",
+        ),
+        "slices of a parameter": Bad([("if not weight.is_leaf:", "if weight is None:")], "is lost without a word"),
+    },
+    "zero_bubble-6": {
+        "W at once": Bad([('W{i - stage}"] * (i >= stage)', 'W{i}"]')], "expected"),
+        "the last W are forgotten": Bad(
+            [('words += [f"W{i}" for i in range(max(m - stage, 0), m)]', "pass")],
+            "rank 1, action 3: nothing, expected 1W0",
+        ),
+        "fewer microbatches than stages": Bad(
+            [("warmup = min(p - 1 - stage, m)", "warmup = p - 1 - stage")], "p = 4, m = 2"
+        ),
     },
     "zero_bubble-3": {
         "W at once": Bad(
@@ -52,29 +64,33 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "zero_bubble-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "idle_h1 = idle_h2 = step_without_barrier = Anything()", "whole number"
-        )
-    },
-    "zero_bubble-2": {
-        "nothing": Bad(
-            """
-class SplitMLP:
-    def __init__(self, w1, w2):
-        self.w1, self.w2 = w1, w2
-        self.dw1, self.dw2 = torch.zeros_like(w1), torch.zeros_like(w2)
-        self.kept = {}
-
-    def forward(self, m, x):
-        return x
-    def input_grad(self, m, dy):
-        return dy
-    def weight_grad(self, m):
-        pass
-""",
-            "y differs from autograd's",
+    "zero_bubble-5": {
+        "two passes through the graph": Bad(
+            [
+                (
+                    "return self.backward(saved, dy), left",
+                    "return torch.autograd.grad(saved[1], saved[0], dy, retain_graph=True)[0], (saved[1], dy)",
+                ),
+                ("from typing import Any", "from typing import Any\n\nimport torch"),
+                (
+                    'before, HOOKS["weight_grad"] = HOOKS["weight_grad"], now_or_later(left)',
+                    'before = HOOKS["weight_grad"]',
+                ),
+                (
+                    "for weight, x, dy in left:\n            grad = dy.t() @ x\n"
+                    "            weight.grad = grad if weight.grad is None else weight.grad + grad\n",
+                    "torch.autograd.backward(*left)\n",
+                ),
+            ],
+            "an I made 4 matrix products",
         ),
+    },
+    "zero_bubble-6": {
+        "the library's own": Bad(
+            "from dualpipe_lab.pp import schedules\n\n"
+            "def zb_h1_rows(p, m):\n    return schedules.zero_bubble_h1(p, m).rows()\n",
+            "is the library's",
+        )
     },
     "zero_bubble-3": {
         "empty": Bad("rows = []", "0 rows for 4 ranks"),
