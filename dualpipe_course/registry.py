@@ -44,6 +44,7 @@ TOPICS = {
     "zero_bubble": "pp.zero_bubble",
     "easy_dualpipe": "pp.easy_dualpipe",
     "dualpipe": "pp.dualpipe",
+    "dualpipev": "pp.dualpipev",
     "dualpipe_overlap": "pp.dualpipe_overlap",
     "dualpipe_copies": "pp.dualpipe_copies",
     "v_shapes": "pp.v_shapes",
