@@ -19,6 +19,8 @@ RETIRED = {
     "zero_2-4": "book/dp/zero-2",
     "deepseek-3": "book/whole/deepseek",
     "cuts-3": "book/whole/cuts",
+    "cuts-1": "book/whole/cuts",
+    "cuts-2": "book/whole/cuts",
     "dualpipe-1": "book/pp/dualpipe",
     "dualpipe-2": "book/pp/dualpipe",
 }

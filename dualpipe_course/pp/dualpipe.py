@@ -36,7 +36,7 @@ STEPS = (  # of a position with `inside` positions up to the middle, `outside` o
     "inside times W I0",
     "outside times W",
 )
-BY_HAND = (  # words, their flows, the row
+BY_HAND: tuple[tuple[list[str], tuple[tuple[int, int], tuple[int, int]], str], ...] = (  # words, their flows, the row
     (["F0"], ((0, 0), (1, 2)), "0F0"),
     ([], ((0, 0), (1, 2)), ""),
     (["F0", "F1", "F0", "B1", "B0"], ((0, 0), (1, 2)), "0F0 1F2 0F1 1B2 0B0"),
@@ -280,13 +280,13 @@ rows = Part(
         Alone(_look_at_named, BY_HAND, "named({}, {})"),
         Alone(_look_at_rows, ((2, 4), (2, 6), (4, 8), (4, 14), (6, 12), (8, 20), (10, 24)), "dualpipe_rows({}, {})"),
     ),
-    right="words of 7 positions, 8 rows named by hand, 7 sizes action by action; that of 8 ranks and 20 microbatches is "
-    "DeepSeek's",
+    right="words of 7 positions, 8 rows named by hand, 7 sizes action by action; that of 8 ranks and 20 microbatches "
+    "is DeepSeek's",
     minutes=75,
     points=5,
     hints=(
-        "Print the page's table for rank 0 of 4 with 8 microbatches as words, and repeat what depends on the distances: "
-        "inside = p // 2 - 1 - position, outside = position + 1. words is a sum of eight lists.",
+        "Print the page's table for rank 0 of 4 with 8 microbatches as words, and repeat what depends on the "
+        "distances, inside = p // 2 - 1 - position, outside = position + 1. words is a sum of eight lists.",
         "named keeps a count of forwards and one of backwards for each flow, and a queue: an I appends the name of its "
         "W, a W takes the first. A pair is word.split('&'), its halves named one after the other.",
         "In dualpipe_rows position r has (r, 0) and (p - 1 - r, m // 2), as flows 0 and 1 in the upper half and the "

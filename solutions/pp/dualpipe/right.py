@@ -2,7 +2,7 @@
 
 RIGHT = {
     "dualpipe-6": {
-        "DeepSeek's loops": '''
+        "DeepSeek's loops": """
 def words(position, p, m):
     half, half_m = p // 2, m // 2
     found = []
@@ -59,8 +59,8 @@ def dualpipe_place(p, m):
         return abs((p - 1) * enters_at_the_last - stage)
 
     return place
-''',
-        "iterators that count": '''
+""",
+        "iterators that count": """
 from itertools import chain, count, repeat
 
 
@@ -115,7 +115,7 @@ def dualpipe_place(p, m):
     where = {(s, i): s for s in range(p) for i in range(m // 2)}
     where |= {(s, i): p - 1 - s for s in range(p) for i in range(m // 2, m)}
     return lambda *key: where[key]
-''',
+""",
     },
     "dualpipe-3": {
         "B where W follows at once": [("0I1 0W1", "0B1"), ("0I2 0W2", "0B2")],
