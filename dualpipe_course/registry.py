@@ -76,7 +76,6 @@ TOPICS = {
     "deepseek": "whole.deepseek",
     "museum": "whole.museum",
     "plan_your_run": "whole.plan_your_run",
-    "project": "whole.project",
     "many_hosts": "hosts.many_hosts",
     "placing": "hosts.placing",
     "failures": "hosts.failures",

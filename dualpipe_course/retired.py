@@ -21,6 +21,7 @@ RETIRED = {
     "cuts-3": "book/whole/cuts",
     "cuts-1": "book/whole/cuts",
     "cuts-2": "book/whole/cuts",
+    **{f"project-{number}": "book/whole/cuts" for number in range(1, 7)},
     "dualpipe-1": "book/pp/dualpipe",
     "dualpipe-2": "book/pp/dualpipe",
 }

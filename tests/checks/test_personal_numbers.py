@@ -15,7 +15,7 @@ from dualpipe_course.personal import personal, seed_of, with_seed
 from dualpipe_course.registry import TOPICS, all_checks, find
 from dualpipe_course.variants import Variants
 from dualpipe_lab.pp import Cost, simulate
-from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, gpipe, interleaved, one_f_one_b, v_min, zbv
+from dualpipe_lab.pp.schedules import easy_dualpipe, gpipe, interleaved, one_f_one_b, v_min, zbv
 from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ SEEDS = range(1, 21)
 NAMES = [check.name for check in all_checks() if check.variants]
 PARTS = {part: [name for name in NAMES if TOPICS[name[:-2]].startswith(f"{part}.")] for part in progress_page.PARTS}
 SCHEDULES = (
-    "dualpipe-1", "easy_dualpipe-1", "gpipe-1", "interleaved-1", "one_f_one_b-1", "v_shapes-1", "zero_bubble-1",
+    "easy_dualpipe-1", "gpipe-1", "interleaved-1", "one_f_one_b-1", "v_shapes-1", "zero_bubble-1",
 )  # fmt: skip
 PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
 FIXED = {  # numbers that are words or formulas of the text, a table, or a program
@@ -132,9 +132,6 @@ def simulated(name, p=4, m=6, f=1, b=1, **of):
         cost = Cost(F=f, I=of["i"], W=of["w"])
         ends = [simulate(program, cost).makespan for program in (zero_bubble_h1(4, 8), zero_bubble_h2(4, 8))]
         return [end - 8 * (f + of["i"] + of["w"]) for end in ends] + [None]
-    if name == "dualpipe-1":
-        timeline = simulate(dualpipe(6, 14), Cost(F=f, I=of["i"], W=of["w"], overlap=of["pair"]))
-        return [timeline.bubble_time(2), timeline.bubble_time(0), None, timeline.peak_activations(0)]
     assert name == "v_shapes-1"
     one, other = (simulate(build(p, 30), Cost(F=1, I=1, W=1)) for build in (zbv, v_min))
     ends = [simulate(v_min(p, num), Cost(F=f, I=of["i"], W=1)).makespan for num in (60, 61)]
