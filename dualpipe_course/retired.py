@@ -73,6 +73,11 @@ RETIRED = {
     "gpipe-3": "book/pp/gpipe",
     "zero_bubble-1": "book/pp/zero-bubble",
     "zero_bubble-2": "book/pp/zero-bubble",
+    "cuts-1": "book/whole/cuts",
+    "cuts-2": "book/whole/cuts",
+    **{f"project-{number}": "book/whole/cuts" for number in range(1, 7)},
+    "dualpipe-1": "book/pp/dualpipe",
+    "dualpipe-2": "book/pp/dualpipe",
 }
 
 

@@ -8,19 +8,29 @@ from .row_messages import Place
 
 def words(position: int, p: int, m: int) -> list[str]:
     """The words of a position below p / 2: work of flow 0, from the outside, and of flow 1, from the middle."""
-    inside, outside = p // 2 - 1 - position, position + 1
-    steady = m // 2 - p + outside
-    found = ["F0"] * 2 * inside + ["F0", "F1"] * outside + ["I1", "W", "F1"] * inside
-    found += ["F0&B1"] if inside else ["F0", "B1"]
-    found += ["F1&B0"] + ["F0&B1", "F1&B0"] * (steady - 1) + ["B1", "F1&B0"] * inside
-    found += (["B1", "B0"] * outside)[:outside] + (["I1", "I0"] * outside)[outside:]
-    return found + ["W", "I0"] * inside + ["W"] * outside
+    inside = p // 2 - 1 - position  # positions between this one and the middle
+    outside = position + 1  # this one and those between it and its end
+    rounds = m // 2 - p + outside
+    ends = ["B1", "B0"] * outside
+    late = ["I1", "I0"] * outside  # at the end others wait for I, and W can wait
+    steps = [
+        ["F0", "F0"] * inside,
+        ["F0", "F1"] * outside,
+        ["I1", "W", "F1"] * inside,
+        # In the middle no backward was prepared for the first pair: its halves run one after the other.
+        (["F0&B1"] if inside else ["F0", "B1"]) + ["F1&B0"] + ["F0&B1", "F1&B0"] * (rounds - 1),
+        ["B1", "F1&B0"] * inside,
+        ends[:outside] + late[outside:],
+        ["W", "I0"] * inside,
+        ["W"] * outside,
+    ]
+    return [word for step in steps for word in step]
 
 
-def named(found: Sequence[str], flows: tuple[tuple[int, int], tuple[int, int]]) -> str:
+def named(words: Sequence[str], flows: tuple[tuple[int, int], tuple[int, int]]) -> str:
     """The words as a row: each flow is a stage and its first microbatch."""
-    forwards, backwards = [0, 0], [0, 0]
-    waiting: deque[str] = deque()
+    forwards, backwards = [0, 0], [0, 0]  # how many each flow has had
+    waiting: deque[str] = deque()  # a W for each I, the oldest first
 
     def name(word: str) -> str:
         if word == "W":
@@ -33,9 +43,11 @@ def named(found: Sequence[str], flows: tuple[tuple[int, int], tuple[int, int]]) 
             waiting.append(f"{stage}W{i}")
         return f"{stage}{kind}{i}"
 
-    return " ".join(
-        f"({';'.join(map(name, word.split('&')))})OVERLAP_F_B" if "&" in word else name(word) for word in found
-    )
+    row = []
+    for word in words:
+        halves = [name(half) for half in word.split("&")]
+        row.append(halves[0] if len(halves) == 1 else f"({halves[0]};{halves[1]})OVERLAP_F_B")
+    return " ".join(row)
 
 
 def dualpipe_rows(p: int, m: int) -> list[str]:
@@ -49,5 +61,5 @@ def dualpipe_rows(p: int, m: int) -> list[str]:
 
 
 def dualpipe_place(p: int, m: int) -> Place:
-    """Where a stage runs for a microbatch."""
+    """A function of stage and microbatch: the position that runs it."""
     return lambda stage, i: stage if i < m // 2 else p - 1 - stage

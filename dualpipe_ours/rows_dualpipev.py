@@ -10,5 +10,5 @@ def dualpipev_rows(p: int, m: int) -> list[str]:
 
 
 def dualpipev_place(p: int) -> Place:
-    """Down one leg of the V and up the other."""
+    """A function of stage and microbatch: the position, down one leg of the V and up the other."""
     return lambda stage, i: min(stage, 2 * p - 1 - stage)

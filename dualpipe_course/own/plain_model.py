@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, silu
+from torch.optim.adam import adam
 
 WORDS, WIDTH, HIDDEN, HEADS, EXPERTS, EXPERT_HIDDEN = 11, 8, 12, 4, 8, 6
 ROUTE = (3, 4, 2)  # experts of a token, groups of experts, groups that are kept
@@ -75,17 +76,22 @@ def train(layers: Sequence[Weights], batches: Sequence[Batch]) -> Trained:
     weights = leaves(layers)
     for leaf in weights.values():
         leaf.requires_grad_()
-    adam = torch.optim.Adam(weights.values(), LR, BETAS, EPS)
+    moments = [[torch.zeros_like(leaf) for leaf in weights.values()] for _ in BETAS]
+    steps = [torch.zeros(()) for _ in weights]
     losses: list[float] = []
     first: dict[Name, Tensor] = {}
     for ids, targets in batches:
-        adam.zero_grad()
         loss = cross_entropy(logits(layers, ids).flatten(0, 1), targets.flatten(), ignore_index=-100)
         loss.backward()
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in weights.values()]
+        first = first or dict(zip(weights, grads, strict=True))
+        with torch.no_grad():  # the class torch.optim.Adam imports torch's compiler, some seconds
+            adam(
+                list(weights.values()), grads, *moments, [], steps, foreach=False,
+                amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=LR, weight_decay=0.0, eps=EPS, maximize=False,
+            )  # fmt: skip
         for leaf in weights.values():
-            leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        first = first or {name: leaf.grad.clone() for name, leaf in weights.items() if leaf.grad is not None}
-        adam.step()
+            leaf.grad = None
         losses.append(float(loss.detach()))
     return Trained(losses, first, {name: leaf.detach() for name, leaf in weights.items()})
 

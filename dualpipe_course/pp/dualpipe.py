@@ -1,128 +1,117 @@
-"""Exercises of "DualPipe": its waiting, its steps, a better order, a queue of weight gradients, a step of two copies.
+"""Exercises of "DualPipe": its rows, a better order, a queue of weight gradients, a step of two copies.
 
 Chapter: book/pp/dualpipe.  Rows are judged by the validator, the simulator and the library's rows, which for 8 ranks
 and 20 microbatches are DeepSeek's action by action; the queue by what has been added after every word.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.differences import TOLERANCE
+from dualpipe_course.own.part import Alone, Part
 from dualpipe_course.pp import clipping, programs
-from dualpipe_course.pp.gradients import without_library
-from dualpipe_course.trial import call_each, ended, on_ranks
-from dualpipe_course.variants import WORDS, Known
+from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W
-from dualpipe_lab.pp.schedules.dualpipe import (
-    dualpipe,
-    dualpipe_bubble,
-    dualpipe_peak_activations,
-    dualpipev,
-    eight_steps,
-)
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe, eight_steps
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.timeline import Time
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-NUMBERS = ("bubble of rank 2", "bubble of rank 0", "published bubble", "peak of rank 0")
-PLENTY = 99
-# ranks, microbatches, whether cut in half, weight gradients that may wait
-CASES = [(2, 4, False, PLENTY), (1, 2, True, PLENTY), (2, 6, False, PLENTY), (4, 8, False, PLENTY)]
-CASES += [(2, 4, True, PLENTY), (3, 7, True, PLENTY), (2, 4, False, 0), (4, 8, False, 1), (4, 8, False, 0)]
-CASES += [(3, 7, True, 1), (4, 10, True, 0), (6, 14, False, 2), (8, 20, False, PLENTY), (8, 20, False, 3)]
 COST = Cost(F=4, I=4, W=2, overlap=8)  # pairs gain, and W is short: a wrong order shows
 RANKS, MICROBATCHES, EASY, LEAST, ROOM = 4, 6, 25, 19, 4  # of the puzzle, F = I = W = 1
 Words = Sequence[str]
+STEPS = (  # of a position with `inside` positions up to the middle, `outside` of them from its end to itself
+    "2 inside times F0: the way to the middle and back",
+    "outside times F0 F1: microbatches of the other direction have arrived",
+    "inside times I1 W F1: what lies inside waits for I, and nothing for W",
+    "m/2 - p + outside times F0&B1 F1&B0; in the middle the first pair is F0 B1, one after the other",
+    "inside times B1 F1&B0: flow 0 has no forwards left",
+    "2 outside backwards, of flow 1 and flow 0 in turn, the second half of them I",
+    "inside times W I0",
+    "outside times W",
+)
+BY_HAND: tuple[tuple[list[str], tuple[tuple[int, int], tuple[int, int]], str], ...] = (  # words, their flows, the row
+    (["F0"], ((0, 0), (1, 2)), "0F0"),
+    ([], ((0, 0), (1, 2)), ""),
+    (["F0", "F1", "F0", "B1", "B0"], ((0, 0), (1, 2)), "0F0 1F2 0F1 1B2 0B0"),
+    (["F1", "F0", "F1&B0", "B1"], ((2, 5), (1, 0)), "1F0 2F5 (1F1;2B5)OVERLAP_F_B 1B0"),
+    (["F0", "F0", "B0", "I0", "W"], ((3, 4), (0, 0)), "3F4 3F5 3B4 3I5 3W5"),
+    (["F0", "F1", "I1", "I0", "W", "W"], ((0, 0), (3, 4)), "0F0 3F4 3I4 0I0 3W4 0W0"),
+    (["F0", "F0", "I0", "F0&B0", "W", "I0", "W"], ((1, 0), (6, 0)), "1F0 1F1 1I0 (1F2;1B1)OVERLAP_F_B 1W0 1I2 1W2"),
+    (["F0", "F1", "I0", "I1", "W", "W"], ((11, 12), (20, 12)), "11F12 20F12 11I12 20I12 11W12 20W12"),
+)
 SMALL = ("B0", "I0 W", "I0 I0 W W", "I1 I0 W W", "I0 B1 W", "I0 I1 B0 W B1 I0 W W")
 
 
-def _in_the_middle(f: int, i: int, w: int, pair: int) -> Sequence[Time] | None:
-    if not f + w < pair < f + i + w:
-        return None
-    cost = Cost(F=f, I=i, W=w, overlap=pair)
-    middle, outer = (dualpipe_bubble(6, 14, rank, cost) for rank in (2, 0))
-    return middle, outer, 2 * (pair + i - 2 * w), dualpipe_peak_activations(6)
+def _look_at_words(position: int, p: int, m: int) -> str:
+    """Compare the words of a position with the eight steps, and name the step of the first that differs."""
+    from mine.rows_dualpipe import words
+
+    value = words(position, p, m)
+    if not isinstance(value, (list, tuple)) or any(type(word) is not str for word in value):
+        return f"words returns one list of words such as 'F0' and 'F1&B0', got {value!r:.60}"
+    steps = eight_steps(position, p // 2, m // 2)
+    known = [(word, number) for number, step in enumerate(steps) for word in step]
+    for place, (ours, (theirs, number)) in enumerate(zip_longest(value, known, fillvalue=("nothing", 7))):
+        if ours != theirs:
+            ours = ours if isinstance(ours, str) else "nothing"
+            pairs = [sum("&" in word for word in row) for row in (value, [word for word, _ in known])]
+            counted = "" if pairs[0] == pairs[1] else f"; it has {pairs[0]} pairs, expected {pairs[1]}"
+            lies = f"inside is {p // 2 - 1 - position} and outside {position + 1}"
+            return (
+                f"word {place + 1} is {ours}, expected {theirs}{counted}. Step {number + 1} is {STEPS[number]}; "
+                f"here {lies}"
+            )
+    return ""
 
 
-def _slips(f: int, i: int, w: int, pair: int) -> Known:
-    answers = _in_the_middle(f, i, w, pair)
-    assert answers is not None
-    slower, fewer = pair - i - w, max(i - w, 0)
-    return (
-        (
-            (
-                2 * (f + slower + fewer),
-                "there is one more term: I is slower than F here, so step 3 holds gradients up, "
-                "(p/2 - 1)(t_I - t_F) - t_F",
-            ),
-            (2 * (pair + i - 2 * w), "the published form holds for t_F = t_I >= t_W only"),
-            (
-                2 * (2 * f + fewer),
-                f"a pair takes {pair} ticks, {WORDS[f - slower]} less than F and B one after the other",
-            ),
-            (
-                2 * (f + slower) + fewer,
-                "step 7 counts max(t_I - t_W, 0) per rank that lies inside, and step 3 has its term",
-            ),
-        ),
-        ((int(answers[0]), "all ranks end together, and rank 2 has 7 pairs, rank 0 has 6"),),
-        (),
-        ((6, "every rank holds p before its first pair, and the pair's forward adds one"),),
-    )
+def _look_at_named(words: list[str], flows: tuple[tuple[int, int], tuple[int, int]], expected: str) -> str:
+    """Compare a row with one that was named by hand; twice, since nothing may be left of the first call."""
+    from mine.rows_dualpipe import named
+
+    for again in (False, True):
+        row = named(list(words), flows)
+        if type(row) is not str:
+            return f"named returns a row, one text, got {type(row).__name__}"
+        for place, (ours, theirs) in enumerate(zip_longest(row.split(), expected.split(), fillvalue="nothing")):
+            if ours != theirs:
+                said = f"action {place + 1} is {ours}, expected {theirs}{_naming(words, place)}"
+                return f"{said}; the first call was right, so something is kept from it" if again else said
+    return ""
 
 
-class _EveryRank:
-    """Asks the learner's function for every row of a program."""
+def _naming(words: Words, place: int) -> str:
+    word = words[min(place, len(words) - 1)] if words else ""
+    if word == W:
+        return ". W belongs to the oldest I that waits, of either flow"
+    if "&" in word:
+        return ". A pair is (forward;backward)OVERLAP_F_B, and its halves count as F and B do"
+    if word[:1] == F:
+        return ". The forwards of a flow are counted from its first microbatch"
+    return ". B and I of a flow have one count: both are its next backward"
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
 
-    def __call__(self, p: int, m: int, cut: bool, room: int) -> list[Any]:
-        """Return the rows."""
-        return [self.fn(rank, p, m, cut, room) for rank in range(p)]
+def _look_at_rows(p: int, m: int) -> str:
+    """Compare the rows with the published ones, and the place with them."""
+    from mine.rows_dualpipe import dualpipe_place, dualpipe_rows
 
-
-def _check_rows(value: list[Any], p: int, m: int, cut: bool, room: int, case: str) -> None:
-    if any(type(row) is not str for row in value):
-        raise Wrong(f"{case}: expected a line of text for each rank, got {type(value[0]).__name__}")
-    full = (dualpipev if cut else dualpipe)(p, m)
-    rows = [_with_room(row, rank, p, m, cut, room) for rank, row in enumerate(full.ranks)]
+    expected = dualpipe(p, m)
 
     def step(rank: int, place: int) -> str:
-        numbers = [number for _, number in rows[rank]]
-        return f", in step {numbers[place] if place < len(numbers) else 8}"
+        steps = eight_steps(min(rank, p - 1 - rank), p // 2, m // 2)
+        numbers = [number for number, step in enumerate(steps, start=1) for _ in step]
+        nearer = " (flow 0 is direction 1 here: it comes from the nearer end)" if rank >= p // 2 else ""
+        return f", in step {numbers[place] if place < len(numbers) else 8}{nearer}"
 
-    programs.check_actions(value, full.with_ranks([[action for action, _ in row] for row in rows]), case, COST, step)
-
-
-def _with_room(
-    row: Sequence[ProgramStep], rank: int, p: int, m: int, cut: bool, room: int
-) -> list[tuple[ProgramStep, int]]:
-    """The actions of a row with the number of their step, where at most `room` weight gradients wait for their W."""
-    position, num_positions, per_flow = (rank, p, m) if cut else (min(rank, p - 1 - rank), p // 2, m // 2)
-    lengths = map(len, eight_steps(position, num_positions, per_flow))
-    numbers = [number for number, length in enumerate(lengths, start=1) for _ in range(length)]
-    too_many = max(position + 1 - room, 0)  # of the I in step 6
-    kept: list[tuple[ProgramStep, int]] = []
-    waiting: list[Action] = []
-    for action, number in zip(row, numbers, strict=True):
-        if isinstance(action, Overlap) or action.kind not in (I, W):
-            kept.append((action, number))
-        elif action.kind == W:
-            kept += [(waiting.pop(0), number)] if waiting else []
-        elif room == 0 or (number == 6 and too_many > 0):
-            too_many -= number == 6
-            kept.append((action._replace(kind=B), number))
-        else:
-            kept.append((action, number))
-            waiting.append(action._replace(kind=W))
-    return kept
+    return programs.look_at_rows(dualpipe_rows(p, m), expected, COST, step) or programs.look_at_place(
+        dualpipe_place(p, m), expected, "dualpipe_place(p, m)"
+    )
 
 
 def _with_mirrors(answer: object) -> list[str]:
@@ -257,20 +246,6 @@ def _close(found: Sequence[float], expected: Sequence[float]) -> bool:
     )
 
 
-def _judge_rows(fn: Callable[..., Any]) -> str:
-    results = call_each(without_library(_EveryRank(fn)), CASES)
-    for (p, m, cut, room), (fine, value) in zip(CASES, results, strict=True):
-        case = f"{'DualPipeV' if cut else 'DualPipe'}, {p} rank{'s' * (p > 1)}, {m} microbatches"
-        case += "" if room == PLENTY else f", room for {room} waiting"
-        if not fine:
-            raise Wrong(ended(case, value))
-        _check_rows(value, p, m, cut, room, case)
-    return (
-        f"{len(CASES)} programs action by action; DualPipe's for 8 ranks and 20 microbatches is the published one if "
-        "all weight gradients may wait"
-    )
-
-
 def _judge_fewer(answer: object) -> str:
     timeline = simulate(programs.parse(_with_mirrors(answer), RANKS, MICROBATCHES))
     peak = max(map(timeline.peak_activations, range(RANKS)))
@@ -290,44 +265,33 @@ def _judge_queue(fn: Callable[..., Any]) -> str:
     return "every I's weight gradient waits for its own W, oldest first, on all ranks of DualPipe that were tried"
 
 
-numbers = Predict(
-    "dualpipe-1",
-    "Where the published form is wrong",
-    NUMBERS,
-    _in_the_middle,
-    "F takes {f} ticks, I {i}, W {w}, and a pair {pair}.",
-    minutes=10,
-    points=2,
-    trail=True,
-    hints=(
-        "In the middle: (p/2 - 1)(t_F + (t_F&B - t_B) + max(t_I - t_W, 0)), and a term for step 3 where t_I > t_F.",
-        "All ranks end the step together. Each pair saves t_F + t_B - t_F&B of work, so a rank with fewer pairs works "
-        "longer and waits less.",
-        "Count the pairs of steps 4 and 5. For q = 0 they are 2 (m/2 - p + 1) + (p/2 - 1); the rank in the middle runs "
-        "one of its 2 (m/2 - p + p/2) as two halves.",
+rows = Part(
+    "dualpipe-6",
+    "rows_dualpipe",
+    "DualPipe's rows",
+    "Write words, named, dualpipe_rows and dualpipe_place: the eight steps, as rows of stages and microbatches.",
+    names=("words", "named", "dualpipe_rows", "dualpipe_place"),
+    trials=(
+        Alone(
+            _look_at_words,
+            ((0, 2, 4), (0, 4, 8), (1, 4, 8), (1, 4, 14), (0, 6, 12), (1, 8, 20), (3, 8, 32)),
+            "words({}, {}, {})",
+        ),
+        Alone(_look_at_named, BY_HAND, "named({}, {})"),
+        Alone(_look_at_rows, ((2, 4), (2, 6), (4, 8), (4, 14), (6, 12), (8, 20), (10, 24)), "dualpipe_rows({}, {})"),
     ),
-    slips=_slips,
-    f=(4, 3, 5),
-    i=(7, 6, 8),
-    w=(5, 4),
-    pair=(14, 13, 15),
-    called={"f": "F", "i": "I", "w": "W"},
-)
-
-rows = Implement(
-    "dualpipe-2",
-    "The missing steps",
-    "Complete `one_row(rank, num_ranks, num_microbatches, cut, room)`: DualPipe's rows, also with little room.",
-    judge=_judge_rows,
-    minutes=30,
-    points=4,
+    right="words of 7 positions, 8 rows named by hand, 7 sizes action by action; that of 8 ranks and 20 microbatches "
+    "is DeepSeek's",
+    minutes=75,
+    points=5,
     hints=(
-        "Steps 3, 5 and 7 are repeated once for each rank between this one and the middle, `inside`; steps 6 and 8 "
-        "`outside` times.",
-        "Step 6 has 2 * outside backwards, of flow 1 and flow 0 in turn. From its middle on they are I instead of B, "
-        "as far as there is room. How many W are then left for step 8?",
-        "DualPipeV's ranks are DualPipe's upper half: rank r is at position r of p, and what comes back is flow 1, on "
-        "stage 2 p - 1 - r, with the same microbatches.",
+        "Print the page's table for rank 0 of 4 with 8 microbatches as words, and repeat what depends on the "
+        "distances, inside = p // 2 - 1 - position, outside = position + 1. words is a sum of eight lists.",
+        "named keeps a count of forwards and one of backwards for each flow, and a queue: an I appends the name of its "
+        "W, a W takes the first. A pair is word.split('&'), its halves named one after the other.",
+        "In dualpipe_rows position r has (r, 0) and (p - 1 - r, m // 2), as flows 0 and 1 in the upper half and the "
+        "other way round in the lower one, with the words of min(r, p - 1 - r). "
+        'Step 6 is (["B1", "B0"] * outside)[:outside] + (["I1", "I0"] * outside)[outside:].',
     ),
 )
 

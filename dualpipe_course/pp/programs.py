@@ -28,23 +28,47 @@ def parse(answer: object, num_ranks: int, num_microbatches: int, num_stages: int
         raise Wrong(str(error)) from None
 
 
-def check_actions(
-    rows: Sequence[str],
-    expected: Program,
-    case: str,
-    cost: Cost = UNIT_COST,
-    step: Callable[[int, int], str] = lambda rank, place: "",
-) -> None:
-    """Raise `Wrong` at the first action that differs, and say what the rows as they are would do under `cost`.
+def check_actions(rows: Sequence[str], expected: Program, case: str) -> None:
+    """Raise `Wrong` at the first action that differs, and say what the rows as they are would do."""
+    if off := other_action(rows, expected):
+        raise Wrong(f"{case}: {off}")
 
-    `step(rank, place)` adds to an action's place, such as ", in step 3".
+
+def other_action(
+    rows: Sequence[str], expected: Program, cost: Cost = UNIT_COST, why: Callable[[int, int], str] = lambda *_: ""
+) -> str:
+    """Name the first action that differs, and say what the rows as they are would do under `cost`; or nothing.
+
+    `why(rank, place)` adds to an action's place, such as ", in step 3".
     """
     for rank, (found, known) in enumerate(zip(rows, expected.rows(), strict=True)):
         pairs = zip_longest(found.split(), known.split(), fillvalue="nothing")
         for place, (ours, theirs) in enumerate(pairs):
             if ours != theirs:
-                where = f"rank {rank}, action {place + 1}{step(rank, place)}: {ours}, expected {theirs}"
-                raise Wrong(f"{case}: {where}; {_consequence(rows, expected, cost)}")
+                where = f"rank {rank}, action {place + 1}{why(rank, place)}: {ours}, expected {theirs}"
+                return f"{where}; {_consequence(rows, expected, cost)}"
+    return ""
+
+
+def look_at_rows(value: object, expected: Program, cost: Cost, why: Callable[[int, int], str] = lambda *_: "") -> str:
+    """Say what is wrong with a part's rows: their number, or the first action that differs; or nothing."""
+    if not isinstance(value, (list, tuple)) or any(type(row) is not str for row in value):
+        return f"expected a list of rows, each a text such as '0F0 0B0', got {value!r:.60}"
+    if len(value) != expected.num_ranks:
+        return f"{len(value)} row(s) for {expected.num_ranks} position(s)"
+    return other_action(value, expected, cost, why)
+
+
+def look_at_place(place: object, expected: Program, name: str) -> str:
+    """Say for which stage and microbatch a part's place is not where the program runs it; or nothing."""
+    if not callable(place):
+        return f"{name} returns a function of stage and microbatch, got {type(place).__name__}"
+    for microbatch in range(expected.num_microbatches):
+        for stage in range(expected.num_stages):
+            found, known = place(stage, microbatch), expected.rank_of(stage, microbatch)
+            if found != known:
+                return f"place({stage}, {microbatch}) is {found!r:.40}, and position {known} runs stage {stage} for it"
+    return ""
 
 
 def _consequence(rows: Sequence[str], expected: Program, cost: Cost) -> str:

@@ -15,14 +15,14 @@ from dualpipe_course.personal import personal, seed_of, with_seed
 from dualpipe_course.registry import TOPICS, all_checks, find
 from dualpipe_course.variants import Variants
 from dualpipe_lab.pp import Cost, simulate
-from dualpipe_lab.pp.schedules import dualpipe, easy_dualpipe, interleaved, one_f_one_b, v_min, zbv
+from dualpipe_lab.pp.schedules import easy_dualpipe, interleaved, v_min, zbv
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 21)
 NAMES = [check.name for check in all_checks() if check.variants]
 PARTS = {part: [name for name in NAMES if TOPICS[name[:-2]].startswith(f"{part}.")] for part in progress_page.PARTS}
 SCHEDULES = (
-    "dualpipe-1", "easy_dualpipe-1", "interleaved-1", "v_shapes-1",
+    "easy_dualpipe-1", "interleaved-1", "v_shapes-1",
 )  # fmt: skip
 PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
 FIXED = {  # numbers that are words or formulas of the text, a table, or a program
@@ -33,7 +33,7 @@ NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 
 def notebook_of(name):
     for path in (ROOT / "exercises").glob("*/*.ipynb"):
-        text = path.read_text(encoding=)
+        text = path.read_text(encoding="utf-8")
         if f'"check-{name}"' in text:
             return json.loads(text)
     raise LookupError(name)

@@ -1,72 +1,120 @@
 """Right answers of another style to the exercises on DualPipe."""
 
 RIGHT = {
-    "dualpipe-2": {
-        "without a Row": """
-def one_row(rank, num_ranks, num_microbatches, cut, room):
-    if cut:
-        flows = ((rank, 0), (2 * num_ranks - 1 - rank, 0))
-        n, m, at = num_ranks, num_microbatches, rank
-    else:
-        n, m, other = num_ranks // 2, num_microbatches // 2, num_ranks - 1 - rank
-        flows = ((rank, 0), (other, m)) if rank < n else ((other, m), (rank, 0))
-        at = min(rank, other)
-    count = {(kind, flow): 0 for kind in "FB" for flow in (0, 1)}
-    words, due = [], []
-
-    def word(kind, flow):
-        key = ("F" if kind == "F" else "B", flow)
-        count[key] += 1
-        return f"{flows[flow][0]}{kind}{flows[flow][1] + count[key] - 1}"
-
-    def run(text):
-        for each in text.split():
-            if each == "W":
-                words.append(due.pop(0))
-            elif "&" in each:
-                f, b = each.split("&")
-                words.append(f"({word('F', int(f))};{word('B', int(b))})OVERLAP_F_B")
-            else:
-                words.append(word(each[0], int(each[1])))
-                if each[0] == "I":
-                    due.append(words[-1].replace("I", "W"))
-
-    inside, outside = n - 1 - at, at + 1
-    late = min(room, outside)
-    run("F0 " * 2 * inside + "F0 F1 " * outside + ("I1 W F1 " if room else "B1 F1 ") * inside)
-    pairs = m - 2 * n + outside
-    run("F0 B1 1&0 " + "0&1 1&0 " * (pairs - 1) if inside == 0 else "0&1 1&0 " * pairs)
-    run("B1 1&0 " * inside)
-    run(" ".join(("B" if i + late < 2 * outside else "I") + "10"[i % 2] for i in range(2 * outside)))
-    run((" W I0" if room else " B0") * inside + " W" * late)
-    return " ".join(words)
-""",
-        "room made afterwards": """
-def one_row(rank, num_ranks, num_microbatches, cut, room):
-    n, m = (num_ranks, num_microbatches) if cut else (num_ranks // 2, num_microbatches // 2)
-    mirror = (2 * num_ranks if cut else num_ranks) - 1 - rank
-    flows = [(rank, 0), (mirror, 0 if cut else m)]
-    at = min(rank, mirror)
-    row = Row(*(flows if rank < mirror else flows[::-1]))
-    inside, outside = n - 1 - at, at + 1
-    words = ["F0"] * 2 * inside + ["F0", "F1"] * outside + ["I1", "W", "F1"] * inside
-    pairs = ["P01", "P10"] * (m - 2 * n + outside)
-    words += pairs if inside else ["F0", "B1", *pairs[1:]]
-    words += ["B1", "P10"] * inside
-    ends = ["B1", "B0"] * outside
-    words += ends[:outside] + ["J" + word[1] for word in ends[outside:]] + ["W", "I0"] * inside + ["W"] * outside
-    spare = outside - min(room, outside)
-    for word in words:
-        if word == "W":
-            if row.waiting:
-                row.W()
-        elif word[0] == "P":
-            row.pair(int(word[1]), int(word[2]))
+    "dualpipe-6": {
+        "DeepSeek's loops": """
+def words(position, p, m):
+    half, half_m = p // 2, m // 2
+    found = []
+    for _ in range((half - position - 1) * 2):
+        found.append("F0")
+    for _ in range(position + 1):
+        found += "F0", "F1"
+    for _ in range(half - position - 1):
+        found += "I1", "W", "F1"
+    for i in range(half_m - p + position + 1):
+        if i == 0 and position == half - 1:
+            found += "F0", "B1"
         else:
-            whole = word[0] == "B" or word[0] in "IJ" and (room == 0 or word[0] == "J" and spare > 0)
-            spare -= word[0] == "J"
-            getattr(row, "F" if word[0] == "F" else "B" if whole else "I")(int(word[1]))
-    return " ".join(row.steps)
+            found.append("F0&B1")
+        found.append("F1&B0")
+    for _ in range(half - position - 1):
+        found += "B1", "F1&B0"
+    for i in range(position + 1):
+        for flow in (1, 0):
+            late = 2 * i + (flow == 0) >= position + 1
+            found.append(("I" if late else "B") + str(flow))
+    for _ in range(half - position - 1):
+        found += "W", "I0"
+    return found + ["W" for _ in range(position + 1)]
+
+
+def named(words, flows):
+    done, row, left = {}, [], []
+    for word in words:
+        parts = []
+        for half in word.split("&"):
+            if half == "W":
+                parts.append(left[0])
+                del left[0]
+                continue
+            key = (half[0] == "F", half[1:])
+            stage, first = flows[int(half[1:])]
+            parts.append(f"{stage}{half[0]}{first + done.get(key, 0)}")
+            done[key] = done.get(key, 0) + 1
+            left += [parts[-1].replace("I", "W")] if half[0] == "I" else []
+        row.append(parts[0] if len(parts) < 2 else "({};{})OVERLAP_F_B".format(*parts))
+    return " ".join(row)
+
+
+def dualpipe_rows(p, m):
+    upper = [(named(words(r, p, m), ((r, 0), (p - 1 - r, m // 2)))) for r in range(p // 2)]
+    lower = [named(words(r, p, m), ((r, m // 2), (p - 1 - r, 0))) for r in range(p // 2)]
+    return upper + lower[::-1]
+
+
+def dualpipe_place(p, m):
+    def place(stage, microbatch):
+        enters_at_the_last = 2 * microbatch >= m
+        return abs((p - 1) * enters_at_the_last - stage)
+
+    return place
+""",
+        "iterators that count": """
+from itertools import chain, count, repeat
+
+
+def words(position, p, m):
+    between = range(p // 2 - 1 - position)
+    text = "F0 F0 " * len(between) + "F0 F1 " * (position + 1) + "I1 W F1 " * len(between)
+    pairs = "F0&B1 F1&B0 " * (m // 2 - p + position + 1)
+    text += pairs if len(between) else pairs.replace("&", " ", 1)
+    text += "B1 F1&B0 " * len(between)
+    backwards = ("B1 B0 " * (position + 1)).split()
+    middle = len(backwards) // 2
+    text += " ".join(w if k < middle else "I" + w[1] for k, w in enumerate(backwards))
+    return tuple((text + " W I0" * len(between) + " W" * (position + 1)).split())
+
+
+class _Flow:
+    def __init__(self, stage, first):
+        self.stage, self.forward, self.backward = stage, count(first), count(first)
+
+    def name(self, kind):
+        return f"{self.stage}{kind}{next(self.forward if kind == 'F' else self.backward)}"
+
+
+def named(words, flows):
+    both = [_Flow(*flow) for flow in flows]
+    inputs_only = []
+
+    def say(word):
+        if word == "W":
+            return inputs_only.pop(0).replace("I", "W")
+        said = both[int(word[1])].name(word[0])
+        if "I" in said:
+            inputs_only.append(said)
+        return said
+
+    return " ".join(
+        "({};{})OVERLAP_F_B".format(*(say(half) for half in word.split("&"))) if "&" in word else say(word)
+        for word in words
+    )
+
+
+def dualpipe_rows(p, m):
+    rows = []
+    for r in range(p):
+        flows = [(r, 0), (p - 1 - r, m // 2)]
+        nearer = sorted(flows, key=lambda flow: flow[0])
+        rows.append(named(words(nearer[0][0], p, m), tuple(nearer)))
+    return tuple(rows)
+
+
+def dualpipe_place(p, m):
+    where = {(s, i): s for s in range(p) for i in range(m // 2)}
+    where |= {(s, i): p - 1 - s for s in range(p) for i in range(m // 2, m)}
+    return lambda *key: where[key]
 """,
     },
     "dualpipe-3": {

@@ -1,28 +1,18 @@
 """Typical wrong answers and lazy cheats of the exercises on DualPipe."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
-NAMES = "bubble_of_rank_2, bubble_of_rank_0, published, peak"
 QUEUE = "def backwards(words, weights, grads, inputs, dys):\n"
 
 TYPICAL = {
-    "dualpipe-1": {
-        "published everywhere": Bad(f"{NAMES} = 22, 22, 22, 7", "for t_F = t_I >= t_W only"),
-        "three terms": Bad(f"{NAMES} = 16, 14, 22, 7", "one more term"),
-        "pairs gain nothing": Bad(f"{NAMES} = 20, 20, 22, 7", "two less than F and B"),
-    },
-    "dualpipe-2": {
-        "no step 3": Bad(
-            [("    for _ in range(inside):  # step 3\n", "    for _ in range(0):  # step 3\n")],
-            "DualPipe, 4 ranks, 8 microbatches: rank 0, action 5, in step 3",
+    "dualpipe-6": {
+        "m for both flows": Bad(
+            [("rounds = m // 2 - p + outside", "rounds = m - p + outside")],
+            "words(0, 2, 4): word 6 is F0&B1, expected B1; it has 5 pairs, expected 1",
         ),
-        "the page's rows": Bad(
-            [("waiting = min(room, outside)", "room = waiting = outside")],
-            "DualPipe, 2 ranks, 4 microbatches, room for 0 waiting: rank 0, action 7, in step 6",
-        ),
-        "DualPipeV on p stages": Bad(
-            [("(2 * num_ranks - 1 - rank, 0)", "(num_ranks - 1 - rank, 0)")],
-            "DualPipeV, 1 rank, 2 microbatches: rank 0",
+        "newest W first": Bad([("waiting.popleft()", "waiting.pop()")], "W belongs to the oldest I that waits"),
+        "flow 0 is direction 0 everywhere": Bad(
+            [("(down, up) if position < p // 2 else (up, down)", "(down, up)")], "it comes from the nearer end"
         ),
     },
     "dualpipe-3": {
@@ -69,12 +59,11 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "dualpipe-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 4", "whole number")},
-    "dualpipe-2": {
+    "dualpipe-6": {
         "the library's own": Bad(
-            "def one_row(rank, p, m, cut, room):\n"
-            "    return (lab.schedules.dualpipev if cut else lab.schedules.dualpipe)(p, m).rows()[rank]",
-            "switched off",
+            "from dualpipe_lab.pp import schedules\n\n\ndef dualpipe_rows(p, m):\n"
+            "    return schedules.dualpipe(p, m).rows()\n",
+            "is the library's",
         ),
     },
     "dualpipe-3": {
