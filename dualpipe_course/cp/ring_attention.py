@@ -7,12 +7,11 @@ The puzzle shards a packed sequence over the ranks of a ring:
   bound            all visible pairs over the ranks, rounded up
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
 from dualpipe_course.cp.flash_attention import LIBRARY
-from dualpipe_course.cp.rings import Case, check_parts
 from dualpipe_course.cp.tiles import Row, check_kept
 from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.meter import MemoryMeter, Meter
@@ -21,14 +20,33 @@ from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
 from dualpipe_course.start.ranks import all_waited_for
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import partial_score
+from dualpipe_course.trial import call_each, ended, partial_score
 from dualpipe_course.wrong import Wrong
+from dualpipe_lab.cp.layouts import make_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+class Case(NamedTuple):
+    """A layout by name, its positions and ranks."""
+
+    layout: str
+    length: int
+    num_ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.length} positions on {self.num_ranks} rank(s), {self.layout}"
+
+    def where(self) -> list[list[int]]:
+        """The positions of each rank."""
+        layout = make_layout(self.layout, self.length, self.num_ranks)
+        return [layout.positions(rank) for rank in range(self.num_ranks)]
+
+
 RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
 HEADS, SIZE = 2, 3
+IGNORE_INDEX = -100
 CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 # ranks, the group, positions of each of its ranks, by what scores are larger, microbatches under way
 RINGS = (
@@ -180,6 +198,10 @@ def _why_not_attention(off: Off) -> str:
         )
     if any(value != value for value in off.found.flat):
         return f"{off.name} is not a number: begin with the rank's own block, of which every query sees a key"
+    if name == "out":
+        return f"{in_words(off)}. Step i brings the block of rank me - i; where i > me, that rank is a later one"
+    if name == "dv":
+        return f"{in_words(off)}. The weights of the backward are exp(score - LSE), with the LSE of all keys"
     if name == "dk":
         return f"{in_words(off)}. dv is right, so the weights are; dS = P (dP - dout . out), times size^-0.5"
     if name == "dq":
@@ -229,6 +251,57 @@ def _sees(i: int, j: int) -> bool:
     return j <= i and _DOCUMENT[i] == _DOCUMENT[j]
 
 
+def _check_parts(fn: Callable[..., Any], cases: Sequence[tuple[Case, list[int]]]) -> None:
+    """Raise `Wrong` unless `fn(tokens, lengths, layout, rank)` returns a rank's part of packed documents."""
+    arguments = [(case, lengths, rank) for case, lengths in cases for rank in range(case.num_ranks)]
+    harness = _Parts(fn)
+    for (case, lengths, rank), (fine, found) in zip(arguments, call_each(harness, arguments), strict=True):
+        words = f"{case}, documents of {lengths}: rank {rank}"
+        if not fine:
+            raise Wrong(ended(words, found))
+        held, tokens = case.where()[rank], _tokens(case)
+        places = [place for length in lengths for place in range(length)]
+        ends = {sum(lengths[: number + 1]) - 1 for number in range(len(lengths))}
+        following = [[IGNORE_INDEX if i in ends else row[i + 1] for i in range(case.length)] for row in tokens]
+        expected = {
+            "ids": [[row[position] for position in held] for row in tokens],
+            "positions": [places[position] for position in held],
+            "labels": [[row[position] for position in held] for row in following],
+        }
+        for name, right in expected.items():
+            if found.get(name) != right:
+                packed = {
+                    "positions": held,
+                    "labels": [[IGNORE_INDEX if i + 1 == case.length else row[i + 1] for i in held] for row in tokens],
+                }
+                why = (
+                    "; these are right if the sequence is a single document"
+                    if found.get(name) == packed.get(name)
+                    else ""
+                )
+                raise Wrong(f"{words}, which holds {held}: {name} are {found.get(name)}, expected {right}{why}")
+
+
+class _Parts:
+    """Calls the answer with tensors, and returns lists."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, case: Case, lengths: list[int], rank: int) -> dict[str, Any]:
+        import torch
+
+        layout = make_layout(case.layout, case.length, case.num_ranks)
+        answer = self.fn(torch.tensor(_tokens(case)), list(lengths), layout, rank)
+        if not isinstance(answer, tuple) or len(answer) != 3:
+            return {}
+        return dict(zip(("ids", "labels", "positions"), (x.tolist() for x in answer), strict=True))
+
+
+def _tokens(case: Case) -> list[list[int]]:
+    return [[100 * row + position + 1 for position in range(case.length)] for row in range(2)]
+
+
 def _judge_layout(answer: object) -> str:
     ranks = _parse(answer)
     path, budget, bound = _critical_path(ranks), BUDGET, BOUND
@@ -249,7 +322,7 @@ def _judge_whole_rows(fn: Callable[..., Any]) -> str:
 
 
 def _judge_part(fn: Callable[..., Any]) -> str:
-    check_parts(fn, PARTS)
+    _check_parts(fn, PARTS)
     return f"ids, labels and positions of every rank in {len(PARTS)} layouts, one document or several"
 
 
