@@ -19,6 +19,15 @@ RETIRED = {
     "zero_2-4": "book/dp/zero-2",
     "deepseek-3": "book/whole/deepseek",
     "cuts-3": "book/whole/cuts",
+    "online_softmax-1": "book/cp/online-softmax",
+    "online_softmax-2": "book/cp/online-softmax",
+    "ring_attention-1": "book/cp/ring-attention",
+    "ring_attention-2": "book/cp/ring-attention",
+    "ring_attention-6": "book/cp/ring-attention",
+    "all_to_all-1": "book/ep/all-to-all",
+    "all_to_all-2": "book/ep/all-to-all",
+    "smoe-1": "book/ep/smoe",
+    "smoe-2": "book/ep/smoe",
 }
 
 
