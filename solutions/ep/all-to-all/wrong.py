@@ -17,7 +17,7 @@ TYPICAL = {
                     "    def wait(self):\n        irecv(*self.to).wait()\n\n\ndef start_exchange(",
                 ),
             ],
-            "receives of 0 bytes are under way, of 16 that come",
+            "receives of 0 bytes are under way, of 48 that come",
         ),
         "one tag for both ways": Bad([("FORWARD, BACKWARD = 1, 2", "FORWARD, BACKWARD = 1, 1")], "tells them apart"),
     },

@@ -59,16 +59,12 @@ CHEATS = {
         "products that nobody can put off": Bad(
             [("linear(rows[own], up)", "(rows[own] @ up.t())")], "products of weights are linear of column"
         ),
-        "every row to every rank": Bad(
+        "rows twice as wide": Bad(
             [
-                (
-                    "    there = Exchange.apply(",
-                    "    every = [len(x)] * len(ranks)\n"
-                    "    start = start_exchange(x.detach().repeat(len(ranks), 1), every, every, ranks, 5)\n"
-                    "    for work in start[1]:\n        work.wait()\n    there = Exchange.apply(",
-                ),
+                ("(rows_of(x, note), note.sends", "(rows_of(x, note).repeat(1, 2), note.sends"),
+                ("compute(there, note", "compute(there[:, : x.shape[1]], note"),
             ],
-            "nor a row to ranks that it has not chosen",
+            "are enough for counts, its rows for others' experts and the results of others' rows",
         ),
     },
     "smoe-3": {
