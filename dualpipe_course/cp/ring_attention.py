@@ -95,7 +95,7 @@ def _round_the_ring(
     kept = memory.grown()
     meter.lap()
     if any(out.shape != (HEADS, positions, SIZE) for out in outs):
-        return Found({}, refused=f"out has shape {list(outs[0].shape)}, as q it is {[HEADS, positions, SIZE]}")
+        raise ValueError(f"out has shape {list(outs[0].shape)}, as q it is {[HEADS, positions, SIZE]}")
     for out, (*_, dout) in zip(outs, given, strict=True):
         out.backward(dout.transpose(0, 1))
     all_waited_for()

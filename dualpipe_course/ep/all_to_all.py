@@ -66,7 +66,7 @@ def _alone(rank: int, world_size: int, ranks: list[int], table: Table, row: Row)
     forward = meter.lap().bytes
     if list(y.shape) != [sum(receives), *row] or not y.requires_grad:
         words = f"y has shape {list(y.shape)}, this rank receives {[sum(receives), *row]}"
-        return Found({}, refused=words if y.requires_grad else "y has no gradient: it does not reach x")
+        raise ValueError(words if y.requires_grad else "y has no gradient: it does not reach x")
     meter.lap()
     y.backward(_rows(1000.0 * (ranks.index(rank) + 1) + _count(len(y)), row))  # expanded: strides of 0
     all_waited_for()

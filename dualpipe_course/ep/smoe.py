@@ -62,28 +62,28 @@ def _mixture(
     y = moe(x.requires_grad_(), chosen, weights.requires_grad_(), experts, num_experts, ranks)
     costs["forward"] = meter.lap().bytes
     if y.shape != x.shape:
-        return Found({}, refused=f"y has shape {list(y.shape)}, as x it is {list(x.shape)}")
+        raise ValueError(f"y has shape {list(y.shape)}, as x it is {list(x.shape)}")
     meter.lap()
     y.backward(dy)
     all_waited_for()
     costs["backward"] = meter.lap().bytes
-    if refused := _none_is_missing(experts, me * len(experts)):
-        return Found({}, refused=refused)
+    refused = _none_is_missing(experts, me * len(experts))
     found = {"y": y, "dx": x.grad, "the gradient of the weights": weights.grad}
-    found |= _stacked([[leaf.grad for leaf in leaves] for leaves in experts])
+    found |= {name: _stacked(leaves) for name, leaves in zip(NAMES, zip(*experts, strict=True), strict=True)}
 
     note = plan(chosen, num_experts, ranks)
     if not all(type(n) is int for of in (note.sends, note.receives) for n in of):
-        return Found({}, refused="plan: sends and receives are lists of int, a number for each rank of the group")
+        raise TypeError("plan: sends and receives are lists of int, a number for each rank of the group")
     found |= {name: torch.tensor(getattr(note, name)) for name in ("sends", "receives")}
     experts = _experts_of(me, len(ranks), num_experts)
     again, costs["between"] = _one_by_one(x.detach(), weights.detach(), note, experts, ranks)
     if any(leaf.grad is not None for leaves in experts for leaf in leaves):
         words = "a backward has added to a weight, and `later` had put off all of them: products of weights are linear"
-        return Found({}, refused=f"compute: {words} of column")
+        refused = refused or f"compute: {words} of column"
     found |= {"y, put together from the four functions,": again}
     slips = {words: Numbers.of(of[me]) for words, of in _typical(len(ranks), num_experts, tokens, k, among).items()}
-    return Found({name: Numbers.of(value) for name, value in found.items()}, slips={"y": slips}, costs=costs)
+    values = {name: Numbers.of(value) for name, value in found.items()}
+    return Found(values, slips={"y": slips}, costs=costs, refused=refused)  # others have gone on
 
 
 def _one_by_one(
@@ -220,13 +220,10 @@ def _hidden(x: "Tensor", gates: "Tensor", ups: "Tensor") -> "Tensor":
     return torch.nn.functional.silu(gate) * up
 
 
-def _stacked(grads: "list[list[Tensor | None]]") -> "dict[str, Tensor]":
+def _stacked(leaves: "Sequence[Tensor]") -> "Tensor":
     import torch
 
-    return {
-        name: torch.stack([leaf for leaves in grads for leaf in leaves[i : i + 1] if leaf is not None])
-        for i, name in enumerate(NAMES)
-    }
+    return torch.stack([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
 
 
 def _bytes_of_layer(
