@@ -112,7 +112,7 @@ def strip_solution(source: str, where: str) -> str:
             stub.append(re.sub(r"^(\s*)# ?", r"\1", line))
     if opened:
         raise Refused(f"{where}, line {opened}: {BEGIN} without {END} after it")
-    return "\n".join(kept)
+    return "\n".join(kept).rstrip()
 
 
 def one_folder_up(text: str) -> str:
