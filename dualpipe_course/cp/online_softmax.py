@@ -71,8 +71,10 @@ def _states(rank: int, world_size: int, kind: str, queries: int, keys: tuple[int
             return Found({}, refused=f"state_of: {refused}")
         while len(known) > 1:
             place = at % len(known)
+            both = Unchanged(**{f"{i}, {j}": part for i in (0, 1) for j, part in enumerate(known[place + i])})
             known[place : place + 2] = [merge(known[place], known[place + 1])]
-            if refused := _not_a_state(known[place], queries):
+            refused = "it has changed a state that it was given; make a new one" if both.first() else ""
+            if refused := refused or _not_a_state(known[place], queries):
                 return Found({}, refused=f"merge: {refused}")
         found |= {name: Numbers.of(value) for name, value in _in_numbers(tree, *known[0]).items()}
     changed = given.first()

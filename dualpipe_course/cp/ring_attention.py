@@ -196,6 +196,8 @@ def _why_not_attention(off: Off) -> str:
             f"{off.name} is another rank's, and rank {owner[0]} has this one: after N - 1 hops all ranks have added to "
             "the gradients of a block, and one more hop takes them to its owner"
         )
+    if "microbatch" in off.name:
+        return f"{in_words(off)}. One microbatch is right; here two forwards ran first: what each keeps is on its ctx"
     if any(value != value for value in off.found.flat):
         return f"{off.name} is not a number: begin with the rank's own block, of which every query sees a key"
     if name == "out":

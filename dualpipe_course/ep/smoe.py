@@ -264,10 +264,15 @@ def _bytes_of_layer(
 
 def _why_not_mixed(off: Off) -> str:
     words = in_words(off)
-    if off.slip or off.found is None or off.has_other_shape:
+    if off.found is None:
+        return f"{words}: no gradient reaches it. Was something detached, or made anew from numbers?"
+    if off.slip or off.has_other_shape:
         return words
-    if off.name == "dx":
-        return f"{words}. A token's gradient is the sum over its rows; rows_of must not detach"
+    if off.name in ("y", "dx"):
+        each = (
+            "y is the sum of its results, each times its weight" if off.name == "y" else "gradient is that of its rows"
+        )
+        return f"{words}. A token has a row for each of its choices, and its {each}"
     if off.name in NAMES:
         return f"{words}. An expert's gradient has the rows of all ranks in it: nothing is summed, nothing divided"
     return words
