@@ -71,7 +71,8 @@ def _states(rank: int, world_size: int, kind: str, queries: int, keys: tuple[int
             return Found({}, refused=f"state_of: {refused}")
         while len(known) > 1:
             place = at % len(known)
-            both = Unchanged(**{f"{i}, {j}": part for i in (0, 1) for j, part in enumerate(known[place + i])})
+            parts = [part for state in known[place:][:2] for part in state]
+            both = Unchanged(**{str(i): part for i, part in enumerate(parts) if not part.isnan().any()})
             known[place : place + 2] = [merge(known[place], known[place + 1])]
             refused = "it has changed a state that it was given; make a new one" if both.first() else ""
             if refused := refused or _not_a_state(known[place], queries):
