@@ -78,6 +78,15 @@ RETIRED = {
     **{f"project-{number}": "book/whole/cuts" for number in range(1, 7)},
     "dualpipe-1": "book/pp/dualpipe",
     "dualpipe-2": "book/pp/dualpipe",
+    "online_softmax-1": "book/cp/online-softmax",
+    "online_softmax-2": "book/cp/online-softmax",
+    "ring_attention-1": "book/cp/ring-attention",
+    "ring_attention-2": "book/cp/ring-attention",
+    "ring_attention-6": "book/cp/ring-attention",
+    "all_to_all-1": "book/ep/all-to-all",
+    "all_to_all-2": "book/ep/all-to-all",
+    "smoe-1": "book/ep/smoe",
+    "smoe-2": "book/ep/smoe",
 }
 
 

@@ -20,9 +20,9 @@ def start_exchange(
         if peer == get_rank():
             room.copy_(part)
             continue
-        if part.numel():
+        if part.numel():  # an empty message is not sent
             works.append(isend(part, peer, tag))
-        if room.numel():
+        if room.numel():  # posted now: two exchanges at once may be waited for in any order
             works.append(irecv(room, peer, tag))
     return out, works
 
@@ -33,13 +33,13 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sends: list[int], receives: list[int], ranks: list[int]) -> Tensor:
         """Rows by receiver -> rows by sender."""
-        ctx.rest = sends, receives, ranks
+        ctx.sizes = sends, receives, ranks
         return _waited(*start_exchange(x, sends, receives, ranks, FORWARD))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         """Rows by sender -> rows by receiver."""
-        sends, receives, ranks = ctx.rest
+        sends, receives, ranks = ctx.sizes
         return _waited(*start_exchange(dy, receives, sends, ranks, BACKWARD)), None, None, None
 
 

@@ -1,33 +1,41 @@
-"""Exercises of "Online softmax": two blocks by hand, a state that merges in any order, an entropy that loses its scale.
+"""Exercises of "Online softmax": the part `softmax`, an entropy that loses its scale.
 
-Chapter: book/cp/online-softmax.  States are opaque: whatever an answer carries, the output of any tree of merges must
-be that of the whole row, in float64.  Functions that know all scores at once are switched off.
+Chapter: book/cp/online-softmax.  States merge in any order and grouping, in float64, and describe the whole row.
+Functions that know all scores at once are switched off for the entropy.
 """
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, in_words, other_dtype
 from dualpipe_course.cp.passing import SPOILT, check_once, once
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.differences import apart
+from dualpipe_course.own.part import OnRanks, Part
+from dualpipe_course.own.rules import ATTENTION
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import needs_function, on_ranks
-from dualpipe_course.variants import Known
+from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LIBRARY = ("dualpipe_lab.cp.softmax", "dualpipe_lab.cp.online_softmax")
-NAMES = ("the sum l", "A", "the average", "reads for weights", "reads for an average")
-ROWS, SIZE = 3, 2
-# what a case is, and the keys of its blocks
+HEADS, SIZE = 2, 3
+# a process, what the scores are, the queries, the keys of each block
 CASES = (
-    ("one block", (4,)), ("two blocks", (3, 2)), ("blocks of one key", (1, 1, 1, 1)), ("rows thousands apart", (2, 3)),
-    ("a hidden block first", (2, 3, 1)), ("a hidden block last", (3, 2)), ("a hidden row", (2, 2)),
-    ("a block without keys", (0, 3, 0, 2)),
-)  # fmt: skip
+    (1, "one block", 3, (4,)),
+    (1, "two blocks", 3, (3, 2)),
+    (1, "blocks of one key", 2, (1, 1, 1, 1)),
+    (1, "queries thousands apart", 3, (2, 3)),
+    (1, "heads thousands apart", 2, (2, 2)),
+    (1, "a hidden block first", 3, (2, 3, 1)),
+    (1, "a hidden block last", 3, (3, 2)),
+    (1, "a hidden query", 3, (2, 2)),
+    (1, "blocks without keys", 3, (0, 3, 0, 2)),
+    (1, "no queries", 0, (2, 3)),
+)
+TREES = ("merged from the left", "merged from the right", "merged in another order")
 # the scores, the keys of each block
 ROWS_OF_BLOCKS = (
     ("descending scores", (2, 2, 2, 1)), ("ascending scores", (2, 2, 2, 1)), ("any scores", (1,) * 7),
@@ -35,22 +43,6 @@ ROWS_OF_BLOCKS = (
     ("scores that fall by 1,600", (1, 4, 2)),
 )  # fmt: skip
 TOLERANCE = 1e-10
-
-
-def _slips_by_hand(s: int, a: int, n: int) -> Known:
-    return (
-        (
-            (8 + s, "the first block was measured from ln 2, a quarter of the common maximum"),
-            (32 + s, "the factor is 2/8, not 8/2"),
-        ),
-        ((4 + a, "the weighted sum was measured from ln 2 too: it shrinks by the same factor as the sum"),),
-        ((a / s, "A / l is divided once, at the end; averages of blocks do not add up"),),
-        (
-            (3 * n, "that is the safe softmax; maximum and sum take one pass together here"),
-            (n, "the weights come after"),
-        ),
-        ((2 * n, "A is carried along: nothing is read again"), (0, "each score must be seen once")),
-    )
 
 
 def _why(found: list[float], expected: list[float], tolerance: float = TOLERANCE) -> str | None:
@@ -63,66 +55,107 @@ def _why(found: list[float], expected: list[float], tolerance: float = TOLERANCE
     return None
 
 
-def _blocks(case: str, keys: tuple[int, ...]) -> "tuple[list[Tensor], list[Tensor]]":
-    """Scores and values of a case, block by block."""
-    import torch
+def _states(rank: int, world_size: int, kind: str, queries: int, keys: tuple[int, ...]) -> Found:
+    """What three orders of merges say of a row: the mean of the values, the LSE, and the sum where all is hidden."""
+    from mine.softmax import merge, state_of
 
-    generator = torch.Generator().manual_seed(sum(keys) + len(case))
-    x = 2 * torch.randn(ROWS, sum(keys), dtype=torch.float64, generator=generator)
-    values = torch.randn(sum(keys), SIZE, dtype=torch.float64, generator=generator)
-    if case == "rows thousands apart":
-        x[0], x[1, 2] = x[0] - 4000, 4000
-    if case == "a hidden row":
-        x[1] = -torch.inf
-    blocks = list(x.clone().split(keys, 1))
-    if case == "a hidden block first":
-        blocks[0][:] = -torch.inf
-    if case == "a hidden block last":
-        blocks[-1][:] = -torch.inf
-    return blocks, list(values.split(keys))
-
-
-def _run_states(
-    rank: int, world_size: int, fn: Callable[..., Any], functions: object
-) -> list[tuple[str, str, list[float], list[float], float]]:
-    import torch
-
-    results = []
-    for case, keys in CASES:
-        blocks, values = _blocks(case, keys)
-        x, v = torch.cat(blocks, 1), torch.cat(values)
-        expected = torch.softmax(x, 1).nan_to_num(0) @ v
-        results.append((case, blocks, values, expected.flatten().tolist()))
-    found = []
-    for case, blocks, values, wanted in results:
-        for tree, out, growth in fn(functions, blocks, values):
-            found.append((case, tree, torch.as_tensor(out).flatten().tolist(), wanted, growth))
-    return found
-
-
-def _all_trees(functions: Any, blocks: "list[Tensor]", values: "list[Tensor]") -> list[tuple[str, Any, float]]:
-    """Merge from the left, from the right, and in another order; how much larger the last state is than the first."""
-    state_of, merge, output = functions
-    ways: list[tuple[str, list[int], int]] = [
-        ("merged from the left", list(range(len(blocks))), 0),
-        ("merged from the right", list(range(len(blocks))), -2),
-        ("merged in another order", [*range(1, len(blocks), 2), *range(0, len(blocks), 2)], 0),
-    ]
-    found = []
-    for tree, order, at in ways:
-        known = [state_of(blocks[i].clone(), values[i].clone()) for i in order]
-        largest = max(_size(state) for state in known)
+    scores, values = _blocks(kind, queries, keys)
+    given = Unchanged(**{f"{name} of block {i}": of[i] for i in range(len(keys)) for name, of in
+                         (("scores", scores), ("values", values))})  # fmt: skip
+    states = [state_of(s, v) for s, v in zip(scores, values, strict=True)]
+    orders = [list(range(len(keys))), list(range(len(keys))), [*range(1, len(keys), 2), *range(0, len(keys), 2)]]
+    found: dict[str, Numbers | None] = {}
+    for tree, order, at in zip(TREES, orders, (0, -2, 0), strict=True):
+        known = [states[i] for i in order]
+        if refused := next((words for state in known if (words := _not_a_state(state, queries))), ""):
+            return Found({}, refused=f"state_of: {refused}")
         while len(known) > 1:
             place = at % len(known)
+            parts = [part for state in known[place:][:2] for part in state]
+            both = Unchanged(**{str(i): part for i, part in enumerate(parts) if not part.isnan().any()})
             known[place : place + 2] = [merge(known[place], known[place + 1])]
-        found.append((tree, output(known[0]), _size(known[0]) / max(largest, 1)))
-    return found
+            refused = "it has changed a state that it was given; make a new one" if both.first() else ""
+            if refused := refused or _not_a_state(known[place], queries):
+                return Found({}, refused=f"merge: {refused}")
+        found |= {name: Numbers.of(value) for name, value in _in_numbers(tree, *known[0]).items()}
+    changed = given.first()
+    return Found(found, changed=f"the {changed} have changed; leave the arguments as they are" if changed else "")
 
 
-def _size(state: "tuple[Tensor, ...]") -> int:
+def _not_a_state(state: Any, queries: int) -> str:
     import torch
 
-    return sum(torch.as_tensor(part).numel() for part in state)
+    if not isinstance(state, tuple) or len(state) != 3 or not all(isinstance(part, torch.Tensor) for part in state):
+        return "a state is a tuple of three tensors, (top, total, sum)"
+    shapes = [list(part.shape) for part in state]
+    if shapes != (right := [[HEADS, queries], [HEADS, queries], [HEADS, queries, SIZE]]):
+        return f"top, total and sum have the shapes {shapes}, needed are {right}: one of each per head and query"
+    return other_dtype(torch.zeros((), dtype=torch.float64), *state)
+
+
+def _in_numbers(tree: str, top: "Tensor", total: "Tensor", values: "Tensor") -> "dict[str, Tensor]":
+    divisor = total.masked_fill(total == 0, 1)[..., None]
+    return {
+        f"top + ln(total), {tree},": top + total.log(),
+        f"sum / total, {tree},": values / divisor,
+        f"the total, 0 where all keys are hidden, {tree},": total * (top + total.log()).isneginf(),
+    }
+
+
+def _whole_rows(rank: int, world_size: int, kind: str, queries: int, keys: tuple[int, ...]) -> "dict[str, Tensor]":
+    import torch
+
+    scores, values = _blocks(kind, queries, keys)
+    x, v = torch.cat(scores, 2), torch.cat(values, 1)
+    lse, mean = x.logsumexp(2), x.softmax(2).nan_to_num(0) @ v
+    return {
+        name: value
+        for tree in TREES
+        for name, value in {
+            f"top + ln(total), {tree},": lse,
+            f"sum / total, {tree},": mean,
+            f"the total, 0 where all keys are hidden, {tree},": torch.zeros_like(lse),
+        }.items()
+    }
+
+
+def _blocks(kind: str, queries: int, keys: tuple[int, ...]) -> "tuple[list[Tensor], list[Tensor]]":
+    """Scores (h, q, k) and values (h, k, d) of a case, block by block."""
+    import torch
+
+    generator = torch.Generator().manual_seed(sum(keys) + len(kind))
+    x = 2 * torch.randn(HEADS, queries, sum(keys), dtype=torch.float64, generator=generator)
+    values = torch.randn(HEADS, sum(keys), SIZE, dtype=torch.float64, generator=generator)
+    if kind == "queries thousands apart":
+        x[:, 0], x[:, 1, 2] = x[:, 0] - 4000, 4000
+    if kind == "heads thousands apart":
+        x[0] -= 4000
+    if kind == "a hidden query":
+        x[:, 1] = -torch.inf
+    blocks = list(x.clone().split(keys, 2))
+    if kind == "a hidden block first":
+        blocks[0][:] = -torch.inf
+    if kind == "a hidden block last":
+        blocks[-1][:] = -torch.inf
+    return [block.clone() for block in blocks], [part.clone() for part in values.split(keys, 1)]
+
+
+def _why_no_state(off: Off) -> str:
+    if off.found is None or off.has_other_shape:
+        return in_words(off)
+    if any(value != value for value in off.found.flat):
+        return f"{off.name} is not a number: -inf - -inf is none; subtract 0 where the maximum is -inf"
+    lost = -float("inf") in off.found.flat and "top" in off.name
+    if lost and off.found.flat[off.place] == -float("inf"):
+        return (
+            f"{off.name} is -inf for number {off.place}, which sees keys: all of its exponentials are 0. "
+            "Was the maximum of another row subtracted? Each query of each head has a maximum of its own"
+        )
+    if off.name.startswith("top"):
+        return f"{in_words(off)}. In a merge each total is multiplied by exp(its own top - the larger top)"
+    if off.name.startswith("sum"):
+        return f"{in_words(off)}. The sum of values shrinks by the same factor as the total"
+    return in_words(off)
 
 
 def _run_entropy(
@@ -179,22 +212,6 @@ def _slips(x: "Tensor", keys: tuple[int, ...]) -> dict[str, float]:
     }
 
 
-def _judge_states(state_of: Callable[..., Any], merge: Callable[..., Any], output: Callable[..., Any]) -> str:
-    for fn in (state_of, merge, output):
-        needs_function(fn)
-    fn = Without(_all_trees, *LIBRARY)
-    results = on_ranks(_run_states, 1, fn, (state_of, merge, output), case="your functions")
-    for case, tree, found, expected, growth in results[0]:
-        if (problem := _why(found, expected)) is not None:
-            raise Wrong(f"{case}, {tree}: {problem}")
-        if growth > 1:
-            raise Wrong(
-                f"{case}, {tree}: the merged state has {growth:.3g} times the numbers of its largest block's: it grows "
-                "with the number of keys; what is known fits into two numbers and one value per row"
-            )
-    return f"the output is the same for {len(CASES)} kinds of blocks in every order and grouping that was tried"
-
-
 def _judge_entropy(fn: Callable[..., Any]) -> str:
     results = on_ranks(_run_entropy, 1, Without(fn, *LIBRARY), case="your function")
     for case, found, expected, allowed, slips, number, alive in results[0]:
@@ -213,40 +230,24 @@ def _judge_entropy(fn: Callable[..., Any]) -> str:
     return "right for scores in any order, huge ones included, in one pass"
 
 
-numbers = Predict(
-    "online_softmax-1",
-    "Two blocks, by hand",
-    NAMES,
-    lambda s, a, n: (2 + s, 1 + a, Fraction(1 + a, 2 + s), 2 * n, n),
-    ", {s} and {a}.",
-    "a row of {n:,} scores",
-    minutes=5,
-    points=1,
-    trail=True,
-    hints=(
-        "The larger maximum is ln 8. By which factor do numbers shrink that were measured from ln 2?",
-        "The factor is 2/8, for l and for A alike. The other block keeps its numbers.",
-        "Weights need the finished pair before they can be written: the scores are read again. An average does not.",
-    ),
-    slips=_slips_by_hand,
-    s=(5, 3, 4, 6, 7, 8),
-    a=(20, 9, 11, 14, 17, 23, 26, 29, 35),
-    n=(1000, 2000, 3000, 500),
-    called={"s": "l of the second block", "a": "its A", "n": "scores of a row"},
-)
-
-states = Implement(
-    "online_softmax-2",
+softmax = Part(
+    "online_softmax-4",
+    "softmax",
     "A state that merges",
-    "Write `state_of`, `merge` and `output`, which give the same for any blocks in any order and grouping.",
-    judge=_judge_states,
-    minutes=25,
+    "Write state_of and merge: what is known of a block of scores, and of two blocks together.",
+    names=("state_of", "merge"),
+    off=ATTENTION,
+    trials=(OnRanks(_states, CASES, _whole_rows, "{1}, {2} queries, blocks of {3} keys", why=_why_no_state),),
+    right=f"{len(CASES)} kinds of blocks, each merged from the left, from the right and in another order",
+    minutes=35,
     points=4,
     hints=(
-        "A state is (m, l, A): largest score, sum of exp(x - m), and the same sum with values. One of each per row.",
-        "merge takes the larger m and multiplies l and A of each side by exp(m - larger), m being that side's own.",
-        "Subtract 0 where the larger m is -inf, and divide by 1 where l is 0. A column of -inf, appended before the "
-        "maximum, makes a block without keys an ordinary one.",
+        "top is the largest score of each query of each head, total its sum of exp(score - top), sum the same sum "
+        "with the values: weights @ values.",
+        "merge takes the larger top, and multiplies total and sum of each side by exp(top of this side - larger top); "
+        "sum has one dimension more.",
+        "-inf - -inf is no number: subtract top.masked_fill(top == -torch.inf, 0). A block may have no keys, and amax "
+        "refuses that: append a column of -inf before it, torch.cat([scores, none], -1).amax(-1).",
     ),
 )
 

@@ -1,36 +1,65 @@
-"""Exercises of "Ring attention": pairs and bytes, both directions of a ring, a layout, an LSE that is not the row's.
+"""Exercises of "Ring attention": the part `ring_attention`, a layout, an LSE that is not the row's, labels of a part.
 
-Chapter: book/cp/ring-attention.  Numbers are judged against the formula, bytes by the ledger, overlap by model time.
+Chapter: book/cp/ring-attention.  The part is judged beside attention to the whole sequence, bytes by the ledger.
 The puzzle shards a packed sequence over the ranks of a ring:
   a query sees     the keys of its own document, up to itself
   a step           rank r has the block of rank r - i; it lasts as long as its busiest rank
   bound            all visible pairs over the ranks, rounded up
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
 from dualpipe_course.cp.flash_attention import LIBRARY
-from dualpipe_course.cp.rings import Case, check_backward, check_forward, check_parts
 from dualpipe_course.cp.tiles import Row, check_kept
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.meter import MemoryMeter, Meter
+from dualpipe_course.own import rules
+from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
+from dualpipe_course.start.ranks import all_waited_for
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import partial_score
-from dualpipe_course.variants import WORDS, Known
+from dualpipe_course.trial import call_each, ended, partial_score
 from dualpipe_course.wrong import Wrong
+from dualpipe_lab.cp.layouts import make_layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Case(NamedTuple):
+    """A layout by name, its positions and ranks."""
+
+    layout: str
+    length: int
+    num_ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.length} positions on {self.num_ranks} rank(s), {self.layout}"
+
+    def where(self) -> list[list[int]]:
+        """The positions of each rank."""
+        layout = make_layout(self.layout, self.length, self.num_ranks)
+        return [layout.positions(rank) for rank in range(self.num_ranks)]
+
 
 RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
-NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "hops of a gradient")
+HEADS, SIZE = 2, 3
+IGNORE_INDEX = -100
 CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
-CASES = (
-    Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 4, 2), Case("contiguous", 5, 2),
-    Case("striped", 7, 3), Case("zigzag", 8, 2, 60.0), Case("zigzag", 16, 4), Case("contiguous", 5, 4),
-)  # fmt: skip
-EQUAL_CASES = (
-    Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 8, 2, 30.0), Case("striped", 6, 3),
-    Case("zigzag", 16, 4),
-)  # fmt: skip
+# ranks, the group, positions of each of its ranks, by what scores are larger, microbatches under way
+RINGS = (
+    (1, [0], 3, 1, 1),
+    (2, [0, 1], 2, 1, 1),
+    (2, [1, 0], 3, 1, 1),
+    (3, [0, 1, 2], 1, 1, 1),
+    (4, [3, 1], 2, 1, 1),
+    (4, [0, 1, 2, 3], 4, 1, 1),
+    (3, [2, 0, 1], 2, 60, 1),
+    (2, [0, 1], 2, 1, 2),
+    (2, [0, 1], 0, 1, 1),
+)
 KEPT = [
     Row(2, (3,)), Row(2, (2, 2)), Row(4, (2, 2), 0), Row(4, (2, 2, 2), 1), Row(4, (2, 3, 1), -2),
     Row(2, (3, 3), None, 60.0), Row(3, (2, 1, 2), 0, 1.0, 1600.0),
@@ -47,49 +76,139 @@ _DOCUMENT = [number for number, size in enumerate(DOCUMENTS) for _ in range(size
 BOUND = -(-sum(size * (size + 1) // 2 for size in DOCUMENTS) // RANKS)
 
 
-def _ring_of(n: int, d: int) -> Sequence[int]:
-    size = 32 // n
-    hop = size * 2 * 2 * d * 2
-    path = size * (size + 1) // 2 + (n - 1) * size**2
-    return 32 * 33 // 2 // n, path, (n - 1) * hop, (n - 1) * hop + n * 2 * hop, n
+def _round_the_ring(
+    rank: int, world_size: int, ranks: list[int], positions: int, scale: int, microbatches: int
+) -> Found:
+    """Forwards of all microbatches, then their backwards; bytes sent, and bytes kept in between."""
+    from mine.ring_attention import RingAttention
+
+    if rank not in ranks:
+        return Found({}, costs={"forward": 0, "backward": 0, "kept": 0})
+    own = slice(ranks.index(rank) * positions, (ranks.index(rank) + 1) * positions)
+    numbers = range(microbatches)
+    given = [[x[:, own].transpose(0, 1).contiguous() for x in _whole(ranks, positions, scale, i)] for i in numbers]
+    leaves = [[x.requires_grad_() for x in qkv] for *qkv, _ in given]
+    memory, meter = MemoryMeter(), Meter()
+    outs = [RingAttention.apply(*(x.transpose(0, 1) for x in qkv), ranks) for qkv in leaves]  # strided, by head
+    forward = meter.lap().bytes
+    all_waited_for()
+    kept = memory.grown()
+    meter.lap()
+    if any(out.shape != (HEADS, positions, SIZE) for out in outs):
+        raise ValueError(f"out has shape {list(outs[0].shape)}, as q it is {[HEADS, positions, SIZE]}")
+    for out, (*_, dout) in zip(outs, given, strict=True):
+        out.backward(dout.transpose(0, 1))
+    all_waited_for()
+    found: dict[str, Tensor | None] = {}
+    slips: dict[str, Mapping[str, Numbers | None]] = {}
+    for i in numbers:
+        of = f" of microbatch {i}" if microbatches > 1 else ""
+        q, k, v = (None if x.grad is None else x.grad.transpose(0, 1) for x in leaves[i])
+        found |= {f"out{of}": outs[i], f"dv{of}": v, f"dk{of}": k, f"dq{of}": q}
+        slips |= {f"{name}{of}": words for name, words in _typical(ranks, positions, scale, i, own).items()}
+    costs = {"forward": forward, "backward": meter.lap().bytes, "kept": kept}
+    return Found({name: Numbers.of(value) for name, value in found.items()}, slips=slips, costs=costs)
 
 
-def _slips(n: int, d: int) -> Known:
-    size = 32 // n
-    zigzag, path, forward, backward, _ = _ring_of(n, d)
-    hop, hops, share = forward // (n - 1), WORDS[n - 1], {2: "half", 4: "a quarter", 8: "an eighth"}[n]
-    plural = "s" if n > 2 else ""
-    next_hop = {2: "second", 4: "fourth", 8: "eighth"}[n]
-    return (
-        (
-            (n * zigzag, f"these are the pairs of all {WORDS[n]} ranks; they work at the same time"),
-            (512 // n, "a triangle contains its diagonal: a query sees itself"),
-            (path, "that is contiguous; under zigzag each rank has an early and a late chunk"),
-            (n * size**2, "half of each block after the first is not seen"),
-        ),
-        (
-            (zigzag, f"that is {share} of all pairs; the last rank has more, and the others wait"),
-            (n * size**2, "the own block is a triangle"),
-            (path - size, f"a triangle of {size} positions has {size} * {size + 1} / 2 pairs"),
-        ),
-        (
-            (n * hop, f"a block visits the other {hops + ' ranks' if n > 2 else 'rank'} and needs no {next_hop} hop"),
-            (forward // 2, "keys travel, and values too"),
-            (hop, f"that is one hop; a rank passes on {hops} block{plural}"),
-            (2 * forward, "there are 2 KV heads; queries stay at home"),
-        ),
-        (
-            (forward, "gradients travel as well"),
-            (backward - forward, "these are the gradients; keys and values go round once more"),
-            (3 * forward, "gradients take one hop more than the blocks: they come home"),
-            (forward + n * hop, "gradients are summed in float32, 4 bytes each"),
-            (2 * forward, "that is the all-gather form"),
-        ),
-        (
-            (n - 1, f"after {hops} hop{plural} all ranks have added to it, and it is not on its own rank"),
-            (2 * n, "one way round is enough"),
-        ),
+def _one_sequence(
+    rank: int, world_size: int, ranks: list[int], positions: int, scale: int, microbatches: int
+) -> "dict[str, Tensor | None]":
+    """Causal attention to the whole sequence, of which a rank has its part."""
+    found: dict[str, Tensor | None] = {}
+    for i in range(microbatches):
+        of = f" of microbatch {i}" if microbatches > 1 else ""
+        q, k, v, dout = _whole(ranks, positions, scale, i)
+        p, dp = _scores(q, k).softmax(-1), dout @ v.mT
+        ds = SIZE**-0.5 * p * (dp - (p * dp).sum(-1, keepdim=True))
+        whole = {"out": p @ v, "dv": p.mT @ dout, "dk": ds.mT @ q, "dq": ds @ k}
+        me = ranks.index(rank) if rank in ranks else None
+        own = slice(0) if me is None else slice(me * positions, (me + 1) * positions)
+        found |= {f"{name}{of}": None if me is None else value[:, own] for name, value in whole.items()}
+    return found
+
+
+def _typical(
+    ranks: list[int], positions: int, scale: int, microbatch: int, own: slice
+) -> "dict[str, dict[str, Numbers | None]]":
+    """What typical mistakes make of the values: weights, or what is subtracted from dP, of each block alone."""
+    q, k, v, dout = _whole(ranks, positions, scale, microbatch)
+    s, dp = _scores(q, k), dout @ v.mT
+    by_block = (*s.shape[:2], len(ranks), positions)
+    p, alone = s.softmax(-1), s.view(by_block).softmax(-1).nan_to_num(0).view_as(s)
+    of_block = (p * dp).view(by_block).sum(-1, keepdim=True).expand(by_block).reshape(s.shape)
+    ds = SIZE**-0.5 * p * (dp - of_block)
+    add = (
+        "its weights add up to 1 in every block. A query's weights add up to 1 over the keys of all ranks: merge states"
     )
+    lse = (
+        "its weights add up to 1 in every block. They are exp(score - LSE) with the LSE of all keys, which the forward "
+        "has to keep"
+    )
+    delta = "what is subtracted from dP was summed over one block; dout . out is the sum over the keys of all ranks"
+    return {
+        "out": {add: Numbers.of((alone @ v)[:, own])},
+        "dv": {lse: Numbers.of((alone.mT @ dout)[:, own])},
+        "dk": {delta: Numbers.of((ds.mT @ q)[:, own])},
+        "dq": {delta: Numbers.of((ds @ k)[:, own])},
+    }
+
+
+def _whole(ranks: list[int], positions: int, scale: int, microbatch: int) -> "list[Tensor]":
+    """Queries, keys, values and the gradient of the output of the whole sequence: (heads, N positions, size)."""
+    import torch
+
+    generator = torch.Generator().manual_seed(10 * len(ranks) + microbatch)
+    shape = HEADS, len(ranks) * positions, SIZE
+    q, *rest = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(4))
+    return [scale * q, *rest]
+
+
+def _scores(q: "Tensor", k: "Tensor") -> "Tensor":
+    import torch
+
+    scores = q @ k.mT * SIZE**-0.5
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+
+
+def _ring_costs(world_size: int, ranks: list[int], positions: int, scale: int, microbatches: int) -> list[Limit]:
+    num, one = len(ranks), HEADS * positions * SIZE * 8
+    there = "rank {rank} sent {found} bytes in the forward; N - 1 hops of keys and values are {most}"
+    back = (
+        "rank {rank} sent {found} bytes in the backward; N - 1 hops of keys and values and N of their gradients are "
+        "{most}"
+    )
+    kept = (
+        "{found} bytes were alive after the forward that were not before, and {most} are enough: out, one LSE per "
+        "query, and q, k, v of this rank. Blocks of other ranks come by once more in the backward"
+    )
+    forward, backward = (microbatches * hops * 2 * one for hops in (num - 1, 2 * num - 1))
+    limits = [Limit("forward", forward, there, scope="largest"), Limit("backward", backward, back, scope="largest")]
+    return [*limits, Limit("kept", 7 * one, kept, scope="largest")] if num == 4 else limits
+
+
+def _why_not_attention(off: Off) -> str:
+    if off.found is None or off.has_other_shape or off.slip:
+        return in_words(off)
+    name = off.name[:3].strip()
+    owner = [rank for rank, value in enumerate(off.by_rank) if value and off.expected.equals(value)]
+    if name in ("dv", "dk") and owner:
+        return (
+            f"{off.name} is another rank's, and rank {owner[0]} has this one: after N - 1 hops all ranks have added to "
+            "the gradients of a block, and one more hop takes them to its owner"
+        )
+    if "microbatch" in off.name:
+        return f"{in_words(off)}. One microbatch is right; here two forwards ran first: what each keeps is on its ctx"
+    if any(value != value for value in off.found.flat):
+        return f"{off.name} is not a number: begin with the rank's own block, of which every query sees a key"
+    if name == "out":
+        return f"{in_words(off)}. Step i brings the block of rank me - i; where i > me, that rank is a later one"
+    if name == "dv":
+        return f"{in_words(off)}. The weights of the backward are exp(score - LSE), with the LSE of all keys"
+    if name == "dk":
+        return f"{in_words(off)}. dv is right, so the weights are; dS = P (dP - dout . out), times size^-0.5"
+    if name == "dq":
+        return f"{in_words(off)}. dv and dk are right; dq stays on its rank, and every block adds dS k to it"
+    return in_words(off)
 
 
 def _parse(answer: object) -> list[list[int]]:
@@ -134,8 +253,55 @@ def _sees(i: int, j: int) -> bool:
     return j <= i and _DOCUMENT[i] == _DOCUMENT[j]
 
 
-def _judge_forward(fn: Callable[..., Any], case: Any) -> None:
-    check_forward(Without(fn, *LIBRARY, *RING), case)
+def _check_parts(fn: Callable[..., Any], cases: Sequence[tuple[Case, list[int]]]) -> None:
+    """Raise `Wrong` unless `fn(tokens, lengths, layout, rank)` returns a rank's part of packed documents."""
+    arguments = [(case, lengths, rank) for case, lengths in cases for rank in range(case.num_ranks)]
+    harness = _Parts(fn)
+    for (case, lengths, rank), (fine, found) in zip(arguments, call_each(harness, arguments), strict=True):
+        words = f"{case}, documents of {lengths}: rank {rank}"
+        if not fine:
+            raise Wrong(ended(words, found))
+        held, tokens = case.where()[rank], _tokens(case)
+        places = [place for length in lengths for place in range(length)]
+        ends = {sum(lengths[: number + 1]) - 1 for number in range(len(lengths))}
+        following = [[IGNORE_INDEX if i in ends else row[i + 1] for i in range(case.length)] for row in tokens]
+        expected = {
+            "ids": [[row[position] for position in held] for row in tokens],
+            "positions": [places[position] for position in held],
+            "labels": [[row[position] for position in held] for row in following],
+        }
+        for name, right in expected.items():
+            if found.get(name) != right:
+                packed = {
+                    "positions": held,
+                    "labels": [[IGNORE_INDEX if i + 1 == case.length else row[i + 1] for i in held] for row in tokens],
+                }
+                why = (
+                    "; these are right if the sequence is a single document"
+                    if found.get(name) == packed.get(name)
+                    else ""
+                )
+                raise Wrong(f"{words}, which holds {held}: {name} are {found.get(name)}, expected {right}{why}")
+
+
+class _Parts:
+    """Calls the answer with tensors, and returns lists."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, case: Case, lengths: list[int], rank: int) -> dict[str, Any]:
+        import torch
+
+        layout = make_layout(case.layout, case.length, case.num_ranks)
+        answer = self.fn(torch.tensor(_tokens(case)), list(lengths), layout, rank)
+        if not isinstance(answer, tuple) or len(answer) != 3:
+            return {}
+        return dict(zip(("ids", "labels", "positions"), (x.tolist() for x in answer), strict=True))
+
+
+def _tokens(case: Case) -> list[list[int]]:
+    return [[100 * row + position + 1 for position in range(case.length)] for row in range(2)]
 
 
 def _judge_layout(answer: object) -> str:
@@ -158,51 +324,38 @@ def _judge_whole_rows(fn: Callable[..., Any]) -> str:
 
 
 def _judge_part(fn: Callable[..., Any]) -> str:
-    check_parts(fn, PARTS)
+    _check_parts(fn, PARTS)
     return f"ids, labels and positions of every rank in {len(PARTS)} layouts, one document or several"
 
 
-def _judge_backward(fn: Callable[..., Any], case: Any) -> None:
-    check_backward(Without(fn, *LIBRARY, *RING, *AUTOGRAD), case)
-
-
-numbers = Predict(
-    "ring_attention-1",
-    "Thirty-two positions",
-    NAMES,
-    _ring_of,
-    "A causal ring of {n} ranks",
-    "2 key and value heads of {d} numbers",
-    minutes=10,
-    points=2,
-    trail=True,
-    hints=(
-        "Zigzag gives every rank a quarter of 32 * 33 / 2 pairs, in every step. Contiguous: the last rank is busiest "
-        "in all four steps.",
-        "A block is 8 positions, keys and values, 2 heads of 8 numbers, 2 bytes: 512 bytes. Forward: three hops.",
-        "Backward: the same three hops again, and four hops of gradients, with 4 bytes for each number.",
+ring_attention = Part(
+    "ring_attention-7",
+    "ring_attention",
+    "Attention round a ring",
+    "Write RingAttention: causal attention of this rank's positions to those of all ranks, forward and backward.",
+    names=("RingAttention",),
+    off=(*rules.AUTOGRAD, *rules.ATTENTION),
+    trials=(
+        OnRanks(
+            _round_the_ring,
+            RINGS,
+            _one_sequence,
+            "group {1} of {0} rank(s), {2} positions each, queries times {3}, {4} microbatch(es)",
+            _ring_costs,
+            _why_not_attention,
+        ),
     ),
-    slips=_slips,
-    n=(4, 8, 2),
-    d=(8, 4, 12, 16, 20, 24, 32, 40, 48, 64),
-    called={"n": "ranks", "d": "numbers of a head"},
-)
-
-forward = Implement(
-    "ring_attention-2",
-    "The ring forward",
-    "Write `ring_forward(q, k, v, where, attend)`: causal attention to the keys of all ranks.",
-    cases=[(case,) for case in CASES],
-    judge=_judge_forward,
-    right=f"output and LSE equal one process in {len(CASES)} cases; every message hides behind work",
-    minutes=30,
+    right=f"output and gradients in {len(RINGS)} rings of 1 to 4 ranks, at home after N hops, and no block is kept",
+    minutes=90,
     points=5,
     hints=(
-        "At step i, rank r has the block of rank (r - i) mod N. The last step sends nothing.",
-        "Start comm.isend and comm.irecv of the next block before attend, and wait after it. Blocks differ in length: "
-        "len(where[source]) says how long the coming one is.",
-        "total = logaddexp(lse, block_lse); the weight of the block is exp(block_lse - total). Begin with the own "
-        "block: then total is never -inf.",
+        "Forward: the state of the own block, where later positions are hidden, then N - 1 times: pass on what came "
+        "last and merge its state. Step i brings the block of rank me - i: of an earlier rank all is seen, of a later "
+        "one (i > me) nothing.",
+        "Keep q, k, v, out = sum / total and LSE = top + log(total). Backward: delta = (dout * out).sum(-1), over all "
+        "keys; for each block weights = exp(scores - LSE), ds = weights * (dout @ v.mT - delta) * size^-0.5.",
+        "dq += ds @ k stays. grads += torch.stack([ds.mT @ q, weights.mT @ dout]) travels with its block: grads = "
+        "pass_on(grads, grads, ranks) in all N steps, the block in N - 1. With one rank nothing is passed on.",
     ),
 )
 
@@ -249,23 +402,5 @@ part = Repair(
         "not in the part.",
         "Make labels and positions for the whole sequence first, with the ends of documents in mind; cut them as the "
         "tokens are cut. Sums of the lengths say where a document ends.",
-    ),
-)
-
-backward = Implement(
-    "ring_attention-6",
-    "The ring backward",
-    "Write `ring_backward(do, q, k, v, out, lse, where)`: gradients of this rank's part of a causal ring.",
-    cases=[(case,) for case in EQUAL_CASES],
-    judge=_judge_backward,
-    right=f"gradients equal one process in {len(EQUAL_CASES)} cases, at home after as many hops as there are ranks",
-    minutes=20,
-    points=4,
-    hints=(
-        "What a block's rank needs of the others is a sum over all queries: dK and dV travel with K and V, and every "
-        "rank adds its part.",
-        "Weights are exp(s - lse) with the lse that is given: that of all keys. Of a block alone they add up to less "
-        "than 1.",
-        "dS = P (dP - D), and D is dO . out, the sum of P dP over all keys. After N hops the block is on its own rank.",
     ),
 )

@@ -1,28 +1,30 @@
-"""Exercises of "All-to-all": what travels, an exchange with refusals, a round trip that only even blocks survive.
+"""Exercises of "All-to-all": the part `exchange`, and a round trip that only even blocks survive.
 
-Chapter: book/ep/all-to-all.  Rows and gradients are told apart by number, messages counted by the ledger.
+Chapter: book/ep/all-to-all.  Rows and gradients are told apart by number, bytes are counted by the ledger.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
+from dualpipe_course.declared import Repair
 from dualpipe_course.meter import Meter
-from dualpipe_course.switched_off import Without
+from dualpipe_course.own import rules
+from dualpipe_course.own.part import OnRanks, Part
+from dualpipe_course.start.ranks import all_waited_for
 from dualpipe_course.trial import on_ranks
-from dualpipe_course.variants import Known
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-NAMES = ("rows received", "bytes forward", "bytes backward", "bytes of counts")
-Table = list[list[int]]  # rows from rank r to rank j
+Table = list[list[int]]  # rows from the rank at r to the rank at j
 Row = tuple[int, ...]  # the shape of one
 COLUMNS = 3
 _MARK = 10_000.0
-_REFUSED = "(0)"  # the gradient of a row that is not taken
+_SECOND = 50.0  # what the rows of another exchange, under way at the same time, have more
 # even; uneven; row sums that equal column sums; ranks that send or receive nothing; one that does neither
 TABLES: tuple[Table, ...] = (
     [[2]],
@@ -33,36 +35,206 @@ TABLES: tuple[Table, ...] = (
     [[1, 0, 2], [0, 0, 0], [1, 0, 0]],
     [[0, 2, 0, 1], [3, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]],
 )
-# rows that each rank of a table takes: all, some of a source, none
-ROOMS = ([1], [1, 2], [9, 2], [2, 4, 1], [4, 2], [1, 5, 0], [2, 3, 0, 1])
+# ranks, the group, the table, the shape of a row
+ALONE: tuple[tuple[int, list[int], Table, Row], ...] = (
+    (1, [0], [[2]], (3,)),
+    (2, [0, 1], [[1, 2], [2, 0]], (3,)),
+    (3, [0, 1, 2], [[1, 2, 0], [0, 1, 2], [2, 0, 1]], (3,)),
+    (2, [0, 1], [[0, 3], [0, 0]], (3,)),
+    (3, [2, 0, 1], [[2, 0, 1], [0, 0, 3], [1, 2, 0]], (2, 2)),
+    (4, [3, 1], [[1, 2], [0, 1]], ()),
+    (4, [0, 1, 2, 3], [[0, 2, 0, 1], [3, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], (3,)),
+)
+TOGETHER = ((2, [[1, 2], [2, 0]]), (3, [[0, 1, 2], [1, 1, 0], [2, 0, 1]]))  # symmetric: wrong rows have the right sizes
 
 
-def _slips(h: int) -> Known:
-    return (
-        (
-            (8, "that is what rank 1 sends: its row of the table; it receives a column"),
-            (4, "the block for oneself is part of the output, though it does not travel"),
-        ),
-        (
-            (32 * h, "the 3 rows for rank 1 itself stay where they are"),
-            (80 * h, f"a row has {h} numbers of 4 bytes, {4 * h} in all"),
-            (16 * h, "that is what rank 1 receives; it sends along its row of the table"),
-        ),
-        (
-            (20 * h, "that is the forward; gradients go back to the ranks that the rows came from"),
-            (28 * h, "the gradients of its own 3 rows stay where they are"),
-            (32 * h, "backwards a rank sends as many rows as it received, its own left out"),
-        ),
-        (
-            (24, "the number for oneself does not travel"),
-            (8, "one number of 8 bytes to each of the 2 others"),
-            (4, "a count is a number of 8 bytes, and there are 2 others"),
-        ),
+def _alone(rank: int, world_size: int, ranks: list[int], table: Table, row: Row) -> Found:
+    """An exchange that is started and waited for, then one with its backward."""
+    from mine.exchange import Exchange, start_exchange
+
+    if rank not in ranks:
+        return Found({}, costs=dict.fromkeys(("forward", "backward"), 0))
+    sends, receives = _sizes(rank, ranks, table)
+    x = _strided(_sent(rank, ranks, table), row)
+    out, works = start_exchange(x.long(), sends, receives, ranks, 3)
+    _all_posted(out, sum(received for peer, received in zip(ranks, receives, strict=True) if peer != rank))
+    for work in works:
+        work.wait()
+    all_waited_for()
+    x, meter = x.requires_grad_(), Meter()
+    y = Exchange.apply(x, sends, receives, ranks)
+    forward = meter.lap().bytes
+    if list(y.shape) != [sum(receives), *row] or not y.requires_grad:
+        words = f"y has shape {list(y.shape)}, this rank receives {[sum(receives), *row]}"
+        raise ValueError(words if y.requires_grad else "y has no gradient: it does not reach x")
+    meter.lap()
+    y.backward(_rows(1000.0 * (ranks.index(rank) + 1) + _count(len(y)), row))  # expanded: strides of 0
+    all_waited_for()
+    return Found(
+        {"out": Numbers.of(out), "y": Numbers.of(y), "dx": Numbers.of(x.grad)},
+        costs={"forward": forward, "backward": meter.lap().bytes},
     )
 
 
-class Found(NamedTuple):
-    """What one rank has after an exchange: shape of y, the number of each row of y and dx, all bytes it sent.
+def _one_process(rank: int, world_size: int, ranks: list[int], table: Table, row: Row) -> "dict[str, Tensor | None]":
+    """Rows by the rank that they come from; gradients in the places from which the rows came."""
+    import torch
+
+    if rank not in ranks:
+        return dict.fromkeys(("out", "y", "dx"))
+    me, start = ranks.index(rank), [[sum(sends[:j]) for j in range(len(ranks))] for sends in table]
+    rows = [100.0 * r + start[r][me] + i for r in range(len(ranks)) for i in range(table[r][me])]
+    came = [[sum(table[i][j] for i in range(r)) for j in range(len(ranks))] for r in range(len(ranks))]
+    grads = [1000.0 * (j + 1) + came[me][j] + i for j in range(len(ranks)) for i in range(table[me][j])]
+    y, dx = (_rows(torch.tensor(of, dtype=torch.float64), row).contiguous() for of in (rows, grads))
+    return {"out": y, "y": y, "dx": dx}
+
+
+def _together(rank: int, world_size: int, table: Table) -> "dict[str, Tensor | None]":
+    """Two exchanges under way at once, which ranks start and wait for in different orders."""
+    from mine.exchange import Exchange, start_exchange
+
+    ranks = list(range(world_size))
+    sends, receives = _sizes(rank, ranks, table)
+    first = _strided(_sent(rank, ranks, table), (COLUMNS,))
+    second, is_odd = first + _SECOND, rank % 2 == 1
+    found: dict[str, Tensor | None] = {}
+
+    both = {tag: start_exchange(x, sends, receives, ranks, tag) for tag, x in _in_turn({3: first, 4: second}, is_odd)}
+    for _, (_, works) in _in_turn(both, not is_odd):
+        for work in works:
+            work.wait()
+    found |= {f"of tag {tag}, beside another": out for tag, (out, _) in sorted(both.items())}
+
+    x = first.clone().requires_grad_()
+    for direction, tag in (("forward", 2), ("backward", 1)):
+        if not is_odd:
+            other, works = start_exchange(second, sends, receives, ranks, tag)
+        if direction == "forward":
+            y = Exchange.apply(x, sends, receives, ranks)
+        else:
+            y.backward(y.detach())  # the same numbers go home
+        if is_odd:
+            other, works = start_exchange(second, sends, receives, ranks, tag)
+        for work in works:
+            work.wait()
+        found |= {f"of a {direction}, beside an exchange of tag {tag}": y if direction == "forward" else x.grad}
+        found |= {f"of tag {tag}, beside a {direction}": other}
+    all_waited_for()
+    return found
+
+
+def _each_alone(rank: int, world_size: int, table: Table) -> "dict[str, Tensor | None]":
+    ranks = list(range(world_size))
+    y = _one_process(rank, world_size, ranks, table, (COLUMNS,))["y"]
+    x = _rows(_sent(rank, ranks, table), (COLUMNS,)).contiguous()
+    assert y is not None
+    return {
+        "of tag 3, beside another": y,
+        "of tag 4, beside another": y + _SECOND,
+        "of a forward, beside an exchange of tag 2": y,
+        "of tag 2, beside a forward": y + _SECOND,
+        "of a backward, beside an exchange of tag 1": x,
+        "of tag 1, beside a backward": y + _SECOND,
+    }
+
+
+def _in_turn(of: dict[int, Any], is_turned: bool) -> list[tuple[int, Any]]:
+    pairs = sorted(of.items(), key=lambda pair: pair[0])
+    return pairs[::-1] if is_turned else pairs
+
+
+def _sizes(rank: int, ranks: list[int], table: Table) -> tuple[list[int], list[int]]:
+    me = ranks.index(rank)
+    return list(table[me]), [sends[me] for sends in table]
+
+
+def _sent(rank: int, ranks: list[int], table: Table) -> "Tensor":
+    """The numbers of this rank's rows; hundreds say which rank of the group it is."""
+    return 100.0 * ranks.index(rank) + _count(sum(table[ranks.index(rank)]))
+
+
+def _count(number: int) -> "Tensor":
+    import torch
+
+    return torch.arange(number, dtype=torch.float64)
+
+
+def _strided(numbers: "Tensor", row: Row) -> "Tensor":
+    """Every second row of what lies in memory."""
+    return _rows(numbers, row).repeat_interleave(2, 0)[::2]
+
+
+def _all_posted(out: "Tensor", rows: int) -> None:
+    """Raise unless receives of so many rows are under way."""
+    from dualpipe_lab.launch.context import rank_context
+
+    needed = rows * prod(out.shape[1:]) * out.element_size()
+    posted = sum(getattr(work, "tensor_bytes", 0) for work in rank_context().in_flight.values() if _receives(work))
+    if posted < needed:
+        raise RuntimeError(
+            f"start_exchange has returned, and receives of {posted} bytes are under way, of {needed} that come: post "
+            "all sends and receives, wait for none, and return their works. With a receive that is posted later, two "
+            "ranks that wait for different exchanges first stand still"
+        )
+
+
+def _receives(work: object) -> bool:
+    return getattr(work, "sends", None) is False
+
+
+def _bytes_of_rows(world_size: int, ranks: list[int], table: Table, row: Row) -> list[Limit]:
+    size, num = 8 * prod(row), len(ranks)
+    away = [[0] * world_size for _ in range(2)]
+    for me, rank in enumerate(ranks):
+        away[0][rank] = size * sum(table[me][j] for j in range(num) if j != me)
+        away[1][rank] = size * sum(table[j][me] for j in range(num) if j != me)
+    words = (
+        "rank {rank} sent {found} bytes in the forward, its rows for others are {most}; rows of its own are copied",
+        "rank {rank} sent {found} bytes in the backward, the gradients of others' rows are {most}",
+    )
+    return [
+        Limit(of, most, text, scope="each") for of, most, text in zip(("forward", "backward"), away, words, strict=True)
+    ]
+
+
+def _why_not_exchanged(off: Off) -> str:
+    if off.found is None or off.has_other_shape or not off.difference:
+        return in_words(off)
+    found, expected = off.found.flat[off.place], off.expected.flat[off.place]
+    if off.name == "dx":
+        return (
+            f"number {off.place} of dx is the gradient {_gradient(found)}, and should be that {_gradient(expected)}. "
+            "Backwards a rank sends what it has received, and receives what it has sent"
+        )
+    return (
+        f"number {off.place} of {off.name} is {_row(found)}, should be {_row(expected)}: rows lie in the order of ranks"
+    )
+
+
+def _why_not_apart(off: Off) -> str:
+    if off.found is None or off.has_other_shape or not off.difference:
+        return f"the rows {in_words(off)}"
+    return (
+        f"the rows {off.name}, are those of the other one, or of other places: ranks may start two exchanges in "
+        "different orders, and the tag tells them apart: 1 in a forward, 2 in a backward, else what start_exchange is "
+        "given"
+    )
+
+
+def _row(number: float) -> str:
+    rank, row = divmod(number, 100)
+    return f"row {row:g} of the rank at {rank:g}" if 0 <= number < 1000 and number % 1 == 0 else f"{number:g}"
+
+
+def _gradient(number: float) -> str:
+    rank, row = divmod(number, 1000)
+    is_one = number >= 1000 and number % 1 == 0
+    return f"of what arrived as row {row:g} of the rank at {rank - 1:g}" if is_one else f"{number:g}"
+
+
+class Returned(NamedTuple):
+    """What one rank has after a round trip: shape of y, the number of each row of y and dx.
 
     A row whose numbers differ has none (NaN).  `has_learned` says whether a parameter of the work has a gradient.
     """
@@ -70,83 +242,43 @@ class Found(NamedTuple):
     y_shape: tuple[int, ...]
     y: list[float]
     dx: list[float] | None
-    sent: int
     has_learned: bool
 
 
-def _arrivals(table: Table, rank: int, rooms: Sequence[int]) -> list[str]:
-    """Names of the rows that a rank takes, in the order of their sources: `0:2` is row 2 of rank 0."""
-    found = []
-    for source, sends in enumerate(table):
-        first = sum(sends[:rank])
-        found += [f"{source}:{first + row}" for row in range(sends[rank])]
-    return found[: rooms[rank]]
-
-
-def _check_exchange(
-    fn: Callable[..., Any], table: Table, rooms: Sequence[int] | None = None, row: Row = (COLUMNS,)
-) -> None:
-    """Raise `Wrong` unless every row arrives that is taken, and every gradient returns.
+def _check_exchange(fn: Callable[..., Any], table: Table) -> None:
+    """Raise `Wrong` unless every row comes back to where it was, and its gradient too.
 
     Args:
-        fn: from this rank's rows, in mixed order, and the rank that each is for, to the rows for this rank; or, if they
-            return, from the rows in the order of their destinations, this rank's row of the table and some work.
+        fn: from the rows in the order of their destinations, this rank's line of the table and some work to the rows,
+            marked by the rank that worked on them, and twice as long.
         table: the case.
-        rooms: how many rows each rank takes; None: all, and they return to where they were, marked by the rank that
-            worked on them, and twice as long.
-        row: the shape of a row.
     """
-    case, returns = _case(table, row, rooms), rooms is None
-    results = _run(fn, table, rooms, case, row)
-    names = _names_of_gradients(table, rooms)
+    case = f"{len(table)} rank(s), table {table}"
+    results = _run(fn, table, case)
+    names = {
+        1000.0 * (rank + 1) + row: f"{rank}:{row}" for rank, sends in enumerate(table) for row in range(sum(sends))
+    }
     for rank, found in enumerate(results):
         own = [f"{rank}:{row}" for row in range(sum(table[rank]))]
-        expected = own if rooms is None else _arrivals(table, rank, rooms)
-        _check_rows(f"{case}: rank {rank}", found, expected, (2 * COLUMNS,) if returns else row)
-        if returns:
-            _check_workers(f"{case}: rank {rank}", found, table[rank])
+        _check_rows(f"{case}: rank {rank}", found, own, (2 * COLUMNS,))
+        _check_workers(f"{case}: rank {rank}", found, table[rank])
         if found.dx is None:
             raise Wrong(f"{case}: rank {rank}: the rows arrive, and no gradient comes back to x")
-        gradients = [names.get(number, "another number") for number in found.dx]
-        right = [name if name in names.values() else _REFUSED for name in own]
-        if gradients != right:
+        if (gradients := [names.get(number, "another number") for number in found.dx]) != own:
             raise Wrong(
                 f"{case}: rank {rank}: its rows {_words(own)} got the gradients of rows {_words(gradients)}. "
-                "A row's gradient returns to the place from which the row came, and a refused row's is 0"
+                "A row's gradient returns to the place from which the row came"
             )
-    if returns and (idle := [rank for rank, found in enumerate(results) if not found.has_learned]):
+    if idle := [rank for rank, found in enumerate(results) if not found.has_learned]:
         raise Wrong(
             f"{case}: rank {idle[0]}: the rows are back, and a parameter of the work has the gradient None there. "
             "Call work without rows too: its parameters then have gradients of zeros, which an all-reduce needs"
         )
 
 
-def _check_bytes(fn: Callable[..., Any], table: Table, rooms: Sequence[int]) -> None:
-    """Raise `Wrong` unless a rank sends two counts, its rows that others take, and the gradients of others' rows."""
-    size, case = len(table), _case(table, (COLUMNS,), rooms)
-    moved = [(int(name.split(":")[0]), to) for to in range(size) for name in _arrivals(table, to, rooms)]
-    for rank, found in enumerate(_run(fn, table, rooms, case, (COLUMNS,))):
-        rows = sum(rank in pair for pair in moved if pair[0] != pair[1])
-        least, most = 8 * COLUMNS * rows, 16 * (size - 1) + 8 * COLUMNS * rows  # counts may be narrower
-        if not least <= found.sent <= most:
-            raise Wrong(
-                f"{case}: rank {rank} sent {found.sent} bytes through comm, {most} will do: "
-                f"{16 * (size - 1)} of counts, and {rows} rows of {8 * COLUMNS} in the two directions. "
-                "A refused row does not travel"
-            )
-
-
-def _case(table: Table, row: Row, rooms: Sequence[int] | None) -> str:
-    shape = "" if row == (COLUMNS,) else f", rows of shape {list(row)}"
-    room = "" if rooms is None else f", room for {list(rooms)}"
-    return f"{len(table)} rank(s), table {table}{room}{shape}"
-
-
-def _run(fn: Callable[..., Any], table: Table, rooms: Sequence[int] | None, case: str, row: Row) -> list[Found]:
+def _run(fn: Callable[..., Any], table: Table, case: str) -> list[Returned]:
     try:
-        if rooms is None:
-            return list(on_ranks(_there_and_back, len(table), fn, table, row, case=case))
-        return list(on_ranks(_there, len(table), fn, table, rooms, row, case=case))
+        return list(on_ranks(_there_and_back, len(table), fn, table, (COLUMNS,), case=case))
     except Wrong as wrong:
         if "SIGABRT" not in wrong.message:
             raise
@@ -154,7 +286,7 @@ def _run(fn: Callable[..., Any], table: Table, rooms: Sequence[int] | None, case
         raise Wrong(f"{wrong.message}\n  {why}") from None
 
 
-def _check_rows(where: str, found: Found, expected: Sequence[str], row: Row) -> None:
+def _check_rows(where: str, found: Returned, expected: Sequence[str], row: Row) -> None:
     if found.y_shape != (len(expected), *row):
         raise Wrong(f"{where}: got shape {list(found.y_shape)}, needs {[len(expected), *row]}")
     names = [_name(number) for number in found.y]
@@ -165,7 +297,7 @@ def _check_rows(where: str, found: Found, expected: Sequence[str], row: Row) -> 
         )
 
 
-def _check_workers(where: str, found: Found, sends: Sequence[int]) -> None:
+def _check_workers(where: str, found: Returned, sends: Sequence[int]) -> None:
     workers = [int(number // _MARK) - 1 for number in found.y]
     expected = [rank for rank, rows in enumerate(sends) for _ in range(rows)]
     if workers != expected:
@@ -175,26 +307,7 @@ def _check_workers(where: str, found: Found, sends: Sequence[int]) -> None:
         )
 
 
-def _there(rank: int, world_size: int, fn: Callable[..., Any], table: Table, rooms: Sequence[int], row: Row) -> Found:
-    """Rows that lie in mixed order: the first ones for every rank, then the second ones."""
-    import torch
-
-    sends = table[rank]
-    places = sorted((number, to, sum(sends[:to]) + number) for to in range(world_size) for number in range(sends[to]))
-    order = torch.tensor([place for _, _, place in places], dtype=torch.int64)
-    to = torch.tensor([to for _, to, _ in places], dtype=torch.int64)
-    x = _rows(100.0 * rank + order.double(), row).repeat_interleave(2, 0).requires_grad_()
-    meter = Meter()
-    y = _needs_tensor(fn(x[::2], to, rooms[rank]))  # strided
-    if y.requires_grad:  # also of a wrong shape: the others wait for the gradients
-        has_rows = y.dim() > 0 and y.shape[1:] == row
-        numbered = _rows(torch.arange(len(y)).double() + 1000.0 * (rank + 1), row) if has_rows else torch.zeros_like(y)
-        y.backward(numbered)  # expanded: one number a row
-    dx = None if x.grad is None else _numbers(x.grad[::2][order.argsort()])
-    return Found(tuple(y.shape), _numbers(y.detach()), dx, meter.lap().bytes, True)
-
-
-def _there_and_back(rank: int, world_size: int, fn: Callable[..., Any], table: Table, row: Row) -> Found:
+def _there_and_back(rank: int, world_size: int, fn: Callable[..., Any], table: Table, row: Row) -> Returned:
     import torch
 
     num_rows, learned = sum(table[rank]), torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -204,13 +317,12 @@ def _there_and_back(rank: int, world_size: int, fn: Callable[..., Any], table: T
         return (rows + _MARK * (rank + 1) + learned).repeat(1, 2)
 
     x = _rows(100.0 * rank + torch.arange(num_rows).double(), row).repeat_interleave(2, 0).requires_grad_()
-    meter = Meter()
     y = _needs_tensor(fn(x[::2], list(table[rank]), work))
     if y.requires_grad and y.shape == (num_rows, 2 * COLUMNS):
         gradient = _rows(torch.arange(num_rows).double() + 1000.0 * (rank + 1), row)
         y.backward(torch.cat([gradient, torch.zeros_like(gradient)], 1))
     dx = None if x.grad is None else _numbers(x.grad[::2])
-    return Found(tuple(y.shape), _numbers(y.detach()), dx, meter.lap().bytes, learned.grad is not None)
+    return Returned(tuple(y.shape), _numbers(y.detach()), dx, learned.grad is not None)
 
 
 def _needs_tensor(value: Any) -> "Tensor":
@@ -237,63 +349,39 @@ def _name(number: float) -> str:
     return f"{int(number) // 100}:{int(number) % 100}"
 
 
-def _names_of_gradients(table: Table, rooms: Sequence[int] | None) -> dict[float, str]:
-    ranks = range(len(table))
-    own = [[f"{r}:{i}" for i in range(sum(table[r]))] for r in ranks]
-    ends = own if rooms is None else [_arrivals(table, r, rooms) for r in ranks]
-    named = {1000.0 * (rank + 1) + row: name for rank, names in enumerate(ends) for row, name in enumerate(names)}
-    return named | {0.0: _REFUSED}
-
-
 def _words(names: Sequence[str]) -> str:
     return " ".join(names) or "(none)"
 
 
-def _judge_exchange(fn: Callable[..., Any]) -> str:
-    own = Without(fn, "dualpipe_lab.ep.all_to_all")
-    for table, rooms in zip(TABLES, ROOMS, strict=True):
-        _check_exchange(own, table, rooms)
-    _check_exchange(own, TABLES[-1], [99] * 4)
-    for row in ((), (2, 2)):
-        _check_exchange(own, TABLES[3], ROOMS[3], row=row)
-    _check_bytes(own, TABLES[3], ROOMS[3])
-    _check_bytes(own, TABLES[-1], ROOMS[-1])
-    return f"taken rows and all gradients are in their places for {len(TABLES)} tables, and refused rows stay at home"
-
-
-numbers = Predict(
-    "all_to_all-1",
-    "Rank 1 of three",
-    NAMES,
-    lambda h: (7, 20 * h, 16 * h, 16),
-    "rows of {h} float32 numbers",
-    minutes=5,
-    points=1,
-    trail=True,
-    hints=(
-        "Rank 1 sends row 1 of the table and receives column 1; its own block is in both.",
-        "What stays at home is not sent: in the forward that leaves one block, in the backward as well.",
-        "A row is 4 float32, so 16 bytes. A count is an int64, and each other rank gets one.",
+exchange = Part(
+    "all_to_all-4",
+    "exchange",
+    "Rows that are under way",
+    "Write start_exchange, which starts an all-to-all of unequal blocks, and Exchange with its gradient.",
+    names=("start_exchange", "Exchange"),
+    off=rules.AUTOGRAD,
+    trials=(
+        OnRanks(
+            _alone, ALONE, _one_process, "group {1} of {0} rank(s), table {2}, rows of shape {3}", _bytes_of_rows,
+            _why_not_exchanged, tolerance=0,
+        ),
+        OnRanks(
+            _together, TOGETHER, _each_alone, "{0} ranks, table {1}, two exchanges at once", why=_why_not_apart,
+            tolerance=0,
+        ),
     ),
-    slips=_slips,
-    h=(4, *range(5, 26)),
-    called={"h": "numbers of a row"},
-)
-
-exchange = Implement(
-    "all_to_all-2",
-    "As many as there is room for",
-    "Write `dispatch(x, to, room)`: as many rows as this rank has room for, by source, with gradients.",
-    judge=_judge_exchange,
-    minutes=20,
-    points=3,
+    right=f"rows and gradients of {len(ALONE)} tables, a rank without rows among them, and two exchanges at once",
+    minutes=40,
+    points=4,
     hints=(
-        "A rank that has been told what is offered knows what it takes of each source. Who has to be told that?",
-        "Rows of earlier sources fill the room first: a cumulative sum of what is offered, without the source's own.",
-        "Two exchanges of N counts, then the rows. The first n rows for a rank: (to == rank).nonzero()[:n]. A row that "
-        "is not among those has the gradient 0 by itself.",
+        "x.split(sends) are the blocks for the ranks, out.split(receives) the room for theirs, in the order of ranks. "
+        "Both are views: an irecv into such a view fills out.",
+        "For each peer but oneself: isend(block, peer, tag) if it has numbers, irecv(room, peer, tag) if it has. Keep "
+        "the works in a list and wait for none of them. room.copy_(block) for oneself. x.contiguous() first.",
+        "Exchange.forward keeps sends, receives and ranks on ctx, starts with tag 1, waits for all works and returns "
+        "out. backward: start_exchange(dy, receives, sends, ranks, 2), wait, return dx, None, None, None.",
     ),
-)
+)  # fmt: skip
 
 round_trip = Repair(
     "all_to_all-3",

@@ -1,36 +1,37 @@
-"""Exercises of "Sparse mixture of experts": rows by hand, I and W of weighted rows, a missing sort, a wrong divisor.
+"""Exercises of "Sparse mixture of experts": the part `moe`, a missing sort, a wrong divisor.
 
-Chapter: book/ep/smoe.  Judged with whole numbers against one process: sums are exact in any order.
+Chapter: book/ep/smoe.  The part is judged beside one process that has all tokens and experts, the other two with whole
+numbers: sums are exact in any order.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.differences import TOLERANCE, apart
-from dualpipe_course.switched_off import AUTOGRAD, Without
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.declared import Repair
+from dualpipe_course.meter import Meter
+from dualpipe_course.own.part import OnRanks, Part
+from dualpipe_course.start.ranks import all_waited_for
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-NAMES = ("rows for expert 0", "rows for expert 1", "place on arrival", "place after regroup", "bytes forward")
-_SLIPS = (
-    {2: "those are rank 0's own; rank 1's tokens choose expert 0 too", 3: "those come from rank 1 alone"},
-    {1: "that is rank 0's own; rank 1's tokens choose expert 1 too", 2: "those come from rank 1 alone"},
-    {5: "that is its place after the regroup; on arrival its own rank's rows lie together", 3: "places begin with 0"},
-    {2: "that is its place on arrival; all rows of expert 0 come before it now", 6: "places begin with 0"},
-    {
-        160: "that is the dispatch; the combine sends the results of others' rows home",
-        256: "the dispatch sends the slots for rank 1's experts alone, a row each of 32 bytes",
-        512: "slots for its own experts do not travel",
-        640: "that is the backward as well",
-    },
-)
-GROUPS: tuple[tuple[int, ...], ...] = ((2,), (1, 2), (2, 0, 3), (0, 0, 2, 1), (0, 0), (2, 2, 2))
 HIDDEN = 8
+SIZE, WIDTH = 4, 5  # of a token, of an expert
+# ranks, the group, experts, choices of a token, tokens of each rank of the group, experts that are chosen
+LAYERS: tuple[tuple[int, list[int], int, int, tuple[int, ...], list[int]], ...] = (
+    (1, [0], 2, 1, (3,), [0, 1]),
+    (2, [0, 1], 2, 2, (3, 2), [0, 1]),
+    (2, [0, 1], 4, 2, (3, 2), [0, 1, 2, 3]),
+    (2, [1, 0], 4, 2, (4, 3), [0, 1, 3]),
+    (2, [0, 1], 4, 2, (4, 0), [0, 1, 2, 3]),
+    (2, [0, 1], 4, 2, (2, 3), [2, 3]),
+    (4, [3, 1], 6, 3, (2, 4), [0, 1, 2, 4, 5]),
+    (4, [0, 1, 2, 3], 8, 2, (3, 0, 1, 4), [0, 1, 2, 3, 4, 6]),
+)
+NAMES = ("gates", "ups", "downs")
 # ranks, experts, tokens of each rank
 ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
     (1, 4, (5,)),
@@ -42,57 +43,239 @@ ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 # ep, edp
 GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
 EXPERTS = 4
-INPUT, OUTPUT = 4, 3  # of the grouped product
 
 
-def _check_backward(
-    input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: Sequence[int], are_whole: bool
-) -> None:
-    """Raise `Wrong` unless dh, dw and dW of y = w (h W^T) are those of one expert after another.
+def _mixture(
+    rank: int, world_size: int, ranks: list[int], num_experts: int, k: int, tokens: Sequence[int], among: list[int]
+) -> Found:
+    """The layer, its gradients and bytes; then its four functions one by one, as the pair calls them."""
+    import torch
+    from mine.moe import moe, plan
 
-    Args:
-        input_grad: the answer for dh and dw.
-        weight_grad: the answer for dW.
-        counts: rows of each expert.
-        are_whole: data are whole numbers, for which every order of sums is exact; otherwise any float64.
-    """
-    needed = 2 * sum(counts) * INPUT * OUTPUT
-    spare = sum(counts) * (INPUT + OUTPUT)  # an inner product may be a matrix product
-    words = (
-        "all gradients are right, with {found} products of numbers; "
-        f"{needed} will do. A row meets the matrix of its own expert alone, and once: W h is not made again"
+    costs = dict.fromkeys(("forward", "backward", "between"), 0)
+    if rank not in ranks:
+        return Found({}, costs=costs)
+    me = ranks.index(rank)
+    x, chosen, weights, dy = _tokens(me, tokens, k, among)
+    experts = _experts_of(me, len(ranks), num_experts)
+    meter = Meter()
+    y = moe(x.requires_grad_(), chosen, weights.requires_grad_(), experts, num_experts, ranks)
+    costs["forward"] = meter.lap().bytes
+    if y.shape != x.shape:
+        raise ValueError(f"y has shape {list(y.shape)}, as x it is {list(x.shape)}")
+    meter.lap()
+    y.backward(dy)
+    all_waited_for()
+    costs["backward"] = meter.lap().bytes
+    refused = _none_is_missing(experts, me * len(experts))
+    found = {"y": y, "dx": x.grad, "the gradient of the weights": weights.grad}
+    found |= {name: _stacked(leaves) for name, leaves in zip(NAMES, zip(*experts, strict=True), strict=True)}
+
+    note = plan(chosen, num_experts, ranks)
+    if not all(type(n) is int for of in (note.sends, note.receives) for n in of):
+        raise TypeError("plan: sends and receives are lists of int, a number for each rank of the group")
+    found |= {name: torch.tensor(getattr(note, name)) for name in ("sends", "receives")}
+    experts = _experts_of(me, len(ranks), num_experts)
+    again, costs["between"] = _one_by_one(x.detach(), weights.detach(), note, experts, ranks)
+    if any(leaf.grad is not None for leaves in experts for leaf in leaves):
+        words = "a backward has added to a weight, and `later` had put off all of them: products of weights are linear"
+        refused = refused or f"compute: {words} of column"
+    found |= {"y, put together from the four functions,": again}
+    slips = {words: Numbers.of(of[me]) for words, of in _typical(len(ranks), num_experts, tokens, k, among).items()}
+    values = {name: Numbers.of(value) for name, value in found.items()}
+    return Found(values, slips={"y": slips}, costs=costs, refused=refused)  # others have gone on
+
+
+def _one_by_one(
+    x: "Tensor", weights: "Tensor", note: Any, experts: "list[tuple[Tensor, ...]]", ranks: list[int]
+) -> "tuple[Tensor, int]":
+    """Each function on leaves of its own, with its backward, while products of weights are put off; bytes it sent."""
+    from mine import column
+    from mine.exchange import Exchange
+    from mine.moe import compute, rows_of, sum_of
+
+    before, column.HOOKS["weight_grad"] = column.HOOKS["weight_grad"], lambda *_: None
+    sent = 0
+
+    def alone(f: Callable[..., Any], rows: "Tensor", *rest: Any) -> "Tensor":
+        nonlocal sent
+        meter = Meter()
+        out: Tensor = f(rows.detach().clone().requires_grad_(), *rest)
+        if out.requires_grad:
+            out.backward(out.detach())
+        sent += meter.lap().bytes
+        return out.detach()
+
+    try:
+        rows = Exchange.apply(alone(rows_of, x, note), note.sends, note.receives, ranks)
+        rows = Exchange.apply(alone(compute, rows, note, experts), note.receives, note.sends, ranks)
+        return alone(sum_of, rows, weights, note), sent
+    finally:
+        column.HOOKS["weight_grad"] = before
+
+
+def _none_is_missing(experts: "list[tuple[Tensor, ...]]", first: int) -> str:
+    for number, leaves in enumerate(experts, first):
+        if any(leaf.grad is None for leaf in leaves):
+            return (
+                f"expert {number} has the gradient None. An expert to which no row came has gradients of zeros: run "
+                "its products without rows, too, because ranks with a copy of it add theirs"
+            )
+    return ""
+
+
+def _one_process(
+    rank: int, world_size: int, ranks: list[int], num_experts: int, k: int, tokens: Sequence[int], among: list[int]
+) -> "dict[str, Tensor | None]":
+    """All tokens meet all experts, and the router's weights, 0 for most, choose."""
+    import torch
+
+    num, here = len(ranks), num_experts // len(ranks)
+    of_ranks = [_tokens(r, tokens, k, among) for r in range(num)]
+    x, weights = (torch.cat([one[i] for one in of_ranks]).requires_grad_() for i in (0, 2))
+    chosen, dy = (torch.cat([one[i] for one in of_ranks]) for i in (1, 3))
+    experts = [leaves for r in range(num) for leaves in _experts_of(r, num, num_experts)]
+    gates, ups, downs = (torch.stack([leaves[i].detach() for leaves in experts]).requires_grad_() for i in range(3))
+    made = torch.einsum("edw,tew->ted", downs, _hidden(x, gates, ups))
+    full = x.new_zeros(len(x), num_experts).scatter(1, chosen, weights)
+    y = torch.einsum("te,ted->td", full, made)
+    y.backward(dy)
+    names = ("y", "dx", "the gradient of the weights", *NAMES)
+    if rank not in ranks:
+        return dict.fromkeys((*names, "sends", "receives", "y, put together from the four functions,"))
+    me = ranks.index(rank)
+    own = [one.split(list(tokens))[me] for one in (y.detach(), x.grad, weights.grad) if one is not None]
+    own += [one.grad[me * here : me * here + here] for one in (gates, ups, downs) if one.grad is not None]
+    table = torch.stack([(one[1].flatten() // here).bincount(minlength=num) for one in of_ranks])
+    return dict(zip(names, own, strict=True)) | {
+        "sends": table[me],
+        "receives": table[:, me],
+        "y, put together from the four functions,": own[0],
+    }
+
+
+def _typical(num: int, num_experts: int, tokens: Sequence[int], k: int, among: list[int]) -> "dict[str, list[Tensor]]":
+    """What y of each rank is if rows meet experts in the order of arrival, go back by expert, or take other weights."""
+    import torch
+
+    here = num_experts // num
+    of_ranks = [_tokens(r, tokens, k, among) for r in range(num)]
+    gates, ups, downs = (
+        torch.stack([leaves[i].detach() for r in range(num) for leaves in _experts_of(r, num, num_experts)])
+        for i in range(3)
     )
-    is_even = len(set(counts)) == 1  # of uneven groups some are padded, perhaps
-    compare_on_ranks(
-        _backward,
-        1,
-        input_grad,
-        weight_grad,
-        list(counts),
-        are_whole,
-        case=f"rows per expert {list(counts)}" + ("" if are_whole else ", any float64 numbers"),
-        at=": ",
-        why=lambda off: _product_in_words(off, counts, are_whole),
-        limits=[Limit("products", needed + spare, words)] if is_even else [],
-        tolerance=0 if are_whole else TOLERANCE,
-    )
+    made = [torch.einsum("edw,tew->ted", downs, _hidden(one[0], gates, ups)) for one in of_ranks]
+    unsorted, by_expert, other = ([torch.zeros_like(one[0]) for one in of_ranks] for _ in range(3))
+    for rank in range(num):
+        arrived = []
+        for r, (_, chosen, weights, _) in enumerate(of_ranks):
+            slots = sorted(range(chosen.numel()), key=chosen.flatten().tolist().__getitem__)
+            for place, slot in enumerate(slots):
+                token, j = divmod(slot, k)
+                expert = int(chosen[token, j])
+                if expert // here == rank:
+                    arrived.append((r, token, float(weights[token, j]), expert))
+                    other[r][token] += weights.flatten()[place] * made[r][token, expert]
+        in_order = sorted(arrived, key=lambda row: row[3])
+        for (r, token, weight, _), (of, whose, _, expert) in zip(arrived, in_order, strict=True):
+            unsorted[r][token] += weight * made[r][token, expert]
+            by_expert[r][token] += weight * made[of][whose, expert]
+    return {
+        "rows met experts in the order of their arrival. They arrive by rank, and of each rank by expert: the rows of "
+        "one expert do not lie together": unsorted,
+        "results went back in the order of experts; compute returns them in the order in which rows came": by_expert,
+        "results come back by expert, and the weights lie by token: sum_of needs the same order for both": other,
+    }
 
 
-def _product_in_words(off: Off, counts: Sequence[int], are_whole: bool) -> str:
+def _tokens(me: int, tokens: Sequence[int], k: int, among: list[int]) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """Tokens of a rank, their experts and weights, and the gradient of the output."""
+    import torch
+
+    generator = torch.Generator().manual_seed(100 * len(tokens) + me)
+    x, dy = (torch.randn(tokens[me], SIZE, dtype=torch.float64, generator=generator) for _ in range(2))
+    chosen = torch.rand(tokens[me], len(among), generator=generator).topk(k).indices
+    weights = torch.rand(tokens[me], k, dtype=torch.float64, generator=generator) + 0.1
+    return x, torch.tensor(among)[chosen], weights, dy
+
+
+def _experts_of(me: int, num: int, num_experts: int) -> "list[tuple[Tensor, Tensor, Tensor]]":
+    """Gate, up and down of each expert of a rank: leaves."""
+    import torch
+
+    found = []
+    for expert in range(me * num_experts // num, (me + 1) * num_experts // num):
+        generator = torch.Generator().manual_seed(expert)
+        shapes = (WIDTH, SIZE), (WIDTH, SIZE), (SIZE, WIDTH)
+        gate, up, down = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
+        found.append((gate.requires_grad_(), up.requires_grad_(), down.requires_grad_()))
+    return found
+
+
+def _hidden(x: "Tensor", gates: "Tensor", ups: "Tensor") -> "Tensor":
+    """Of every token and expert: (tokens, experts, width)."""
+    import torch
+
+    gate, up = (torch.einsum("ewd,td->tew", of, x) for of in (gates, ups))
+    return torch.nn.functional.silu(gate) * up
+
+
+def _stacked(leaves: "Sequence[Tensor]") -> "Tensor":
+    import torch
+
+    return torch.stack([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+
+
+def _bytes_of_layer(
+    world_size: int, ranks: list[int], num_experts: int, k: int, tokens: Sequence[int], among: list[int]
+) -> list[Limit]:
+    num, here = len(ranks), num_experts // len(ranks)
+    forward, backward = ([0] * world_size for _ in range(2))
+    of_ranks = [(_tokens(r, tokens, k, among)[1].flatten() // here).tolist() for r in range(num)]
+    for me, rank in enumerate(ranks):
+        leave = sum(owner != me for owner in of_ranks[me])
+        come = sum(owner == me for r, owners in enumerate(of_ranks) for owner in owners if r != me)
+        backward[rank] = 8 * SIZE * (leave + come)
+        forward[rank] = backward[rank] + 8 * here * (num - 1) + 8 * leave  # a row may say for which expert it is
+    return [
+        Limit(
+            "forward",
+            forward,
+            "rank {rank} sent {found} bytes in the forward; {most} are enough for counts, its rows for others' experts "
+            "and the results of others' rows. No expert travels, nor a row to ranks that it has not chosen",
+            scope="each",
+        ),
+        Limit(
+            "backward",
+            backward,
+            "rank {rank} sent {found} bytes in the backward; {most} are the gradients of results and of rows. Counts "
+            "are known, and the gradients of experts are complete where they are",
+            scope="each",
+        ),
+        Limit(
+            "between",
+            0,
+            "rank {rank} sent {found} bytes in rows_of, compute and sum_of. Messages belong into plan and the two "
+            "exchanges: a later part cuts the layer there, and computes meanwhile",
+            scope="each",
+        ),
+    ]
+
+
+def _why_not_mixed(off: Off) -> str:
+    words = in_words(off)
     if off.found is None:
-        return f"{off.name} is not a tensor"
-    if off.has_other_shape:
-        return f"{off.name} has shape {list(off.found.shape)}, needs {list(off.expected.shape)}"
-    if off.slip:
-        return f"{off.name}: {off.slip}"
-    if not are_whole:
-        both = apart(off.found.flat[off.place], off.expected.flat[off.place])
-        return f"{off.name}, number {off.place}, {both}"
-    of = ""
-    if off.name == "dW":
-        wrong = [expert for expert in range(len(counts)) if off.found.row(expert) != off.expected.row(expert)]
-        of = f", for expert(s) {wrong}"
-    return f"{off.name} differs from one expert after another{of}"
+        return f"{words}: no gradient reaches it. Was something detached, or made anew from numbers?"
+    if off.slip or off.has_other_shape:
+        return words
+    if off.name in ("y", "dx"):
+        each = (
+            "y is the sum of its results, each times its weight" if off.name == "y" else "gradient is that of its rows"
+        )
+        return f"{words}. A token has a row for each of its choices, and its {each}"
+    if off.name in NAMES:
+        return f"{words}. An expert's gradient has the rows of all ranks in it: nothing is summed, nothing divided"
+    return words
 
 
 def _check_layer(fn: Callable[..., Any], num_ranks: int, num_experts: int, tokens: Sequence[int]) -> None:
@@ -134,40 +317,6 @@ def _draw(seed: int, *shape: int) -> "Tensor":
     import torch
 
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
-
-
-def _backward(
-    rank: int,
-    world_size: int,
-    input_grad: Callable[..., Any],
-    weight_grad: Callable[..., Any],
-    counts: list[int],
-    are_whole: bool,
-) -> Found:
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    shapes = (sum(counts), INPUT), (sum(counts),), (len(counts), OUTPUT, INPUT), (sum(counts), OUTPUT)
-    given = [_draw(seed, *shape) * (1 if are_whole else seed / 7) for seed, shape in enumerate(shapes, 1)]
-    given[1][:1] = 0  # who divides by a weight is found out
-    h, w, weights, grad = (value.requires_grad_(number < 3) for number, value in enumerate(given))
-    parts = [rows @ weight.t() for rows, weight in zip(h.split(counts), weights, strict=True)]
-    out = torch.cat(parts)
-    expected = torch.autograd.grad(w[:, None] * out, (h, w, weights), grad)
-    h, w, weights = (value.detach() for value in (h, w, weights))
-    with torch.no_grad(), FlopCounterMode(display=False) as flops:
-        by_row = input_grad(grad.clone(), h.clone(), w.clone(), weights.clone(), list(counts))
-        by_weight = weight_grad(grad.clone(), h.clone(), w.clone(), list(counts))
-    if not isinstance(by_row, (tuple, list)) or len(by_row) != 2:
-        return Found({}, refused="input_grad returns two tensors, dh and dw")
-    names = "dh", "dw", "dW"
-    slip = "that times the weight; y has the weight as a factor, and its derivative has it no more"
-    return Found(
-        {name: Numbers.of(value) for name, value in zip(names, (*by_row, by_weight), strict=True)},
-        {name: Numbers.of(value) for name, value in zip(names, expected, strict=True)},
-        {"dw": {slip: Numbers.of(w * expected[1])}},
-        costs={"products": flops.get_total_flops() // 2},
-    )
 
 
 def _layer(rank: int, world_size: int, fn: Callable[..., Any], num_experts: int, tokens: Sequence[int]) -> Found:
@@ -218,43 +367,34 @@ def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp:
     return Found(values, right)
 
 
-def _judge_backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) -> str:
-    library = [f"dualpipe_lab.ep.moe.experts:{name}" for name in ("grouped_product", "grouped_weight_grad")]
-    by_rows, by_weights = (Without(fn, *library, *AUTOGRAD) for fn in (input_grad, weight_grad))
-    for counts in GROUPS:
-        for are_whole in (True, False):
-            _check_backward(by_rows, by_weights, counts, are_whole)
-    return f"three gradients are right for {len(GROUPS)} groupings, from two products per row"
-
-
-numbers = Predict(
-    "smoe-1",
-    "Eight tokens on two ranks",
-    NAMES,
-    lambda: (5, 3, 2, 5, 320),
-    minutes=5,
-    points=1,
-    trail=True,
-    hints=(
-        "Write the 8 slots of each rank with their experts, and sort them by expert, earlier slots first.",
-        "Rank 0 receives its own slots for experts 0 and 1 first, then those of rank 1, each part sorted by expert.",
-        "Bytes: 5 slots of rank 0 are for rank 1, and 5 rows of rank 1 were worked on here. A row has 32 bytes.",
+moe = Part(
+    "smoe-5",
+    "moe",
+    "A layer of experts",
+    "Write plan, rows_of, compute and sum_of, and moe, which puts them together with two exchanges.",
+    names=("plan", "rows_of", "compute", "sum_of", "moe"),
+    trials=(
+        OnRanks(
+            _mixture,
+            LAYERS,
+            _one_process,
+            "group {1} of {0} rank(s), {2} experts, {3} per token, tokens {4}, experts {5} are chosen",
+            _bytes_of_layer,
+            _why_not_mixed,
+        ),
     ),
-    slips=_SLIPS,
-)
-
-backward = Implement(
-    "smoe-2",
-    "The weight travels with the row",
-    "Write `input_grad` and `weight_grad` of a grouped product with a weight per row, without its output.",
-    judge=_judge_backward,
-    minutes=15,
-    points=3,
+    right=f"outputs and all gradients of {len(LAYERS)} layers, up to 3 experts a rank, some without tokens or rows",
+    minutes=90,
+    points=5,
     hints=(
-        "Write dh of one row on paper, then dw: both have the row of grad and the matrix of the expert in them.",
-        "dw_r is the inner product of grad_r with W h_r. An inner product allows the matrix on the other side.",
-        "For dW a weight is a factor of the row h_r. An expert without rows has a matrix of zeros: a product of "
-        "[out, 0] and [0, in] is one.",
+        "A choice is a row: of T tokens with k choices, row t * k + j. order = chosen.flatten().argsort(stable=True) "
+        "sorts them by expert, and so by rank; x[order // k] are the rows to send.",
+        "counts = bincount(chosen.flatten(), minlength=E): each rank gets the counts of its E / N experts from every "
+        "rank, by start_exchange with tag 0. The arriving rows lie by rank, then by expert: "
+        "torch.arange(here).repeat(N).repeat_interleave(arrived) says for which expert each one is.",
+        "compute: for each expert its rows, linear(silu(linear(rows, gate)) * linear(rows, up), down), also without "
+        "rows; torch.cat of all, put back by the argsort of their places. sum_of: rows times weights.flatten()[order], "
+        "added by index_add at the tokens order // k, into zeros of (T, size).",
     ),
 )
 

@@ -1,38 +1,45 @@
 """Right answers of another style to the exercises on the online softmax."""
 
 RIGHT = {
-    "online_softmax-2": {
-        "average and LSE": """
-def state_of(x, values):
-    if x.shape[1] == 0:
-        return x.new_zeros(len(x), values.shape[1]), x.new_full((len(x), 1), -torch.inf)
-    lse = x.logsumexp(1, keepdim=True)
-    return (x - lse.masked_fill(lse == -torch.inf, 0)).exp() @ values, lse
+    "online_softmax-4": {
+        "the LSE in the place of the maximum": """
+import torch
+
+def state_of(scores, values):
+    lse = scores.logsumexp(-1)
+    is_seen = lse > -torch.inf
+    weights = torch.where(is_seen[..., None], scores - lse[..., None], -torch.inf).exp()
+    return lse, is_seen.to(scores.dtype), weights @ values
 
 def merge(a, b):
-    lse = torch.logaddexp(a[1], b[1])
-    safe = lse.masked_fill(lse == -torch.inf, 0)
-    return (a[1] - safe).exp() * a[0] + (b[1] - safe).exp() * b[0], lse
-
-def output(state):
-    return state[0]
+    lse = torch.logaddexp(a[0], b[0])
+    is_seen = lse > -torch.inf
+    left, right = (torch.where(is_seen, part[0] - lse, -torch.inf).exp() for part in (a, b))
+    return lse, is_seen.to(lse.dtype), left[..., None] * a[2] + right[..., None] * b[2]
 """,
         "row by row, in numbers": """
 from math import exp, inf
 
-def state_of(x, values):
-    m = [max([-inf, *row]) for row in x.tolist()]
-    p = [[exp(s - top) if s > -inf else 0.0 for s in row] for row, top in zip(x.tolist(), m)]
-    A = [[sum(w * v[d] for w, v in zip(row, values.tolist())) for d in range(values.shape[1])] for row in p]
-    return tuple(torch.tensor(part, dtype=x.dtype) for part in (m, [sum(row) for row in p], A))
+import torch
+
+def _row(scores, values, size):
+    top = max(scores, default=-inf)
+    powers = [exp(score - top) if score > -inf else 0.0 for score in scores]
+    return top, sum(powers), [sum(w * v[d] for w, v in zip(powers, values)) for d in range(size)]
+
+def state_of(scores, values):
+    heads, queries, size = scores.shape[0], scores.shape[1], values.shape[2]
+    rows = [[_row(row, v, size) for row in head] for head, v in zip(scores.tolist(), values.tolist())]
+    tensors = [torch.tensor([[row[i] for row in head] for head in rows], dtype=scores.dtype) for i in range(3)]
+    return tensors[0], tensors[1], tensors[2].view(heads, queries, size)
 
 def merge(a, b):
-    m = torch.maximum(a[0], b[0])
-    first, second = (torch.where(s[0] == -inf, 0.0, (s[0] - m).exp()) for s in (a, b))
-    return m, first * a[1] + second * b[1], first[:, None] * a[2] + second[:, None] * b[2]
-
-def output(state):
-    return torch.where(state[1][:, None] > 0, state[2] / state[1][:, None], 0.0)
+    swap = a[0] < b[0]
+    high, low = torch.where(swap, b[0], a[0]), torch.where(swap, a[0], b[0])
+    factor = torch.where(low == -inf, 0.0, torch.exp(low - high))
+    big = [torch.where(swap, b[1], a[1]), torch.where(swap[..., None], b[2], a[2])]
+    small = [torch.where(swap, a[1], b[1]), torch.where(swap[..., None], a[2], b[2])]
+    return high, big[0] + factor * small[0], big[1] + factor.unsqueeze(-1) * small[1]
 """,
     },
     "online_softmax-3": {

@@ -1,16 +1,7 @@
 """Typical wrong answers and lazy cheats of the exercises on the online softmax."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
-_PREDICT = "l, A, average, weight_reads, average_reads = "
-_CARRIES_ALL = """
-def state_of(x, values):
-    return (x, values)
-def merge(a, b):
-    return torch.cat([a[0], b[0]], 1), torch.cat([a[1], b[1]])
-def output(state):
-    return {softmax} @ state[1]
-"""
 _LOOP = """
 def entropy(blocks):
     m, l, E = torch.tensor(-torch.inf), 0.0, 0.0
@@ -24,14 +15,17 @@ def entropy(blocks):
 """
 
 TYPICAL = {
-    "online_softmax-1": {
-        "added": Bad(_PREDICT + "13, 24, 3, 2000, 1000", "measured from ln 2"),
-        "A not scaled": Bad(_PREDICT + "7, 24, 3, 2000, 1000", "shrinks by the same factor"),
-        "three passes": Bad(_PREDICT + "7, 21, 3, 3000, 1000", "that is the safe softmax"),
-    },
-    "online_softmax-2": {
-        "A not scaled": Bad([("first * a[2] + second * b[2]", "a[2] + b[2]")], "two blocks, merged from the left"),
-        "divides by zero": Bad([("state[1].masked_fill(state[1] == 0, 1)", "state[1]")], "a hidden row"),
+    "online_softmax-4": {
+        "one maximum for all rows": Bad(
+            [(".amax(-1)\n", ".amax().expand(scores.shape[:-1])\n")], "Was the maximum of another row subtracted?"
+        ),
+        "no guard": Bad([("masked_fill(top == -torch.inf, 0)", "clone()")], "-inf - -inf is none"),
+        "sum not scaled": Bad(
+            [("of_a[..., None] * a[2] + of_b[..., None] * b[2]", "a[2] + b[2]")], "shrinks by the same factor"
+        ),
+        "no keys": Bad(
+            [("torch.cat([scores, none], -1).amax(-1)", "scores.amax(-1)")], "blocks of (0, 3, 0, 2) keys: rank 0"
+        ),
     },
     "online_softmax-3": {
         "rescaled as values are": Bad(
@@ -54,20 +48,26 @@ def entropy(blocks):
 }
 
 CHEATS = {
-    "online_softmax-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "l = A = average = weight_reads = average_reads = Anything()", "must be a whole number"
-        ),
-    },
-    "online_softmax-2": {
+    "online_softmax-4": {
         "carries everything": Bad(
-            _CARRIES_ALL.format(softmax="torch.exp(state[0] - state[0].logsumexp(1, keepdim=True)).nan_to_num(0)"),
-            "grows with the number of keys",
+            """
+import torch
+def state_of(scores, values):
+    return scores, values, values
+def merge(a, b):
+    return torch.cat([a[0], b[0]], -1), torch.cat([a[1], b[1]], 1), torch.cat([a[1], b[1]], 1)
+""",
+            "one of each per head and query",
         ),
-        "the library's own": Bad(
-            "from dualpipe_lab.cp.online_softmax import online_average\n"
-            + _CARRIES_ALL.format(softmax="online_average(state[0], state[1], 4)"),
-            "the library's own is switched off",
+        "torch's attention": Bad(
+            """
+from torch.nn.functional import scaled_dot_product_attention
+def state_of(scores, values):
+    return scores.amax(-1), scores.amax(-1).exp(), scaled_dot_product_attention(scores, scores, values)
+def merge(a, b):
+    return a
+""",
+            "scaled_dot_product_attention is off in softmax",
         ),
     },
     "online_softmax-3": {

@@ -1,52 +1,6 @@
 """Right answers of another style to the exercises on ring attention."""
 
 RIGHT = {
-    "ring_attention-2": {
-        "sums and maxima": """
-def ring_forward(q, k, v, where, attend):
-    rank, N = comm.get_rank(), comm.get_world_size()
-    held = torch.cat([k, v], 1)
-    m, l, A = torch.full_like(q[:, 0], -torch.inf), torch.zeros_like(q[:, 0]), torch.zeros_like(q)
-    for i in range(N):
-        owner = (rank - i) % N
-        works = []
-        if i + 1 < N:
-            arriving = held.new_zeros(len(where[(owner - 1) % N]), held.shape[1])
-            works = [comm.irecv(arriving, (rank + N - 1) % N), comm.isend(held, (rank + 1) % N)]
-        mask = where[rank].unsqueeze(1) < where[owner].unsqueeze(0)
-        o, lse = attend(q, held[:, : q.shape[1]], held[:, q.shape[1] :], mask)
-        new = torch.maximum(m, lse)
-        safe = new.masked_fill(new == -torch.inf, 0)
-        a, b = (m - safe).exp(), (lse - safe).exp()
-        m, l, A = new, a * l + b, a[:, None] * A + b[:, None] * o
-        for work in works:
-            work.wait()
-        if works:
-            held = arriving
-    return A / l[:, None], m + l.log()
-""",
-        "merged at the end": """
-def ring_forward(q, k, v, where, attend):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    found, k, v = [], k.contiguous(), v.contiguous()
-    for step in range(size):
-        source = (rank - step) % size
-        works = []
-        if step != size - 1:
-            others = len(where[(source - 1) % size])
-            next_k, next_v = q.new_empty(others, q.shape[1]), q.new_empty(others, q.shape[1])
-            for mine, theirs in ((k, next_k), (v, next_v)):
-                works.append(comm.isend(mine, (rank + 1) % size))
-                works.append(comm.irecv(theirs, (rank - 1) % size))
-        found.append(attend(q, k, v, where[source][None] > where[rank][:, None]))
-        [work.wait() for work in works]
-        if works:
-            k, v = next_k, next_v
-    lses = torch.stack([lse for _, lse in found])
-    weights = lses.softmax(0)[..., None]
-    return (weights * torch.stack([out for out, _ in found])).sum(0), lses.logsumexp(0)
-""",
-    },
     "ring_attention-3": {
         "one tensor, unordered": """
 ranks = torch.stack([torch.tensor([23 - r, 16 + r, 2 * r, 15 - 2 * r, 2 * r + 1, 14 - 2 * r]) for r in range(4)])
@@ -101,49 +55,106 @@ def part_of(tokens, lengths, layout, rank):
     return ids, labels, where[0]
 """,
     },
-    "ring_attention-6": {
-        "gradients are one step behind": """
-def ring_backward(do, q, k, v, out, lse, where):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    D = torch.einsum("sd,sd->s", do, out)
-    kv, dq, grads = torch.stack([k, v]), 0, None
-    for step in range(size):
-        mask = where[rank].unsqueeze(1) >= where[(rank - step) % size].unsqueeze(0)
-        s = torch.where(mask, q @ kv[0].T / q.shape[1] ** 0.5, -torch.inf)
-        p = torch.exp(s - lse.unsqueeze(1))
-        ds = p * (do @ kv[1].T - D.unsqueeze(1)) / q.shape[1] ** 0.5
-        dq = dq + ds @ kv[0]
-        own = torch.stack([ds.T @ q, p.T @ do])
-        grads = own if grads is None else pass_on(grads) + own
-        if step < size - 1:
-            kv = pass_on(kv)
-    dk, dv = pass_on(grads)
-    return dq, dk, dv
+    "ring_attention-7": {
+        "gradients straight to their owner": """
+import torch
+from dualpipe_lab import comm
+
+class RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, ranks):
+        me, size = ranks.index(comm.get_rank()), q.shape[-1]
+        out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -torch.inf)
+        for owner, (keys, values) in _blocks(k, v, ranks):
+            if owner <= me:
+                s = _masked(q @ keys.mT / size**0.5, owner == me)
+                both = torch.logaddexp(lse, s.logsumexp(-1))
+                out = (lse - both).exp().unsqueeze(-1) * out + (s - both.unsqueeze(-1)).exp() @ values
+                lse = both
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.group = ranks
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, out, lse = ctx.saved_tensors
+        ranks, me, works, own = ctx.group, ctx.group.index(comm.get_rank()), [], None
+        dq, d = torch.zeros_like(q), torch.einsum("hqd,hqd->hq", dout, out)
+        for owner, (keys, values) in _blocks(k, v, ranks):
+            if owner > me:
+                continue
+            p = (_masked(q @ keys.mT / q.shape[-1] ** 0.5, owner == me) - lse.unsqueeze(-1)).exp()
+            ds = p * (dout @ values.mT - d.unsqueeze(-1)) / q.shape[-1] ** 0.5
+            dq = dq + ds @ keys
+            both = torch.stack([ds.transpose(1, 2) @ q, p.transpose(1, 2) @ dout])
+            if owner == me:
+                own = both
+            else:
+                works.append((both, comm.isend(both, ranks[owner], tag=7)))
+        for other in ranks[me + 1 :]:
+            came = torch.empty_like(own)
+            comm.recv(came, other, tag=7)
+            own += came
+        for _, work in works:
+            work.wait()
+        return dq, own[0], own[1], None
+
+
+def _blocks(k, v, ranks):
+    me, block = ranks.index(comm.get_rank()), torch.stack([k, v]).contiguous()
+    for step in range(len(ranks)):
+        if step:
+            came = torch.empty_like(block)
+            sent = comm.isend(block, ranks[(me + 1) % len(ranks)])
+            comm.recv(came, ranks[me - 1])
+            sent.wait()
+            block = came
+        yield (me - step) % len(ranks), block
+
+
+def _masked(s, is_own):
+    n = s.shape[-1]
+    return s.masked_fill(torch.arange(n) > torch.arange(n)[:, None], -torch.inf) if is_own else s
 """,
-        "gradients straight home": """
-def ring_backward(do, q, k, v, out, lse, where):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    scale, works = q.shape[1] ** -0.5, []
-    kv, dq, total = torch.stack((k, v)), torch.zeros_like(q), torch.zeros(2, *k.shape, dtype=k.dtype)
-    for step in range(size):
-        owner = (rank - step) % size
-        p = torch.exp((scale * q @ kv[0].T).masked_fill(where[owner] > where[rank][:, None], -torch.inf) - lse[:, None])
-        ds = scale * p * (do @ kv[1].T - (do * out).sum(1)[:, None])
-        dq += ds @ kv[0]
-        own = torch.stack((ds.T @ q, p.T @ do))
-        if step == 0:
-            total += own
-        else:
-            works.append((own, comm.isend(own, owner, tag=1)))
-        if step < size - 1:
-            kv = pass_on(kv)
-    for step in range(1, size):
-        came = torch.empty_like(total)
-        comm.irecv(came, (rank + step) % size, tag=1).wait()
-        total += came
-    for _, work in works:
-        work.wait()
-    return dq, total[0], total[1]
+        "later blocks come as scores of -inf; keys and values in two tensors": """
+import torch
+from dualpipe_lab.comm import get_rank
+from mine.ring import pass_on
+from mine.softmax import merge, state_of
+
+def attend(q, k, me, owner):
+    n = q.shape[1]
+    mine, theirs = me * n + torch.arange(n), owner * n + torch.arange(n)
+    return torch.where(theirs <= mine[:, None], q @ k.mT * q.shape[2] ** -0.5, -torch.inf)
+
+class RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, ranks):
+        me, num = ranks.index(get_rank()), len(ranks)
+        keys, values, state = k, v, None
+        for step in range(num):
+            other = state_of(attend(q, keys, me, (me - step) % num), values)
+            state = other if state is None else merge(other, state)
+            if step + 1 < num:
+                keys, values = pass_on(keys, keys, ranks), pass_on(values, values, ranks)
+        ctx.ranks, out = ranks, state[2] / state[1].unsqueeze(-1)
+        ctx.save_for_backward(q, k, v, out, (state[0] + torch.log(state[1])).unsqueeze(-1))
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, keys, values, out, lse = ctx.saved_tensors
+        ranks, me, num = ctx.ranks, ctx.ranks.index(get_rank()), len(ctx.ranks)
+        dk, dv, dq = torch.zeros_like(keys), torch.zeros_like(values), 0
+        for step in range(num):
+            p = torch.exp(attend(q, keys, me, (me - step) % num) - lse)
+            ds = p * (dout @ values.mT - (dout * out).sum(2, keepdim=True)) * q.shape[2] ** -0.5
+            dq, dk, dv = dq + ds @ keys, dk + ds.mT @ q, dv + p.mT @ dout
+            if step + 1 < num:
+                keys, values, dk, dv = (pass_on(x, x, ranks) for x in (keys, values, dk, dv))
+        if num > 1:
+            dk, dv = pass_on(dk, dk, ranks), pass_on(dv, dv, ranks)
+        return dq, dk, dv, None
 """,
     },
 }

@@ -1,35 +1,8 @@
 """Typical wrong answers and lazy cheats of the exercises on ring attention."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_PREDICT = "zigzag, contiguous, forward_bytes, backward_bytes, hops = "
-_WHOLE = """
-def ring_forward(q, k, v, where, attend):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    blocks = [torch.empty(2, len(held), q.shape[1], dtype=q.dtype) for held in where]
-    blocks[rank].copy_(torch.stack((k, v)))
-    for step in range(size - 1):
-        source = (rank - step) % size
-        works = [comm.isend(blocks[source], (rank + 1) % size), comm.irecv(blocks[source - 1], (rank - 1) % size)]
-        [work.wait() for work in works]
-    k, v = torch.cat(blocks, 1)
-    hidden = torch.cat(where) > where[rank][:, None]
-    for _ in range(size):
-        out, lse = attend(q, k, v, hidden)
-    return out, lse
-"""
+from bad_answer import Bad
 
 TYPICAL = {
-    "ring_attention-1": {
-        "all ranks": Bad(_PREDICT + "528, 228, 1536, 5632, 4", "of all four ranks"),
-        "contiguous is even": Bad(_PREDICT + "132, 132, 1536, 5632, 4", "the others wait"),
-        "keys alone": Bad(_PREDICT + "132, 228, 768, 5632, 4", "values too"),
-    },
-    "ring_attention-2": {
-        "adds up": Bad([("out + weight * (block_out - out)", "out + block_out")], "out, number 0"),
-        "equal blocks": Bad([("len(where[source - 1])", "len(where[rank])")], "5 positions on 2"),
-        "the last one too": Bad([("if step < size - 1:", "if size > 1:")], "bytes, and"),
-    },
     "ring_attention-3": {
         "zigzag of the whole": Bad(
             "ranks = [[3 * r, 3 * r + 1, 3 * r + 2, 21 - 3 * r, 22 - 3 * r, 23 - 3 * r] for r in range(4)]",
@@ -57,37 +30,28 @@ TYPICAL = {
         "the first token of the next": Bad([("cumsum(0) - 1]", "cumsum(0)[:-1]]")], "labels are"),
         "local positions": Bad([("where[held]", "torch.arange(len(held))")], "positions are"),
     },
-    "ring_attention-6": {
-        "block-local LSE": Bad(
+    "ring_attention-7": {
+        "one hop short": Bad(
             [
                 (
-                    "(scale * q @ k.T - lse[:, None]).exp().masked_fill(hidden, 0)",
-                    "(scale * q @ k.T).masked_fill(hidden, -torch.inf).softmax(1).nan_to_num(0)",
+                    "if num > 1:  # gradients take N hops, the last of them to the owner of the block",
+                    "if step < num - 1:",
                 )
             ],
-            "The weights of a query add up to 1 over the keys of all ranks",
+            "one more hop takes them to its owner",
         ),
-        "block-local D": Bad(
-            [("(do @ v.T - delta)", "(do @ v.T - (p * (do @ v.T)).sum(1, keepdim=True))")],
-            "look at what is subtracted from dP",
+        "the LSE of the own block": Bad(
+            [("out, top + total.log())", "out, _scores(q, k, 0).logsumexp(-1))")],
+            "The weights of the backward are exp(score - LSE), with the LSE of all keys",
         ),
-        "one hop short": Bad(
-            [("        block = pass_on(block)", "        block = pass_on(block) if step < size - 1 else block")],
-            "that is the gradient of rank",
+        "delta of one block": Bad(
+            [("dout @ block[1].mT - delta", "dout @ block[1].mT - (weights * (dout @ block[1].mT)).sum(-1, True)")],
+            "what is subtracted from dP was summed over one block",
         ),
     },
 }
 
 CHEATS = {
-    "ring_attention-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "zigzag = contiguous = forward_bytes = backward_bytes = hops = Anything()",
-            "must be a whole number",
-        ),
-    },
-    "ring_attention-2": {
-        "gathers first": Bad(_WHOLE, "is it under way meanwhile"),
-    },
     "ring_attention-3": {
         "twice the same": Bad("ranks = [list(range(6))] * 4", "position 0 is on 4 ranks"),
     },
@@ -112,22 +76,43 @@ def gradients(do, q, blocks, found, block_backward):
             "ids are",
         ),
     },
-    "ring_attention-6": {
-        "gathers everything": Bad(
+    "ring_attention-7": {
+        "autograd inside": Bad(
+            [
+                (
+                    "dq += ds @ block[0]",
+                    "dq += torch.autograd.grad((q @ block[0].mT).sum(), q)[0]",
+                )
+            ],
+            "torch.autograd.grad is off in ring_attention",
+        ),
+        "gathers once and keeps": Bad(
             """
-def ring_backward(do, q, k, v, out, lse, where):
-    rank, scale = comm.get_rank(), q.shape[1] ** -0.5
-    parts = comm.all_gather_object((k, v))
-    keys, values = (torch.cat([part[i] for part in parts]) for i in range(2))
-    p = (scale * q @ keys.T - lse[:, None]).exp().masked_fill(torch.cat(where) > where[rank][:, None], 0)
-    ds = scale * p * (do @ values.T - (do * out).sum(1, keepdim=True))
-    dk, dv = ds.T @ q, p.T @ do
-    comm.all_reduce(dk)
-    comm.all_reduce(dv)
-    own = slice(rank * len(k), (rank + 1) * len(k))
-    return ds @ keys, dk[own], dv[own]
+import torch
+from mine.ring import all_gather, reduce_scatter
+from dualpipe_lab.comm import get_rank
+
+class RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, ranks):
+        n, me = q.shape[1], ranks.index(get_rank())
+        keys, values = (all_gather(x.transpose(0, 1).contiguous(), ranks).transpose(0, 1) for x in (k, v))
+        hidden = torch.arange(len(ranks) * n) > torch.arange(me * n, me * n + n)[:, None]
+        lse = (q @ keys.mT * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)
+        p = ((q @ keys.mT * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf) - lse).exp()
+        ctx.save_for_backward(q, keys, values, p)
+        ctx.ranks = ranks
+        return p @ values
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, keys, values, p = ctx.saved_tensors
+        dp = dout @ values.mT
+        ds = q.shape[-1] ** -0.5 * p * (dp - (p * dp).sum(-1, keepdim=True))
+        dk, dv = ((x.mT @ y).transpose(0, 1).contiguous() for x, y in ((ds, q), (p, dout)))
+        return ds @ keys, *(reduce_scatter(x, ctx.ranks).transpose(0, 1) for x in (dk, dv)), None
 """,
-            "the exercise is to do it with send and recv",
+            "bytes were alive after the forward",
         ),
     },
 }

@@ -1,36 +1,25 @@
 """Typical wrong answers and lazy cheats of the exercises on all-to-all."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_PREDICT = "received, forward_bytes, backward_bytes, count_bytes = "
+from bad_answer import Bad
 
 TYPICAL = {
-    "all_to_all-1": {
-        "its own row": Bad(_PREDICT + "8, 80, 64, 16", "it receives a column"),
-        "sends to itself": Bad(_PREDICT + "7, 128, 64, 16", "stay where they are"),
-        "back as forth": Bad(_PREDICT + "7, 80, 80, 16", "that is the forward"),
-    },
-    "all_to_all-2": {
-        "cut on arrival": Bad(
-            """
-def dispatch(x, to, room):
-    sends = to.bincount(minlength=comm.get_world_size())
-    receives = torch.empty_like(sends)
-    comm.all_to_all_single(receives, sends)
-    return AllToAll.apply(x[to.argsort(stable=True)], sends.tolist(), receives.tolist())[:room]
-""",
-            "A refused row does not travel",
+    "all_to_all-4": {
+        "sizes not swapped": Bad(
+            [("(dy, receives, sends, ranks, BACKWARD)", "(dy, sends, receives, ranks, BACKWARD)")],
+            "table [[1, 2, 0], [0, 1, 2], [2, 0, 1]], rows of shape (3,): rank 0: number 3 of dx is the gradient",
         ),
-        "nothing to do here": Bad(
+        "received when waited for": Bad(
             [
+                ("works.append(irecv(room, peer, tag))", "works.append(Later(room, peer, tag))"),
                 (
-                    "    rows = [(to",
-                    "    if sum(granted) + sum(taken) == 0:\n        return x[:0]\n    rows = [(to",
-                )
+                    "def start_exchange(",
+                    "class Later:\n    def __init__(self, *to):\n        self.to = to\n\n"
+                    "    def wait(self):\n        irecv(*self.to).wait()\n\n\ndef start_exchange(",
+                ),
             ],
-            "all_to_all_single",
+            "receives of 0 bytes are under way, of 48 that come",
         ),
-        "no gradient": Bad([("x[torch.cat(rows)]", "x[torch.cat(rows)].detach()")], "no gradient comes back"),
+        "one tag for both ways": Bad([("FORWARD, BACKWARD = 1, 2", "FORWARD, BACKWARD = 1, 1")], "tells them apart"),
     },
     "all_to_all-3": {
         "same splits": Bad(
@@ -54,21 +43,24 @@ def dispatch(x, to, room):
 }
 
 CHEATS = {
-    "all_to_all-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "received = forward_bytes = backward_bytes = count_bytes = Anything()",
-            "must be a whole number",
-        ),
-    },
-    "all_to_all-2": {
-        "the library's own": Bad(
+    "all_to_all-4": {
+        "everything to everybody": Bad(
             [
                 (
-                    "AllToAll.apply(x[torch.cat(rows)], granted.tolist(), taken.tolist())",
-                    "library_dispatch(x[torch.cat(rows)], exchange_splits(granted.tolist()))",
+                    "    return out, works\n",
+                    "    for peer in ranks:\n        if peer != get_rank():\n"
+                    "            works += [isend(x.sum()[None], peer, 9), irecv(x.new_empty(1), peer, 9)]\n"
+                    "    return out, works\n",
                 )
             ],
-            "the library's own is switched off",
+            "its rows for others are",
+        ),
+        "torch's own": Bad(
+            "import torch.distributed as dist\ndef start_exchange(x, sends, receives, ranks, tag):\n"
+            "    out = x.new_empty(sum(receives), *x.shape[1:])\n"
+            "    return out, [dist.all_to_all_single(out, x, receives, sends, async_op=True)]\n"
+            "class Exchange:\n    apply = start_exchange",
+            "torch.distributed is off in every part",
         ),
     },
     "all_to_all-3": {

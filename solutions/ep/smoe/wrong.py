@@ -1,21 +1,26 @@
 """Typical wrong answers and lazy cheats of the exercises on layers of experts."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_PREDICT = "for_0, for_1, on_arrival, regrouped, sent = "
+from bad_answer import Bad
 
 TYPICAL = {
-    "smoe-1": {
-        "own rank alone": Bad(_PREDICT + "2, 3, 2, 5, 320", "rank 1's tokens choose expert 0 too"),
-        "other rank alone": Bad(_PREDICT + "5, 2, 2, 5, 320", "come from rank 1 alone"),
-        "regrouped at once": Bad(_PREDICT + "5, 3, 5, 5, 320", "its place after the regroup"),
-    },
-    "smoe-2": {
-        "empty left out": Bad(
-            [("dy.T @ x for dy, x in parts]", "dy.T @ x for dy, x in parts if len(x)]")], "dW has shape [2, 3, 4]"
+    "smoe-5": {
+        "experts in the order of arrival": Bad(
+            [("repeat_interleave(arriving)", "repeat_interleave(arriving).sort().values")],
+            "rows met experts in the order of their arrival",
         ),
-        "dW without weights": Bad([("(w[:, None] * h).split", "h.split")], "dW differs"),
-        "weighted twice": Bad([("(back * h).sum(1)", "(w[:, None] * back * h).sum(1)")], "dw: that times the weight"),
+        "results by expert": Bad(
+            [("[torch.cat(note.rows).argsort()]", "")], "results went back in the order of experts"
+        ),
+        "weights by token": Bad([("weights.flatten()[note.order]", "weights.flatten()")], "the weights lie by token"),
+        "experts without rows left out": Bad(
+            [
+                (
+                    "zip(note.rows, experts, strict=True)\n    ]",
+                    "zip(note.rows, experts, strict=True) if len(own)\n    ]",
+                )
+            ],
+            "has the gradient None",
+        ),
     },
     "smoe-3": {
         "regrouped there only": Bad([("    rows = rows[major.argsort()]\n", "")], "other experts' results"),
@@ -50,22 +55,16 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "smoe-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "for_0 = for_1 = on_arrival = regrouped = sent = Anything()", "must be a whole number"
+    "smoe-5": {
+        "products that nobody can put off": Bad(
+            [("linear(rows[own], up)", "(rows[own] @ up.t())")], "products of weights are linear of column"
         ),
-    },
-    "smoe-2": {
-        "the library's own": Bad(
-            """
-from dualpipe_lab.ep.moe.experts import grouped_product, grouped_weight_grad
-def input_grad(grad, h, w, weights, counts):
-    back = grouped_product(grad, weights.mT, counts)
-    return w[:, None] * back, (back * h).sum(1)
-def weight_grad(grad, h, w, counts):
-    return grouped_weight_grad(grad, w[:, None] * h, counts)
-""",
-            "the library's own is switched off",
+        "rows twice as wide": Bad(
+            [
+                ("(rows_of(x, note), note.sends", "(rows_of(x, note).repeat(1, 2), note.sends"),
+                ("compute(there, note", "compute(there[:, : x.shape[1]], note"),
+            ],
+            "are enough for counts, its rows for others' experts and the results of others' rows",
         ),
     },
     "smoe-3": {
