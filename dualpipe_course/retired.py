@@ -87,6 +87,13 @@ RETIRED = {
     "all_to_all-2": "book/ep/all-to-all",
     "smoe-1": "book/ep/smoe",
     "smoe-2": "book/ep/smoe",
+    "ring_attention-5": "book/cp/ring-attention",
+    "v3_moe-5": "book/ep/v3-moe",
+    "v3_moe-4": "book/ep/v3-moe",
+    "smoe-4": "book/ep/smoe",
+    "zero_1-4": "book/dp/zero-1",
+    "dualpipe-3": "book/pp/dualpipe",
+    "one_f_one_b-3": "book/pp/one-f-one-b",
 }
 
 

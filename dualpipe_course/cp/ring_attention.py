@@ -7,7 +7,7 @@ The puzzle shards a packed sequence over the ranks of a ring:
   bound            all visible pairs over the ranks, rounded up
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
@@ -20,7 +20,7 @@ from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
 from dualpipe_course.start.ranks import all_waited_for
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.cp.layouts import make_layout
 
@@ -46,7 +46,6 @@ class Case(NamedTuple):
 
 RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
 HEADS, SIZE = 2, 3
-IGNORE_INDEX = -100
 CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 # ranks, the group, positions of each of its ranks, by what scores are larger, microbatches under way
 RINGS = (
@@ -253,57 +252,6 @@ def _sees(i: int, j: int) -> bool:
     return j <= i and _DOCUMENT[i] == _DOCUMENT[j]
 
 
-def _check_parts(fn: Callable[..., Any], cases: Sequence[tuple[Case, list[int]]]) -> None:
-    """Raise `Wrong` unless `fn(tokens, lengths, layout, rank)` returns a rank's part of packed documents."""
-    arguments = [(case, lengths, rank) for case, lengths in cases for rank in range(case.num_ranks)]
-    harness = _Parts(fn)
-    for (case, lengths, rank), (fine, found) in zip(arguments, call_each(harness, arguments), strict=True):
-        words = f"{case}, documents of {lengths}: rank {rank}"
-        if not fine:
-            raise Wrong(ended(words, found))
-        held, tokens = case.where()[rank], _tokens(case)
-        places = [place for length in lengths for place in range(length)]
-        ends = {sum(lengths[: number + 1]) - 1 for number in range(len(lengths))}
-        following = [[IGNORE_INDEX if i in ends else row[i + 1] for i in range(case.length)] for row in tokens]
-        expected = {
-            "ids": [[row[position] for position in held] for row in tokens],
-            "positions": [places[position] for position in held],
-            "labels": [[row[position] for position in held] for row in following],
-        }
-        for name, right in expected.items():
-            if found.get(name) != right:
-                packed = {
-                    "positions": held,
-                    "labels": [[IGNORE_INDEX if i + 1 == case.length else row[i + 1] for i in held] for row in tokens],
-                }
-                why = (
-                    "; these are right if the sequence is a single document"
-                    if found.get(name) == packed.get(name)
-                    else ""
-                )
-                raise Wrong(f"{words}, which holds {held}: {name} are {found.get(name)}, expected {right}{why}")
-
-
-class _Parts:
-    """Calls the answer with tensors, and returns lists."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-
-    def __call__(self, case: Case, lengths: list[int], rank: int) -> dict[str, Any]:
-        import torch
-
-        layout = make_layout(case.layout, case.length, case.num_ranks)
-        answer = self.fn(torch.tensor(_tokens(case)), list(lengths), layout, rank)
-        if not isinstance(answer, tuple) or len(answer) != 3:
-            return {}
-        return dict(zip(("ids", "labels", "positions"), (x.tolist() for x in answer), strict=True))
-
-
-def _tokens(case: Case) -> list[list[int]]:
-    return [[100 * row + position + 1 for position in range(case.length)] for row in range(2)]
-
-
 def _judge_layout(answer: object) -> str:
     ranks = _parse(answer)
     path, budget, bound = _critical_path(ranks), BUDGET, BOUND
@@ -321,11 +269,6 @@ def _judge_layout(answer: object) -> str:
 def _judge_whole_rows(fn: Callable[..., Any]) -> str:
     check_kept(Without(fn, *LIBRARY, *RING, *AUTOGRAD), KEPT)
     return f"gradients equal the formula in {len(KEPT)} cases, queries that see nothing of a block, or of any, included"
-
-
-def _judge_part(fn: Callable[..., Any]) -> str:
-    _check_parts(fn, PARTS)
-    return f"ids, labels and positions of every rank in {len(PARTS)} layouts, one document or several"
 
 
 ring_attention = Part(
@@ -386,21 +329,5 @@ whole_rows = Repair(
         "exp(s - lse) are a query's weights among all keys if lse is that of all keys. What makes one LSE of several?",
         "do . out is a sum over all keys too, so the blocks' outputs have to be merged: each counts by exp of its LSE "
         "less the merged one. Which queries have a merged LSE of -inf?",
-    ),
-)
-
-part = Repair(
-    "ring_attention-5",
-    "First cut, then shifted",
-    "Repair a function that gives a rank its part of a batch of packed documents.",
-    judge=_judge_part,
-    minutes=10,
-    points=2,
-    hints=(
-        "Take 0 1 2 3 on two ranks. Which label has the last token of the first rank?",
-        "Labels are a matter of the sequence, and so are its documents. RoPE asks where a token is in its document, "
-        "not in the part.",
-        "Make labels and positions for the whole sequence first, with the ends of documents in mind; cut them as the "
-        "tokens are cut. Sums of the lengths say where a document ends.",
     ),
 )

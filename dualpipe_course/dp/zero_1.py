@@ -9,19 +9,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.differences import apart, close
 from dualpipe_course.meter import MemoryMeter, Meter
 from dualpipe_course.own.part import OnRanks, Part
-from dualpipe_course.plain import plain
-from dualpipe_course.trial import partial_score
-from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
-RANKS, GREEDY, BEST = 4, 15, 12
 NUMBER = 8  # bytes of a float64
 _KEPT = (
     "rank {rank} keeps {found:,.0f} bytes more between two steps than its weights, where two moments of one shard have "
@@ -82,19 +77,6 @@ def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Fou
     if not flat[~unfinished].equal(shard):
         return Found({}, refused="has changed the shard whose norm it took: the optimizer reads it next")
     return Found({"norm": Numbers((), [float(found)])})
-
-
-def _judge_whole_parameters(answer: object) -> str:
-    owners = plain(answer)
-    if not isinstance(owners, list) or len(owners) != len(SIZES):
-        raise Wrong(f"expected a list of {len(SIZES)} ranks, one for each parameter")
-    if not all(type(owner) is int and 0 <= owner < RANKS for owner in owners):
-        raise Wrong(f"an owner is a whole number from 0 to {RANKS - 1}; there are {RANKS} ranks")
-    loads = [sum(size for size, owner in zip(SIZES, owners, strict=True) if owner == rank) for rank in range(RANKS)]
-    if max(loads) > BEST:
-        score = partial_score(max(loads), GREEDY, BEST)
-        raise Wrong(f"the ranks have {loads} thousand, the heaviest {max(loads)}; {BEST} is possible", score=score)
-    return f"{BEST} thousand numbers on every rank, as a flat buffer has; the greedy way gives {GREEDY}"
 
 
 def _trained(
@@ -270,19 +252,5 @@ overlapping_shards = Repair(
         "Try 4 numbers on 2 ranks, then 5. Which numbers does each rank square?",
         "Where does the last rank begin, if every shard has ceil(5 / 2) = 3 numbers and the buffer has 5?",
         "A slice may reach beyond the end, or begin there: it is then shorter, or empty. The sum of nothing is 0.",
-    ),
-)
-
-whole_parameters = Puzzle(
-    "zero_1-4",
-    "Whole parameters only",
-    "Deal out nine parameters to four ranks so that the heaviest rank is as light as possible.",
-    judge=_judge_whole_parameters,
-    minutes=5,
-    points=2,
-    hints=(
-        f"All together are {sum(SIZES)}, so no rank can have less than {sum(SIZES) // RANKS} unless another has more.",
-        "A rank with exactly 12 holds 7 + 5, 6 + 6 or 4 + 4 + 4.",
-        "There are two parameters of 7 and two of 5.",
     ),
 )

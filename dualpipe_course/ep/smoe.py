@@ -42,7 +42,6 @@ ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 )
 # ep, edp
 GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
-EXPERTS = 4
 
 
 def _mixture(
@@ -306,13 +305,6 @@ def _tokens_in_words(off: Off) -> str:
     )
 
 
-def _check_gradients(fn: Callable[..., Any], ep: int, edp: int) -> None:
-    """Raise `Wrong` unless `fn` makes all gradients those of the mean over all tokens."""
-    compare_on_ranks(
-        _gradients, ep * edp, fn, ep, edp, case=f"ep {ep} x edp {edp}", at=": rank {rank}: the gradient of the "
-    )
-
-
 def _draw(seed: int, *shape: int) -> "Tensor":
     import torch
 
@@ -341,30 +333,6 @@ def _chosen(rank: int, num_experts: int, num_tokens: int) -> "Tensor":
 
     generator = torch.Generator().manual_seed(rank + 10 * num_experts)
     return torch.rand(num_tokens, num_experts, generator=generator).topk(2).indices
-
-
-def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp: int) -> Found:
-    """A gradient of 1 per token and parameter: the mean is the share of tokens that come by."""
-    import torch
-
-    from dualpipe_lab.ep.moe import ExpertParallel
-    from dualpipe_lab.launch.mesh import Mesh
-    from dualpipe_lab.topology import Topology
-
-    setting = ExpertParallel.of(Mesh(Topology([("dp", edp), ("ep", ep)])))
-    tokens = (3, 4, 5, 0)[:world_size]  # the last of four ranks has none
-    router = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    router.grad = torch.full_like(router, float(tokens[rank]))
-    share = EXPERTS // ep
-    experts = torch.nn.Parameter(torch.zeros(share, 2, dtype=torch.float64))
-    first = rank // ep * ep  # of the ranks whose tokens came here
-    own = [(rank % ep) * share + e + 1.0 for e in range(share)]
-    experts.grad = torch.tensor(own, dtype=torch.float64).view(-1, 1).repeat(1, 2) * sum(tokens[first : first + ep])
-    fn([router], [experts], setting.edp_group, tokens[rank])
-    expected = {"router": torch.ones(2), "experts": torch.tensor(own).view(-1, 1).repeat(1, 2)}
-    found = {"router": router.grad, "experts": experts.grad}
-    values, right = ({name: Numbers.of(value) for name, value in of.items()} for of in (found, expected))
-    return Found(values, right)
 
 
 moe = Part(
@@ -412,21 +380,5 @@ regrouped = Repair(
         "On one rank with four experts it is right, on four ranks with four experts too. Print counts on two ranks.",
         "Rows arrive source by source, and each source's rows are sorted by expert. What do counts say about them?",
         "A second stable argsort, of the experts of the arriving rows, before the product; its inverse after it.",
-    ),
-)
-
-scaled = Repair(
-    "smoe-4",
-    "A factor that depends on the grid",
-    "Repair the sum of gradients of a layer whose experts have copies.",
-    cases=GRIDS,
-    judge=_check_gradients,
-    right=f"all gradients are those of the mean over all tokens on {len(GRIDS)} grids",
-    minutes=10,
-    points=2,
-    hints=(
-        "Whose tokens are in an expert's gradient before anything is summed?",
-        "The router's gradients are right: a sum over all ranks, divided by the tokens of all ranks.",
-        "Experts: a sum over the copies, divided by the tokens of all ranks, as the router's. No average.",
     ),
 )

@@ -4,27 +4,19 @@ Chapter: book/ep/v3-moe.  A router is judged by what each token gives to each ex
 through, the bias after a step on ranks with and without microbatches.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, in_words
 from dualpipe_course.declared import Repair
 from dualpipe_course.ep import routed_runs as runs
 from dualpipe_course.own.part import OnRanks, Part
-from dualpipe_course.trial import call_each, ended, on_ranks
+from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEPS = (
-    runs.Step((2, 2)), runs.Step((3,)), runs.Step((1, 3, 0)), runs.Step((0, 2, 1, 1)),
-    runs.Step((1, 2), ((0, 3), (1, 2), (4, 5), (0, 1), (2, 3), (4, 5), (0, 3))),  # 3 2 2 3 2 2
-    runs.Step((2, 1), ((0, 3), (1, 2), (4, 5), (0, 1), (2, 3), (4, 0), (1, 2), (3, 5))),  # 3 3 3 3 2 2
-    runs.Step((0, 0)),
-)  # fmt: skip
-SCALES = (1, 1e12, 1e300)  # no number of the answer's own is below all values
-SIZES = ((8, 4), (12, 3), (12, 4), (16, 4))  # experts, groups
 WIDTH = 5  # of a token
 NO_BIAS, BIAS, BELOW_ZERO = "no bias", "biases", "biases that make all values negative"
 
@@ -157,28 +149,6 @@ def _why_not_routed(off: Off) -> str:
     return f"token {token} has the experts {ours}, and the best {len(right)} of its groups are {right}"
 
 
-def _judge_worth(sizes: str, row: Sequence[float], alive: Sequence[bool], found: Sequence[float]) -> None:
-    size = len(row) // len(found)
-    for group, ours in enumerate(found):
-        values = [row[i] for i in range(group * size, (group + 1) * size) if alive[i]]
-        right = sum(sorted(values)[-2:]) if values else float("-inf")
-        if ours != right and (not values or not abs(ours - right) <= 1e-12 * abs(right)):
-            living = ", ".join(f"{value:.3g}" for value in values) or "no expert"
-            raise Wrong(f"{sizes}: group {group} has {living} alive and is worth {right:.3g}, not {ours:.3g}")
-
-
-def _values(num_experts: int) -> list["Tensor"]:
-    import torch
-
-    generator = torch.Generator().manual_seed(num_experts)
-    drawn = torch.rand(8, num_experts, generator=generator, dtype=torch.float64)
-    found = [drawn, drawn - 0.5, drawn.log(), (3 * drawn).round() - 1]  # in the last many are equal
-    for values in found:  # the least value of all in a group that is kept, the first and the last one
-        values[6, :2] = values.new_tensor([99.0, -9.0])
-        values[7, -2:] = values.new_tensor([99.0, -9.0])
-    return found
-
-
 def _judge_counted(router: Callable[..., Any], case: Any) -> None:
     found, expected, fault = on_ranks(runs.loads, 1, router, case, case=", ".join(case))[0]
     if fault:
@@ -188,46 +158,6 @@ def _judge_counted(router: Callable[..., Any], case: Any) -> None:
             f"{', '.join(case)}: load {found}, should be {expected}. A call counts once for each backward that "
             "comes through its weights, however often its forward runs"
         )
-
-
-def _judge_one_move(router: Callable[..., Any], fn: Callable[..., Any]) -> str:
-    import torch
-
-    for step in STEPS:
-        where = str(step)
-        results = on_ranks(runs.moved, len(step.counts), router, fn, step, case=where)
-        start, expected, right = runs.plain_move(router, step)
-        biases = [torch.tensor(bias, dtype=torch.float64) for bias, _ in results]
-        if any(not torch.equal(bias, biases[0]) for bias in biases):
-            raise Wrong(f"{where}: afterwards the ranks have different biases; each moved by what it saw itself")
-        if bad := (biases[0] != expected).nonzero().flatten().tolist():
-            by = (biases[0] - start)[bad[0]] / runs.SPEED
-            raise Wrong(
-                f"{where}: expert {bad[0]} had {int(right[bad[0]])} tokens of {int(right.sum())} in the step, mean "
-                f"{float(right.double().mean()):.4g}; its bias moved by {float(by):.4g} times the speed"
-            )
-        calls = max(sent for _, sent in results)
-        if calls > 1:
-            raise Wrong(f"{where}: {calls} collectives on a rank; one sum of all loads is enough")
-    return f"{len(STEPS)} steps on 1 to 4 ranks: one move by the load of all, the same on every rank, one message"
-
-
-def _judge_living(fn: Callable[..., Any]) -> str:
-    import torch
-
-    drawn = [(scale * values, e, groups) for e, groups in SIZES for values in _values(e) for scale in SCALES]
-    generator = torch.Generator().manual_seed(0)
-    cases = [(values, torch.rand(e, generator=generator) < 0.6, groups) for values, e, groups in drawn]
-    answers = call_each(fn, [(values.clone(), alive.clone(), groups) for values, alive, groups in cases])
-    for (values, alive, groups), (is_fine, found) in zip(cases, answers, strict=True):
-        sizes = f"{values.shape[1]} experts in {groups} groups, alive {alive.int().tolist()}"
-        if not is_fine:
-            raise Wrong(ended(sizes, found))
-        if getattr(found, "shape", None) != (len(values), groups):
-            raise Wrong(f"{sizes}: return worths of shape {[len(values), groups]}")
-        for row, ours in zip(values.tolist(), found.tolist(), strict=True):
-            _judge_worth(sizes, row, alive.tolist(), ours)
-    return f"{len(cases)} cases: groups with two living experts, one or none, whatever the sign and size of the values"
 
 
 router = Part(
@@ -281,33 +211,5 @@ counted = Repair(
         "How often does a forward run under a checkpoint, and how often does a backward come through?",
         "torch.is_grad_enabled() is no answer: one kind of checkpoint runs both of its forwards with gradients.",
         "tensor.register_hook(fn) calls fn when a gradient arrives; a tensor that needs none has no hooks.",
-    ),
-)
-
-one_move = Repair(
-    "v3_moe-4",
-    "One step, one move",
-    "Repair `train_step(router, microbatches, speed)`, which moves a bias per microbatch and rank.",
-    judge=_judge_one_move,
-    minutes=10,
-    points=3,
-    hints=(
-        "How often is the bias moved on a rank with three microbatches, and how often on one with none?",
-        "Add the loads of all microbatches up first. Then all ranks need the same sum.",
-        "A rank without microbatches has a load of zeros, and takes part in the message.",
-    ),
-)
-
-living = Repair(
-    "v3_moe-5",
-    "Experts that are away",
-    "Repair `worth(values, alive, num_groups)`, which gives up a group that has one living expert.",
-    judge=_judge_living,
-    minutes=10,
-    points=2,
-    hints=(
-        "What is 0.9 plus minus infinity, and which groups have that sum?",
-        "A mask is right for choosing; a sum needs a number that adds nothing. ",
-        "Take the best and the second apart: only the second may be left out of the sum.",
     ),
 )

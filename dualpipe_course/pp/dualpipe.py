@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.own.part import Alone, Part
 from dualpipe_course.pp import clipping, programs
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W
+from dualpipe_lab.pp.program import B, F, I, W
 from dualpipe_lab.pp.schedules.dualpipe import dualpipe, eight_steps
-from dualpipe_lab.pp.simulator import simulate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,36 +111,6 @@ def _look_at_rows(p: int, m: int) -> str:
     return programs.look_at_rows(dualpipe_rows(p, m), expected, COST, step) or programs.look_at_place(
         dualpipe_place(p, m), expected, "dualpipe_place(p, m)"
     )
-
-
-def _with_mirrors(answer: object) -> list[str]:
-    """Rows of ranks 0 and 1, and for ranks 2 and 3 the same for the other direction's microbatches."""
-    rows = [row for row in (answer.split("\n") if isinstance(answer, str) else _texts(answer)) if row.strip()]
-    if len(rows) != RANKS // 2:
-        raise Wrong(f"{len(rows)} rows; write those of ranks 0 and 1, the check mirrors them")
-    try:
-        upper = Program.parse("yours", rows)
-    except ValueError as error:
-        raise Wrong(str(error)) from None
-    lower = [[_mirrored(step) for step in row] for row in reversed(upper.ranks)]
-    return [*upper.rows(), *upper.with_ranks(lower).rows()]
-
-
-def _texts(answer: object) -> list[str]:
-    if not isinstance(answer, (list, tuple)) or not all(isinstance(row, str) for row in answer):
-        raise Wrong(f"expected two lines of text, such as '0F0 3F3 3B3 0B0', got {type(answer).__name__}")
-    return list(answer)
-
-
-def _mirrored(step: ProgramStep) -> ProgramStep:
-    if isinstance(step, Overlap):
-        return Overlap(_other(step.forward), _other(step.backward))
-    return _other(step)
-
-
-def _other(action: Action) -> Action:
-    half = MICROBATCHES // 2
-    return action._replace(microbatch=action.microbatch + (half if action.microbatch < half else -half))
 
 
 def _rows() -> Iterator[list[str]]:
@@ -246,19 +215,6 @@ def _close(found: Sequence[float], expected: Sequence[float]) -> bool:
     )
 
 
-def _judge_fewer(answer: object) -> str:
-    timeline = simulate(programs.parse(_with_mirrors(answer), RANKS, MICROBATCHES))
-    peak = max(map(timeline.peak_activations, range(RANKS)))
-    quick = max(0, EASY - timeline.makespan) / (EASY - LEAST)
-    if timeline.makespan > LEAST:
-        late = f"valid, {timeline.makespan} ticks with {peak} activations; {LEAST} are enough with {ROOM}"
-        score = round((0.9 if peak <= ROOM else 0.45) * quick, 2)
-        raise Wrong(f"{late}. Rank 1 is idle for {timeline.bubble_time(1)}", score=score, picture=timeline)
-    if peak > ROOM:
-        raise Wrong(f"{LEAST} ticks, but a rank holds {peak} activations; {ROOM} are enough", 0.6, timeline)
-    return f"{timeline.makespan} ticks with {peak} activations: 18 of work, and one until rank 1 has its first input"
-
-
 def _judge_queue(fn: Callable[..., Any]) -> str:
     if report := on_ranks(_try_rows, 1, fn, case="running backward words")[0]:
         raise Wrong(report)
@@ -295,20 +251,6 @@ rows = Part(
     ),
 )
 
-fewer = Puzzle(
-    "dualpipe-3",
-    "Too few for DualPipe",
-    "Find a mirrored program for 4 ranks and 6 microbatches: 19 ticks, at most 4 live activations per rank.",
-    judge=_judge_fewer,
-    minutes=40,
-    points=3,
-    hints=(
-        "Rank 1 cannot start before tick 1. Where else must it wait? Nowhere, if W fills its gaps and the end.",
-        "Write I W for every B first, and look at the picture: an I that a neighbour waits for "
-        "goes first, a W that no rank waits for goes where the rank would be idle.",
-        "Rank 0 can begin 0F0 0F1 0F2 3F3 3I3 3W3 3F4: three of its own before the first from the other end.",
-    ),
-)
 
 queue = Repair(
     "dualpipe-4",

@@ -7,16 +7,12 @@ step by gradients of one process, by microbatches held and by model time.
 import re
 from collections.abc import Sequence
 
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.own.part import Alone, Part
 from dualpipe_course.pp import programs
-from dualpipe_course.pp.loops import only_whole_backwards
 from dualpipe_course.pp.several_pipelines import check_step
-from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.simulator import simulate
 
 RANKS, MICROBATCHES = 4, 10
 SLOWEST, BUDGET, ROOM = 57, 52, 13  # ticks of 1F1B, ticks and activations of the puzzle, a message takes a tick
@@ -76,23 +72,6 @@ def _check_held(stage: int, words: Sequence[str], p: int, m: int) -> None:
             )
 
 
-def _judge_slow_links(answer: object) -> str:
-    found = programs.parse(answer, RANKS, MICROBATCHES)
-    only_whole_backwards(found)
-    timeline = simulate(found, Cost(latency=1))
-    peaks = [timeline.peak_activations(rank) for rank in range(RANKS)]
-    ticks, held = timeline.makespan, sum(peaks)
-    if held > ROOM:
-        raise Wrong(f"{ticks} ticks, and the peaks {peaks} add up to {held}; {ROOM} are allowed", picture=timeline)
-    if ticks > BUDGET:
-        raise Wrong(
-            f"the peaks {peaks} add up to {held}, and the step takes {ticks} ticks; {BUDGET} are allowed",
-            score=partial_score(ticks, SLOWEST, BUDGET - 1),
-            picture=timeline,
-        )
-    return f"at most {BUDGET} ticks with {ROOM} activations; with 12 no order is as quick"
-
-
 rows = Part(
     "one_f_one_b-5",
     "rows_1f1b",
@@ -112,21 +91,6 @@ rows = Part(
     ),
 )
 
-slow_links = Puzzle(
-    "one_f_one_b-3",
-    "Thirteen in all",
-    "Find rows for 4 ranks and 10 microbatches, messages of a tick: 52 ticks, peaks that add up to 13.",
-    judge=_judge_slow_links,
-    minutes=25,
-    points=3,
-    hints=(
-        "Simulate the rows with lab.Cost(latency=1) and look at rank 2: which of its waits would one more forward "
-        "before its first B fill?",
-        "The last rank has its F and its B at once, without a message in between. What would a second activation do "
-        "there?",
-        "One forward more at the start of a rank needs one more on each rank above it, too. Three ranks get one more.",
-    ),
-)
 
 side_by_side = Repair(
     "one_f_one_b-4",

@@ -37,24 +37,6 @@ def gradients(do, q, blocks, found, block_backward):
     return dq, others
 """,
     },
-    "ring_attention-5": {
-        "positions index the sequence": """
-def part_of(tokens, lengths, layout, rank):
-    held = positions(layout, rank)
-    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    begins = torch.tensor([0, *lengths]).cumsum(0)[document]
-    is_last = torch.cat([document[1:] != document[:-1], torch.tensor([True])])
-    labels = tokens.roll(-1, 1).masked_fill(is_last, -100)
-    return tokens[:, held], labels[:, held], (torch.arange(len(begins)) - begins)[held]
-""",
-        "document by document": """
-def part_of(tokens, lengths, layout, rank):
-    labels = torch.cat([next_token_labels(document) for document in tokens.split(lengths, 1)], 1)
-    where = torch.tensor([place for length in lengths for place in range(length)]).expand_as(tokens)
-    ids, labels, where = (shard_sequence(x, layout, rank) for x in (tokens, labels, where))
-    return ids, labels, where[0]
-""",
-    },
     "ring_attention-7": {
         "gradients straight to their owner": """
 import torch

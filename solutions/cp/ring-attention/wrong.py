@@ -22,14 +22,6 @@ TYPICAL = {
         ),
         "no guard": Bad([("base = lse.masked_fill(lse == -torch.inf, 0)", "base = lse")], "a query may see nothing"),
     },
-    "ring_attention-5": {
-        "labels across documents": Bad(
-            [("    labels[:, torch.tensor(lengths).cumsum(0) - 1] = -100\n", "")],
-            "right if the sequence is a single document",
-        ),
-        "the first token of the next": Bad([("cumsum(0) - 1]", "cumsum(0)[:-1]]")], "labels are"),
-        "local positions": Bad([("where[held]", "torch.arange(len(held))")], "positions are"),
-    },
     "ring_attention-7": {
         "one hop short": Bad(
             [
@@ -67,13 +59,6 @@ def gradients(do, q, blocks, found, block_backward):
     return q.grad, [(k.grad, v.grad) for k, v in pairs]
 """,
             "the exercise is to write this yourself",
-        ),
-    },
-    "ring_attention-5": {
-        "one rank": Bad(
-            "def part_of(tokens, lengths, layout, rank):\n"
-            "    return tokens, next_token_labels(tokens), torch.arange(tokens.shape[1])",
-            "ids are",
         ),
     },
     "ring_attention-7": {

@@ -97,22 +97,4 @@ def norm_of_shards(flat):
 """,
         "a tensor of one number": [(".square().sum()", ".norm().square().reshape(1)")],
     },
-    "zero_1-4": {
-        "other ranks, as an array": "import numpy as np\nowners = np.array([3, 2, 1, 1, 3, 2, 0, 0, 0])",
-        "searched": """
-sizes = [7, 7, 6, 6, 5, 5, 4, 4, 4]
-
-def deal(place, loads):
-    if place == len(sizes):
-        return []
-    for rank in range(4):
-        if loads[rank] + sizes[place] <= 12:
-            rest = deal(place + 1, [load + sizes[place] * (rank == r) for r, load in enumerate(loads)])
-            if rest is not None:
-                return [rank, *rest]
-    return None
-
-owners = tuple(deal(0, [0] * 4))
-""",
-    },
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Typical wrong answers and lazy cheats of the exercises on ZeRO-1."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
 THREE, FOUR, PART = "zero_1-3", "zero_1-4", "zero_1-5"
 
@@ -23,11 +23,6 @@ TYPICAL = {
         "squared in place": Bad([("+ size].square().sum()", "+ size].square_().sum()")], "the optimizer reads it next"),
         "rounded down": Bad([("-(-len(flat) // N)", "len(flat) // N")], "5 numbers on 2 rank(s)"),
         "root of a sum of norms": Bad([(".square().sum()", ".norm()")], "add squares, not norms"),
-    },
-    FOUR: {
-        "the greedy way": Bad("owners = [0, 1, 2, 3, 2, 3, 0, 1, 0]", "the heaviest 15"),
-        "in turn": Bad("owners = [0, 1, 2, 3, 0, 1, 2, 3, 0]", "the heaviest 16"),
-        "a fifth rank": Bad("owners = [0, 1, 2, 2, 0, 1, 3, 3, 4]", "from 0 to 3"),
     },
 }
 
@@ -65,8 +60,5 @@ class ShardedAdam:
     },
     THREE: {
         "the whole buffer": Bad("def norm_of_shards(flat):\n    return float(flat.norm())", "4 numbers on 2 rank(s)"),
-    },
-    FOUR: {
-        "equal to everything": Bad(EQUAL_TO_ALL + "owners = [Anything()] * 9", "whole number from 0 to 3"),
     },
 }

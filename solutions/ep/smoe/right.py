@@ -128,33 +128,4 @@ def layer(x, experts, weights, num_experts):
     return y
 """,
     },
-    "smoe-4": {
-        "divided first": """
-def finish(router, experts, copies, num_tokens):
-    counts = torch.zeros(comm.get_world_size(), dtype=torch.int64)
-    counts[comm.get_rank()] = num_tokens
-    comm.all_reduce(counts)
-    for p in router + experts:
-        p.grad.div_(counts.sum())
-    for p in router:
-        comm.all_reduce(p.grad)
-    if copies is not None:
-        for p in experts:
-            comm.all_reduce(p.grad, group=copies)
-""",
-        "averages, and the number of ranks put back": """
-def finish(router, experts, copies, num_tokens):
-    mean = torch.tensor(float(num_tokens), dtype=torch.float64)
-    comm.all_reduce(mean, "avg")
-    size = comm.get_world_size()
-    for parameter in router:
-        comm.all_reduce(parameter.grad, "avg")
-        parameter.grad /= mean
-    for parameter in experts:
-        if copies is not None:
-            comm.all_reduce(parameter.grad, "avg", copies)
-            parameter.grad *= comm.get_world_size(copies)
-        parameter.grad /= mean * size
-""",
-    },
 }

@@ -28,30 +28,6 @@ TYPICAL = {
             [("    rows = rows[major]\n", ""), ("    rows = rows[major.argsort()]\n", "")], "2 rank(s), 4 experts"
         ),
     },
-    "smoe-4": {
-        "averaged over copies": Bad(
-            [("comm.all_reduce(parameter.grad, group=copies)", 'comm.all_reduce(parameter.grad, "avg", copies)')],
-            "ep 1 x edp 2: rank 0: the gradient of the experts is 0.5 times",
-        ),
-        "not summed": Bad(
-            [
-                (
-                    "        if copies is not None:\n            comm.all_reduce(parameter.grad, group=copies)\n",
-                    "",
-                )
-            ],
-            "ep 1 x edp 2: rank 0: the gradient of the experts differs",
-        ),
-        "summed over all": Bad(
-            [
-                (
-                    "        if copies is not None:\n            comm.all_reduce(parameter.grad, group=copies)\n",
-                    "        comm.all_reduce(parameter.grad)\n",
-                )
-            ],
-            "ep 2 x edp 1",
-        ),
-    },
 }
 
 CHEATS = {
@@ -81,11 +57,6 @@ def layer(x, experts, weights, num_experts):
             "def layer(x, experts, weights, num_experts):\n"
             "    return x * (experts % len(weights) + 1).sum(1, keepdim=True)",
             "2 rank(s), 2 experts",
-        ),
-    },
-    "smoe-4": {
-        "does nothing": Bad(
-            "def finish(router, experts, copies, num_tokens):\n    return None", "the gradient of the router"
         ),
     },
 }

@@ -80,37 +80,4 @@ class Router:
         return chosen / chosen.sum(1, keepdim=True), indices
 """,
     },
-    "v3_moe-4": {
-        "whole numbers": [
-            ("torch.sign(load.double().mean() - load)", "torch.sign(load.sum() - len(load) * load)"),
-        ],
-        "one pass over all tokens": """
-def train_step(router, microbatches, speed):
-    x = torch.cat([router.weight.new_empty(0, router.weight.shape[1]), *microbatches])
-    load = router.load_of(x).double()
-    comm.all_reduce(load)
-    mean = load.mean()
-    router.bias = router.bias + speed * (load < mean).double() - speed * (load > mean).double()
-""",
-    },
-    "v3_moe-5": {
-        "group by group": """
-def worth(values, alive, num_groups):
-    size, found = values.shape[1] // num_groups, []
-    for group in range(num_groups):
-        mine = values[:, group * size :][:, :size][:, alive[group * size :][:size]]
-        if mine.shape[1] == 0:
-            found.append(values.new_full((len(values),), -torch.inf))
-        else:
-            found.append(mine.topk(min(2, mine.shape[1])).values.sum(1))
-    return torch.stack(found, 1)
-""",
-        "by how many live": """
-def worth(values, alive, num_groups):
-    masked = torch.where(alive, values, -torch.inf).view(len(values), num_groups, -1)
-    top = masked.sort(-1, descending=True).values
-    count = alive.view(num_groups, -1).sum(1)
-    return torch.where(count > 1, top[..., 0] + top[..., 1], top[..., 0])
-""",
-    },
 }

@@ -25,21 +25,6 @@ TYPICAL = {
         ),
         "chosen without the bias": Bad([("scores.detach() + self.bias", "scores.detach()")], "other experts"),
     },
-    "v3_moe-4": {
-        "own load": Bad([(_SUM, "")], "different biases"),
-        "by the distance": Bad(
-            [("torch.sign(load.double().mean() - load)", "(load.double().mean() - load)")], "times the speed"
-        ),
-        "only those that have some": Bad(
-            [(_SUM, "    if microbatches:\n        comm.all_reduce(load)\n")], "1, 3, 0 microbatches"
-        ),
-    },
-    "v3_moe-5": {
-        "as it was": Bad([("second.where(second > -torch.inf, 0)", "second")], "alive and is worth"),
-        "nobody is worth nothing": Bad(
-            [("    return best + ", "    return best.where(best > -torch.inf, 0) + ")], "has no expert alive"
-        ),
-    },
 }
 
 CHEATS = {
@@ -55,15 +40,6 @@ CHEATS = {
                 )
             ],
             "evaluate, train: load",
-        ),
-    },
-    "v3_moe-4": {
-        "nothing moves": Bad("def train_step(router, microbatches, speed):\n    pass", "moved by 0 times"),
-    },
-    "v3_moe-5": {
-        "all are equal": Bad(
-            "def worth(values, alive, num_groups):\n    return values.new_zeros(len(values), num_groups)",
-            "alive and is worth",
         ),
     },
 }

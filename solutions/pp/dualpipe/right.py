@@ -117,15 +117,6 @@ def dualpipe_place(p, m):
     return lambda *key: where[key]
 """,
     },
-    "dualpipe-3": {
-        "B where W follows at once": [("0I1 0W1", "0B1"), ("0I2 0W2", "0B2")],
-        "one text of two lines": [
-            ("upper = [\n", "upper = '''\n"),
-            ('    "', ""),
-            ('",\n', "\n"),
-            ("\n]", "\n'''"),
-        ],
-    },
     "dualpipe-4": {
         "functions that keep what they need": """
 from collections import deque

@@ -15,13 +15,6 @@ TYPICAL = {
             [("(down, up) if position < p // 2 else (up, down)", "(down, up)")], "it comes from the nearer end"
         ),
     },
-    "dualpipe-3": {
-        "a microbatch too few": Bad([(" 0I2 0W2", "")], "the validator says"),
-        "whole backwards": Bad(
-            [("3I3 3W3", "3B3"), ("3I5 3W5", "3B5"), ("0I2 0W2", "0B2"), ("0I1 0W1", "0B1")], "valid, 21"
-        ),
-        "weights first": Bad([("2I3 1I0 2W3", "2I3 2W3 1I0")], "ticks with 4 activations"),
-    },
     "dualpipe-4": {
         "late binding": Bad(
             QUEUE
@@ -65,9 +58,6 @@ CHEATS = {
             "    return schedules.dualpipe(p, m).rows()\n",
             "is the library's",
         ),
-    },
-    "dualpipe-3": {
-        "empty": Bad("upper = []", "0 rows"),
     },
     "dualpipe-4": {
         "nothing": Bad(QUEUE + "    return []", "after B0: it returned 0 gradients"),

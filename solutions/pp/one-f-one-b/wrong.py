@@ -15,10 +15,6 @@ TYPICAL = {
         ),
         "more forwards than microbatches": Bad([("min(p - 1 - stage, m)", "p - 1 - stage")], "is in row 0"),
     },
-    "one_f_one_b-3": {
-        "twice the warm-up": Bad([("[4, 3, 2, 0]", "[6, 4, 2, 0]")], "add up to 16"),
-        "a later rank has more": Bad([("[4, 3, 2, 0]", "[2, 3, 2, 0]")], "the validator says"),
-    },
     "one_f_one_b-4": {
         "by places of the world": Bad([("last_place - place\n", "world_size - 1 - place\n")], "holds 2"),
         "one too few": Bad([("last_place - place\n", "max(0, last_place - place - 1)\n")], "1F1B's takes 18"),
@@ -33,9 +29,6 @@ CHEATS = {
             "def one_f_one_b_rows(p, m):\n    return list(schedules.one_f_one_b(p, m).rows())",
             "is the library's",
         ),
-    },
-    "one_f_one_b-3": {
-        "the library's": Bad("order = lab.schedules.one_f_one_b(4, 10).rows()", "52 are allowed"),
     },
     "one_f_one_b-4": {
         "the library's runtime": Bad(
