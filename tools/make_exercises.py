@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 def with_facts(text: str) -> str:
     """Return a solution page whose headings, kinds and minutes are those of its checks."""
-    topic = re.search(r"answer-(\w+)-1\b", text)
+    topic = re.search(r"answer-(\w+)-\d+\b", text)
     if topic is None or topic[1] not in TOPICS:
         return text
     checks = [check.about for check in checks_of(topic[1])]

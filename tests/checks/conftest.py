@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def topic_of(page):
     """The topic of a solution is what its answers are named after."""
-    return re.search(r"answer-(\w+)-1\b", page.read_text(encoding="utf-8"))[1]
+    return re.search(r"answer-(\w+)-\d+\b", page.read_text(encoding="utf-8"))[1]
 
 
 SOLUTIONS = sorted((ROOT / "solutions").glob("*/*/*.md"))
