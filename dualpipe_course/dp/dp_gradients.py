@@ -6,12 +6,12 @@ bytes that have left when the backward of each layer begins.
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, check_limit, in_words
 from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.dp.shares import LIBRARY
-from dualpipe_course.meter import Meter, Spent
+from dualpipe_course.meter import Meter
 from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
 from dualpipe_course.start.ranks import all_waited_for
@@ -35,6 +35,14 @@ LINK = Link(gbps=0.001)  # 125 bytes take a millisecond
 NUM_STEPS = 2
 SHAPES = ((5,), (7,), (2, 2), (16,), (8,), (0, 3))  # of the part's layers, in float64
 Unused: TypeAlias = Sequence[tuple[int, int]]  # place in the group and layer
+
+
+class Moment(NamedTuple):
+    """When the backward of a layer begins: the layer, or -1 at the end; bytes sent and milliseconds since it began."""
+
+    layer: int
+    sent: int
+    ms: float
 
 
 def _plan(given: object) -> list[int]:
@@ -179,7 +187,8 @@ def _in_backward(
 
     if rank not in ranks:
         return Found({}, costs={"sent": 0})
-    place, values, early, late = ranks.index(rank), {}, "", ""
+    place, early, late = ranks.index(rank), "", ""
+    values: dict[str, Numbers | None] = {}
     weights = [torch.ones(shape, dtype=torch.float64, requires_grad=True) for shape in SHAPES]
     buckets, meter, sent = Buckets(weights, ranks, num_bytes, num_backwards), Meter(), 0
     for step in range(NUM_STEPS):
@@ -195,15 +204,15 @@ def _in_backward(
     return Found(values, costs={"sent": sent}, refused=early, changed=late)
 
 
-def _backward(weights: "list[Tensor]", place: int, of: tuple[int, int], unused: Unused) -> list[tuple[int, Spent]]:
+def _backward(weights: "list[Tensor]", place: int, of: tuple[int, int], unused: Unused) -> list[Moment]:
     """Run a backward; return the layers whose backward has begun, each with what was spent until then, and the end."""
     import torch
 
     from dualpipe_lab.launch.context import compute
 
     meter = Meter()
-    found: list[tuple[int, Spent]] = []
-    spent = Spent(0, 0, 0.0, 0)
+    found: list[Moment] = []
+    sent, ms = 0, 0.0
 
     class Slow(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -218,9 +227,10 @@ def _backward(weights: "list[Tensor]", place: int, of: tuple[int, int], unused: 
             return grads[0], None
 
     def note(layer: int) -> None:
-        nonlocal spent
-        spent = Spent(*(a + b for a, b in zip(spent, meter.lap(), strict=True)))
-        found.append((layer, spent))
+        nonlocal sent, ms
+        lap = meter.lap()
+        sent, ms = sent + lap.bytes, ms + lap.ms
+        found.append(Moment(layer, sent, ms))
 
     x = torch.zeros((), dtype=torch.float64)
     for layer, weight in enumerate(weights):
@@ -233,10 +243,10 @@ def _backward(weights: "list[Tensor]", place: int, of: tuple[int, int], unused: 
     return found
 
 
-def _before_the_last(moments: list[list[tuple[int, Spent]]]) -> str:
+def _before_the_last(moments: list[list[Moment]]) -> str:
     """What left before the last backward, in words."""
     for m, found in enumerate(moments[:-1]):
-        if sent := found[-1][1].bytes:
+        if sent := found[-1].sent:
             return (
                 f"{sent} bytes left in the backward of microbatch {m}, and {len(moments)} add to each gradient: count "
                 "the gradients of a bucket, and send in the last backward"
@@ -244,9 +254,9 @@ def _before_the_last(moments: list[list[tuple[int, Spent]]]) -> str:
     return ""
 
 
-def _in_the_last(moments: list[list[tuple[int, Spent]]], place: int, num: int, num_bytes: int, unused: Unused) -> str:
+def _in_the_last(moments: list[list[Moment]], place: int, num: int, num_bytes: int, unused: Unused) -> str:
     """What is wrong with the moments of the sends, in words; behind an incomplete bucket others may leave or wait."""
-    waited = max(found[-1][1].ms - BACKWARD * (len(found) - 1) for found in moments)
+    waited = max(found[-1].ms - BACKWARD * (len(found) - 1) for found in moments)
     if waited > 0 and num > 1:
         return (
             f"the backward took {waited:g} ms longer than its layers: the hook has waited. Start all messages there "
@@ -255,13 +265,13 @@ def _in_the_last(moments: list[list[tuple[int, Spent]]], place: int, num: int, n
     buckets = _expected_buckets(num_bytes)
     used = [not any((place, layer) in unused for layer in bucket) for bucket in buckets]
     in_order = used.index(False) if False in used else len(buckets)
-    for layer, spent in moments[-1]:
+    for layer, sent, _ in moments[-1]:
         due = [(num - 1) * 8 * -(-_numel(bucket) // num) * (min(bucket) > layer) for bucket in buckets]
         least, most = sum(due[:in_order]), sum(size for size, is_used in zip(due, used, strict=True) if is_used)
-        if not least <= spent.bytes <= most:
+        if not least <= sent <= most:
             when = f"the backward of layer {layer} began" if layer >= 0 else "the backward was over"
             return (
-                f"when {when}, {spent.bytes} bytes had left, expected {most}: the buckets are of layers {buckets}, and "
+                f"when {when}, {sent} bytes had left, expected {most}: the buckets are of layers {buckets}, and "
                 "the hook sends every other rank its block of a bucket when it is complete, not earlier or later"
             )
     return ""

@@ -68,10 +68,11 @@ def _parse(answer: object) -> tuple[int, list[int], int, int, bool]:
     return tp, layers, dp, zero, recompute
 
 
-def _look(*case: int) -> str:
+def _look(numel: int, num_shared: int, dtype_bytes: int, saved_bytes: int, num_live: int) -> str:
     """What is wrong with `rank_bytes`, in words."""
     from mine.memory import rank_bytes
 
+    case = numel, num_shared, dtype_bytes, saved_bytes, num_live
     found, expected = plain(rank_bytes(*case)), _bytes(*case)
     if type(found) is not int:
         return f"it returned {found!r}, and bytes are a whole number: an int"
