@@ -94,6 +94,15 @@ RETIRED = {
     "zero_1-4": "book/dp/zero-1",
     "dualpipe-3": "book/pp/dualpipe",
     "one_f_one_b-3": "book/pp/one-f-one-b",
+    "memory-1": "book/start/memory",
+    "memory-2": "book/start/memory",
+    "ranks-1": "book/start/ranks-and-messages",
+    "ranks-2": "book/start/ranks-and-messages",
+    "data_parallel-1": "book/dp/data-parallel",
+    "data_parallel-2": "book/dp/data-parallel",
+    "dp_gradients-1": "book/dp/dp-gradients",
+    "dp_gradients-2": "book/dp/dp-gradients",
+    "speed-1": "book/start/speed",
 }
 
 

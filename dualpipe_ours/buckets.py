@@ -9,22 +9,20 @@ from dualpipe_lab.comm import Work, get_rank, irecv, isend
 
 from .ring import all_gather, padded
 
-FIRST_TAG = 3
+FIRST_TAG = 3  # of the first bucket
 
 
 class Buckets:
     """Sums the gradients of parameters, in buckets of at most `num_bytes`, after so many backwards."""
 
     def __init__(self, parameters: Iterable[Tensor], ranks: list[int], num_bytes: int, num_backwards: int = 1) -> None:
+        """Fill the buckets, the last parameter first, and hang a hook on every parameter."""
         self.ranks, self.num_backwards = ranks, num_backwards
         self.buckets: list[list[Tensor]] = []
-        held = num_bytes
         for parameter in reversed(list(parameters)):
-            if held + parameter.nbytes > num_bytes:
+            if not self.buckets or sum(p.nbytes for p in self.buckets[-1]) + parameter.nbytes > num_bytes:
                 self.buckets.append([])
-                held = 0
             self.buckets[-1].append(parameter)
-            held += parameter.nbytes
             parameter.register_post_accumulate_grad_hook(self._arrived)
         self._reset()
 
@@ -34,7 +32,7 @@ class Buckets:
         for number in range(len(self.buckets)):
             if number not in self.started:
                 self._start(number)
-        for number, (own, arriving, works) in sorted(self.started.items()):
+        for number, (own, arriving, works) in sorted(self.started.items()):  # one order on all ranks
             for work in works:
                 work.wait()
             arriving.insert(me, own[me])
@@ -56,9 +54,10 @@ class Buckets:
 
     def _start(self, number: int) -> None:
         """Send every other rank its block of a bucket, and make room for the blocks that they send."""
+        num, tag = len(self.ranks), FIRST_TAG + number
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.buckets[number]]
-        own = padded(torch.cat([grad.flatten() for grad in grads]), len(self.ranks)).view(len(self.ranks), -1)
-        arriving, works, tag = [], [], FIRST_TAG + number
+        own = padded(torch.cat([grad.flatten() for grad in grads]), num).view(num, -1)
+        arriving, works = [], []
         for peer, block in zip(self.ranks, own, strict=True):
             if peer != get_rank():
                 arriving.append(torch.empty_like(block))

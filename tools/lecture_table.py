@@ -10,7 +10,7 @@ library   names of the axis' own package (or its schedules and models) that thos
 exercise  graded questions (`check-...` cells) of the exercise notebook; the solution's notebook has stored outputs
 backward  p: the page writes one: an autograd.Function with a backward (delays excluded), or a function `backward`,
           `..._backward`, `input_grad`, `weight_grad` that computes or sends and does not ask autograd; in dp also code
-          that reads `.grad` (or hooks into it) and calls a collective
+          that reads `.grad` (or hooks into it) and calls a collective or sends; of official parts that it shows, too
           l: the page uses a library name from a module that does so, or runs a schedule whose backward is split (I, W)
           Pages in NO_BACKWARD have none of their own: files, an optimizer, a collective, orders of whole backwards
 nccl      one cell tagged `nccl`, guarded by `nccl_ready(`
@@ -158,7 +158,7 @@ def is_operator(node: ast.ClassDef) -> bool:
 def exchanges_gradients(node: ast.AST) -> bool:
     """Whether a function or class reads `.grad` or hooks into it, and calls a collective itself."""
     reads = any(isinstance(n, ast.Attribute) and n.attr in ("grad", "grads", HOOK) for n in ast.walk(node))
-    sends = any(re.match(r"all_reduce|reduce_scatter", called(call)) for call in calls_in(node))
+    sends = any(re.match(r"all_reduce|reduce_scatter|isend", called(call)) for call in calls_in(node))
     return reads and sends and not asks_autograd(node)
 
 
@@ -170,6 +170,13 @@ def writes_backward(trees: list[ast.Module], axis: str) -> bool:
             if written or (axis == "dp" and exchanges_gradients(node)):
                 return True
     return False
+
+
+def parts_of(root: Path, trees: list[ast.Module]) -> list[ast.Module]:
+    """The official parts that the cells import, which the page shows in a fold."""
+    modules = {node.module or "" for node in nodes_of(trees) if isinstance(node, ast.ImportFrom)}
+    names = sorted(name.partition(".")[2] for name in modules if name.startswith("dualpipe_ours."))
+    return [ast.parse((root / "dualpipe_ours" / f"{name}.py").read_text(encoding="utf-8")) for name in names]
 
 
 def names_with_backward(root: Path, axis: str) -> set[str]:
@@ -273,7 +280,7 @@ def row(root: Path, axis: str, page: str) -> dict[str, str]:
     found["exercise"] = str(num_questions(root, axis, page) or "")
     packages = {path.rpartition(".")[0].removeprefix("dualpipe_lab.") for path in imported(trees).values()}
     library = (names | packages) & names_with_backward(root, axis) or (axis == "pp" and splits(trees))
-    found["backward"] = "p" * writes_backward(trees, axis) + "l" * bool(library)
+    found["backward"] = "p" * writes_backward(trees + parts_of(root, trees), axis) + "l" * bool(library)
     found["widget"] = plays(trees)
     return found
 

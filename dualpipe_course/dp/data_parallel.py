@@ -1,19 +1,25 @@
-"""Exercises of "Data parallel": two means, a step over unequal microbatches, a library that averages, a fair deal.
+"""Exercises of "Data parallel": the part `data`, a library that averages, a fair deal.
 
 Chapter: book/dp/data-parallel.  Gradients are judged against one process in float64, messages by the ledger.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
-from dualpipe_course.differences import TOLERANCE, apart
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
+from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.dp import shares
+from dualpipe_course.meter import Meter
+from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import on_ranks, partial_score
-from dualpipe_course.variants import Known
 from dualpipe_course.wrong import Wrong
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Batch: TypeAlias = Sequence[Sequence[tuple[int, int]]]  # by rank and microbatch: tokens, and how many of them count
 
 LENGTHS = (115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48)  # tokens of each sequence of the puzzle
 RANKS, LIMIT, IN_ORDER = 4, 200, 238
@@ -21,31 +27,6 @@ _OWN_TOKENS = (
     "each rank has divided by its own tokens, so what a token weighs depends on its rank: "
     "1/n of all n tokens is right for every one"
 )
-_WHY_ONCE = "Gradients are summed once per step, after the last microbatch."
-
-
-def _slips(a: int, b: int, c: int, n: int) -> Known:
-    loss, of_means = (a + b + c) / 8, a + b / 3 + c / 4
-    no_rank = "the average divides by all 4 ranks, also by the one that adds nothing"
-    return (
-        ((of_means / 4, "that is the mean of means"), (2 * loss, "divide by the tokens, not by the ranks")),
-        (
-            (loss, f"that is the loss of the batch; the means are {a}, {b // 3} and {c // 4}"),
-            (of_means // 3, no_rank),
-            (of_means / 3, no_rank),
-            (of_means, "an average divides by the number of ranks"),
-        ),
-        (
-            (18 * n, "the sum runs once per step, after the third microbatch"),
-            (
-                4 * n,
-                "each byte passes a rank twice, once as a partial sum and once finished; of both, 3/4 leave the rank",
-            ),
-            (8 * n, "a rank's own quarter does not travel: (N - 1) / N of it does, twice"),
-            (3 * n, "that is the reduce-scatter alone; an all-gather of the finished sums follows"),
-            (1.5 * n, "count bytes; a float32 has 4 of them"),
-        ),
-    )
 
 
 def _deal(given: object) -> list[list[int]]:
@@ -61,12 +42,6 @@ def _deal(given: object) -> list[list[int]]:
     if twice := [i for i in set(flat) if flat.count(i) > 1]:
         raise Wrong(f"sequence {min(twice)} is dealt out twice; each goes to one rank")
     return [list(own) for own in answer]
-
-
-def _step(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Shares) -> tuple[shares.Grads, float]:
-    model = shares.make_model()
-    returned = fn(model, shares.microbatches(case, rank))
-    return shares.grads_of(model), float(returned)
 
 
 def _averaged(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Shares) -> tuple[shares.Grads, int]:
@@ -85,25 +60,6 @@ def _averaged(rank: int, world_size: int, fn: Callable[..., Any], case: shares.S
 
     fn(model, *shares.microbatches(case, rank)[0], average)
     return shares.grads_of(model), len(calls)
-
-
-def _judge_step(fn: Callable[..., Any]) -> str:
-    cases: list[shares.Shares] = [
-        [[3]], [[2], [2]], [[1], [3]], [[2, 1], [3, 3]], [[1, 4], [2], [5, 0, 3]], [[4], [0], [], [7, 2]],
-    ]  # fmt: skip
-    for case in cases:
-        name = shares.named(case)
-        results = on_ranks(_step, len(case), Without(fn, *shares.LIBRARY), case, case=name)
-        grads, loss = shares.reference(case)
-        for rank, (found, returned) in enumerate(results):
-            if (problem := shares.why_different(found, grads, len(case))) is not None:
-                raise Wrong(f"{name}: rank {rank}: {problem}")
-            if not abs(returned - loss) <= TOLERANCE * max(1.0, loss):
-                both = apart(returned, loss)
-                whole = f"that of all tokens is {both.expected}{both.why}"
-                raise Wrong(f"{name}: rank {rank} returned {both.found} as the loss, {whole}")
-        shares.check_sums(results, shares.GRADIENT_BYTES, 32, name, _WHY_ONCE)
-    return "gradients and loss equal one process on 6 batches, a rank without anything included; one sum per step"
 
 
 def _judge_averaged(fn: Callable[..., Any]) -> str:
@@ -125,6 +81,122 @@ def _judge_averaged(fn: Callable[..., Any]) -> str:
     return "gradients equal one process for equal and unequal shares, and average() ran once"
 
 
+def _summed(rank: int, world_size: int, ranks: list[int], batch: Batch) -> Found:
+    """All three functions on a group, each microbatch with a backward of its own."""
+    import torch
+    from mine.data import num_tokens, share_of_loss, sum_gradients
+
+    if rank not in ranks:
+        return Found({}, costs=dict.fromkeys(("count", "between", "gradients"), 0))
+    own = _microbatches(batch, ranks.index(rank))
+    weights, targets = _weights(), torch.cat([torch.empty(0, dtype=torch.int64), *(t for _, t in own)])
+    meter = Meter()
+    total = num_tokens(targets, ranks)
+    count_bytes, share, found = meter.lap().bytes, torch.zeros((), dtype=torch.float64), []
+    for tokens, goal in own:
+        logits = _logits(weights, tokens, ranks.index(rank))
+        loss = share_of_loss(logits, goal, total)
+        loss.backward()
+        share += loss.detach()
+        found.append((logits.detach(), goal))
+    between = meter.lap().bytes
+    sum_gradients(list(weights.values()), ranks)
+    values = {"the number of tokens": [float(total)], "the share of the loss": share}
+    values |= {f"the gradient of {name}": weight.grad for name, weight in weights.items()}
+    costs = {"count": count_bytes, "between": between, "gradients": meter.lap().bytes}
+    slips = {"the number of tokens": _other_counts(targets, batch), "the share of the loss": _other_shares(found)}
+    return Found({name: Numbers.of(value) for name, value in values.items()}, slips=slips, costs=costs)
+
+
+def _other_counts(targets: "Tensor", batch: Batch) -> dict[str, Numbers | None]:
+    return {
+        "it is this rank's alone; all ranks divide by the same number": Numbers((1,), [float((targets >= 0).sum())]),
+        "it counts targets of -100, too": Numbers((1,), [float(sum(num for own in batch for num, _ in own))]),
+    }
+
+
+def _other_shares(found: "list[tuple[Tensor, Tensor]]") -> dict[str, Numbers | None]:
+    """What the usual mistakes make of the sum of a rank's shares."""
+    from torch.nn.functional import cross_entropy
+
+    means = [cross_entropy(logits, goal) for logits, goal in found]
+    sums = [cross_entropy(logits, goal, reduction="sum") for logits, goal in found]
+    of_its_own = "the mean over this rank's own tokens, so what a token weighs depends on its rank: divide by `total`"
+    return {of_its_own: Numbers.of(sum(means)), "the sum, not yet divided by `total`": Numbers.of(sum(sums))}
+
+
+def _alone(rank: int, world_size: int, ranks: list[int], batch: Batch) -> "dict[str, Tensor | None]":
+    """The mean over all tokens that count, and its gradients."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    weights = _weights()
+    names = ("the number of tokens", "the share of the loss", *(f"the gradient of {name}" for name in weights))
+    if rank not in ranks:
+        return dict.fromkeys(names)
+    sums = [torch.zeros((), dtype=torch.float64) for _ in ranks]
+    for place in range(len(ranks)):
+        for tokens, goal in _microbatches(batch, place):
+            logits = _logits(weights, tokens, place)
+            sums[place] = sums[place] + cross_entropy(logits[goal >= 0], goal[goal >= 0], reduction="sum")
+    total = sum(valid for own in batch for _, valid in own)
+    if total:
+        (torch.stack(sums).sum() / total).backward()
+    shares_of = [one.detach() / max(total, 1) for one in sums]
+    grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights.values()]
+    own = shares_of[ranks.index(rank)]
+    return dict(zip(names, [torch.tensor([total], dtype=torch.float64), own, *grads], strict=True))
+
+
+def _weights() -> "dict[str, Tensor]":
+    """A table, a head, and a scale that the first, third, ... of a group use, equal in every process."""
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    shapes = {"the table": (7, 4), "the head": (7, 4), "the scale": (4,)}
+    drawn = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {name: weight.requires_grad_() for name, weight in drawn.items()}
+
+
+def _logits(weights: "dict[str, Tensor]", tokens: "Tensor", place: int) -> "Tensor":
+    table, head, scale = weights.values()
+    x = table[tokens] if place % 2 else table[tokens] * scale
+    return x.tanh() @ head.t()
+
+
+def _microbatches(batch: Batch, place: int) -> "list[tuple[Tensor, Tensor]]":
+    """Tokens and targets, in which those that count are spread."""
+    import torch
+
+    generator, found = torch.Generator().manual_seed(17 + place), []
+    for num, valid in batch[place]:
+        tokens, targets = (torch.randint(0, 7, (num,), generator=generator) for _ in range(2))
+        targets[torch.randperm(num, generator=generator)[valid:]] = shares.IGNORE_INDEX
+        found.append((tokens, targets))
+    return found
+
+
+def _few_bytes(world_size: int, ranks: list[int], batch: Batch) -> list[Limit]:
+    num = len(ranks)
+    most = num * sum(2 * (num - 1) * -(-numel // num) * 8 for numel in (28, 28, 4))
+    counted = "the ranks sent {found} bytes to count tokens, {most} are enough: one all-reduce of a number"
+    summed = "the ranks sent {found} bytes of gradients, {most} are enough: one all-reduce of each"
+    between = "rank {rank} sent {found} bytes in share_of_loss, which is given the total"
+    return [
+        Limit("count", num * 2 * (num - 1) * 8, counted),
+        Limit("between", 0, between, scope="each"),
+        Limit("gradients", most, summed),
+    ]
+
+
+def _why_not_summed(off: Off) -> str:
+    if off.found is not None and any(value != value for value in off.found.flat):
+        return f"{off.name} is not a number: 0 was divided by 0, or a mean was taken over no token"
+    if off.name.startswith("the gradient") and off.found is None:
+        return f"{off.name} is missing: this rank did not use the weight, and the sum of the others belongs there too"
+    return in_words(off)
+
+
 def _judge_fair_deal(answer: object) -> str:
     dealt = _deal(answer)
     tokens = [sum(LENGTHS[i] for i in own) for own in dealt]
@@ -137,41 +209,41 @@ def _judge_fair_deal(answer: object) -> str:
     return f"{LIMIT} tokens on every rank, in the order of the file it were up to {IN_ORDER}"
 
 
-numbers = Predict(
-    "data_parallel-1",
-    "Two means and a message",
-    ("loss", "mean of means", "bytes sent"),
-    lambda a, b, c, n: ((a + b + c) / 8, (a + b / 3 + c / 4) / 4, 6 * n),
-    "add up to {a}, {b}, {c} and 0.",
-    "{n:,} float32 parameters",
-    minutes=6,
-    points=1,
-    trail=True,
-    hints=(
-        "The loss of the batch is the sum of all losses over the number of all tokens.",
-        "The other one: 20/1, 12/3 and 16/4, and their mean over all four ranks. What does rank 3 contribute?",
-        "An all-reduce sends 2 (N - 1) / N of its tensor from each rank, however many microbatches went before.",
+data = Part(
+    "data_parallel-5",
+    "data",
+    "The mean over all ranks",
+    "Write num_tokens, share_of_loss and sum_gradients: the mean over the tokens of all ranks, as a sum of shares.",
+    names=("num_tokens", "share_of_loss", "sum_gradients"),
+    trials=(
+        OnRanks(
+            _summed,
+            (
+                (1, [0], [[(3, 3)]]),
+                (2, [0, 1], [[(2, 2)], [(2, 2)]]),
+                (2, [0, 1], [[(4, 1)], [(3, 3)]]),
+                (2, [1, 0], [[(4, 0)], [(5, 2), (3, 3)]]),
+                (3, [0, 1, 2], [[(4, 3)], [], [(0, 0), (6, 5)]]),
+                (4, [3, 1], [[(5, 4)], [(2, 1)]]),
+                (2, [0, 1], [[(3, 0)], []]),
+            ),
+            _alone,
+            "group {1} of {0} rank(s), microbatches (tokens, of which count) {2}",
+            _few_bytes,
+            _why_not_summed,
+        ),
     ),
-    slips=_slips,
-    a=(20, 12, 28, 36),
-    b=(12, 9, 24, 36),
-    c=(16, 8, 20, 32),
-    n=(1000, 2000, 3000, 4000, 5000),
-    called={"a": "losses", "b": "", "c": "", "n": "parameters"},
-)
-
-step = Implement(
-    "data_parallel-2",
-    "A step of unequal microbatches",
-    "Write `data_parallel_step(model, microbatches)`: gradients and loss of the mean over all tokens of all ranks.",
-    judge=_judge_step,
-    minutes=30,
+    right="7 batches on 1 to 3 ranks: unequal ranks, a rank without tokens, a batch without a target",
+    minutes=35,
     points=4,
     hints=(
-        "Count the valid targets of all your microbatches first, and add the counts up over the ranks: one number.",
-        "Each microbatch adds cross_entropy(..., reduction='sum') / n to .grad. Nothing is sent between microbatches.",
-        "A rank without a microbatch has .grad None. It must take part in the sum with zeros, or the others wait "
-        "for it. The loss is a sum over the ranks too.",
+        "What does a single token weigh in the mean over all tokens? That must not depend on the rank where it is, so "
+        "all ranks learn the total before any of them divides.",
+        "share_of_loss adds the losses of the tokens that count and divides by the total that it is given. A rank "
+        "without a token has the share 0, and a total of 0 must not divide.",
+        "count = (targets != -100).sum().double(); all_reduce(count, ranks). cross_entropy(logits, targets, "
+        "ignore_index=-100, reduction='sum') / max(total, 1.0). In sum_gradients a gradient that is None becomes "
+        "torch.zeros_like(parameter), and then every gradient is all-reduced.",
     ),
 )
 

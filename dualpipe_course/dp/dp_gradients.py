@@ -1,19 +1,22 @@
-"""Exercises of "DP gradients": when the last sum ends, buckets and hooks, a sum too often, a plan of buckets.
+"""Exercises of "DP gradients": the part `buckets`, a sum too often, a plan of buckets.
 
-Chapter: book/dp/dp-gradients.  Sums are judged by their values, their bytes and their moments on the virtual clock.
+Chapter: book/dp/dp-gradients.  Sums are judged by their values, their bytes and their moments: those of the part by the
+bytes that have left when the backward of each layer begins.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, check_limit
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, check_limit, in_words
+from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.dp.shares import LIBRARY
 from dualpipe_course.meter import Meter
+from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
+from dualpipe_course.start.ranks import all_waited_for
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import on_ranks, partial_score
-from dualpipe_course.variants import Known
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.emulator import Link
 
@@ -30,27 +33,16 @@ BACKWARD, MS = 10, 1_000_000  # ms of each layer; nanoseconds
 SIZES = (4, 8, 4, 16, 8)  # elements of each layer's weight, in float64
 LINK = Link(gbps=0.001)  # 125 bytes take a millisecond
 NUM_STEPS = 2
+SHAPES = ((5,), (7,), (2, 2), (16,), (8,), (0, 3))  # of the part's layers, in float64
+Unused: TypeAlias = Sequence[tuple[int, int]]  # place in the group and layer
 
 
-def _slips(f: int, b: int, s: int) -> Known:
-    four, one = f + b + 4 * s, f + 4 * b + 4 * s
-    hidden = f + 4 * b + s
-    return (
-        (
-            (
-                hidden,
-                "that hides all sums but one, and they do not keep up: each takes longer than the backward beside it",
-            ),
-            (f + 8 * b, f"that adds 4 x {b} for the messages; each takes {s}"),
-            (one, "that is the end for a single bucket"),
-        ),
-        (
-            (four, "that is the end for four buckets"),
-            (hidden, f"a message of four layers takes {4 * s} ms"),
-            (f + b + s, "the bucket is full only when the first layer's backward is over"),
-        ),
-        ((20, "the hooks wait for the last microbatch"), (5, "one for each bucket, in the last microbatch")),
-    )
+class Moment(NamedTuple):
+    """When the backward of a layer begins: the layer, or -1 at the end; bytes sent and milliseconds since it began."""
+
+    layer: int
+    sent: int
+    ms: float
 
 
 def _plan(given: object) -> list[int]:
@@ -64,33 +56,6 @@ def _plan(given: object) -> list[int]:
     return list(answer)
 
 
-def _check_buckets(fn: Callable[..., Any], num_ranks: int, bucket_bytes: int, rare: int | None) -> None:
-    """Raise `Wrong` unless `fn(parameters, bucket_bytes)` sums in buckets, during the backward, in one order.
-
-    Where `rare` is a layer, rank 0 does not use it: buckets behind that one are complete there, and must not overtake.
-    """
-    case = f"{num_ranks} rank(s), buckets of {bucket_bytes} bytes"
-    case += "" if rare is None else f", layer {rare} not used by rank 0"
-    answer = Without(fn, *LIBRARY)
-    results = on_ranks(_buckets, num_ranks, answer, bucket_bytes, rare, case=case, clock="virtual", link=LINK)
-    buckets = _expected_buckets(bucket_bytes)
-    what = f"buckets of layers {buckets}, the last layer first"
-    _check_traffic(results, 1, len(buckets), case, what)
-    _check_waits(results, len(buckets), f"{case}, {what}")
-    _check_values(results, 1, rare, case)
-    for rank, found in enumerate(results):
-        before, after = (found.costs[f"buffers {when}"] for when in ("before", "after"))
-        if {before, after} != {len(buckets)}:
-            raise Wrong(
-                f"{case}: on rank {rank} the gradients lie in {before} buffer(s) before the backward and {after} after "
-                f"it, expected {len(buckets)}: each .grad is a view of its bucket from the beginning to the end"
-            )
-    incomplete = next((i for i, bucket in enumerate(buckets) if rare in bucket), len(buckets))
-    ready = [(len(SIZES) - min(bucket)) * BACKWARD for bucket in buckets[:incomplete]]
-    ready += [len(SIZES) * BACKWARD] * (len(buckets) - incomplete)  # in finish(), after the backward
-    _check_moments(results, ready, case)
-
-
 def _check_once(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
     """Raise `Wrong` unless `fn(parameters, num_microbatches)` sums each gradient once a step, in the last backward."""
     case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es), {NUM_STEPS} steps"
@@ -101,24 +66,7 @@ def _check_once(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -
     _check_waits(results, NUM_STEPS * len(SIZES), case)
     earlier = (num_microbatches - 1) * len(SIZES)
     _check_moments(results, [(earlier + 1 + place) * BACKWARD for place in range(len(SIZES))], case)
-    _check_values(results, num_microbatches, None, case)  # a sum that starts early may still meet the right numbers
-
-
-def _expected_buckets(bucket_bytes: int) -> list[list[int]]:
-    """The layers of each bucket: neighbours share one while it stays within its size.
-
-    >>> _expected_buckets(128), _expected_buckets(10_000)  # layers 2, 1 and 0 have exactly 128 bytes
-    ([[4], [3], [2, 1, 0]], [[4, 3, 2, 1, 0]])
-    """
-    buckets: list[list[int]] = []
-    held = bucket_bytes
-    for layer in reversed(range(len(SIZES))):
-        if held + 8 * SIZES[layer] > bucket_bytes:
-            buckets.append([])
-            held = 0
-        buckets[-1].append(layer)
-        held += 8 * SIZES[layer]
-    return buckets
+    _check_values(results, num_microbatches, case)  # a sum that starts early may still meet the right numbers
 
 
 def _check_traffic(results: "Results", num_steps: int, num_sums: int, case: str, what: str) -> None:
@@ -137,11 +85,10 @@ def _check_waits(results: "Results", expected: int, case: str) -> None:
             raise Wrong(f"{case}: finish() on rank {rank} waited for {waited} sums, expected {expected}")
 
 
-def _check_values(results: "Results", num_microbatches: int, rare: int | None, case: str) -> None:
+def _check_values(results: "Results", num_microbatches: int, case: str) -> None:
     right: dict[str, Numbers | None] = {}
     for layer, size in enumerate(SIZES):
-        owners = range(1, len(results)) if layer == rare else range(len(results))
-        parts = [_gradient(layer, rank, m) for rank in owners for m in range(num_microbatches)]
+        parts = [_gradient(layer, rank, m) for rank in range(len(results)) for m in range(num_microbatches)]
         right[f"layer {layer}"] = Numbers((size,), [sum(column) for column in zip(*parts, strict=True)])
     check_found(results, case, lambda: [right] * len(results), _sum_in_words, tolerance=0, at=": on rank {rank} ")
 
@@ -187,7 +134,7 @@ def _parameters() -> "tuple[list[nn.Parameter], list[nn.Parameter]]":
     return weights, [*weights[:1], frozen, *weights[1:]]
 
 
-def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int, rare: int | None) -> "Tensor":
+def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int) -> "Tensor":
     """A sum whose gradient is known; the backward of each layer takes its time, the last layer's first."""
     import torch
 
@@ -205,32 +152,15 @@ def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int, rare: int |
 
     x = torch.zeros((), dtype=torch.float64)
     for layer, weight in enumerate(weights):
-        if not (layer == rare and rank == 0):
-            x = x + (weight * torch.tensor(_gradient(layer, rank, microbatch), dtype=torch.float64)).sum()
+        x = x + (weight * torch.tensor(_gradient(layer, rank, microbatch), dtype=torch.float64)).sum()
         x = Slow.apply(x)
     return x
 
 
-def _found(weights: "list[nn.Parameter]", before: int, began: int, meter: Meter) -> Found:
-    """The gradients of the layers; how many buffers they lie in before and after, when the last step began, in ns."""
+def _found(weights: "list[nn.Parameter]", began: int, meter: Meter) -> Found:
+    """The gradients of the layers; when the last step began, in ns."""
     values = {f"layer {layer}": Numbers.of(weight.grad) for layer, weight in enumerate(weights)}
-    costs = {"buffers before": before, "buffers after": _num_buffers(weights), "began": began}
-    return Found(values, costs=costs | {"messages": meter.lap().messages})
-
-
-def _num_buffers(weights: "list[nn.Parameter]") -> int:
-    return len({weight.grad.untyped_storage().data_ptr() for weight in weights if weight.grad is not None})
-
-
-def _buckets(rank: int, world_size: int, fn: Callable[..., Any], bucket_bytes: int, rare: int | None) -> Found:
-    from dualpipe_lab.launch.context import now
-
-    weights, parameters = _parameters()
-    meter, finish = Meter(), fn(parameters, bucket_bytes)
-    before, began = _num_buffers(weights), now()
-    _loss(weights, rank, 0, rare).backward()
-    finish()
-    return _found(weights, before, began, meter)
+    return Found(values, costs={"began": began, "messages": meter.lap().messages})
 
 
 def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
@@ -243,9 +173,175 @@ def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
             weight.grad = None
         began = now()
         for microbatch in range(num_microbatches):
-            _loss(weights, rank, microbatch, None).backward()
+            _loss(weights, rank, microbatch).backward()
         finish()
-    return _found(weights, 0, began, meter)
+    return _found(weights, began, meter)
+
+
+def _in_backward(
+    rank: int, world_size: int, ranks: list[int], num_bytes: int, num_backwards: int, unused: Unused
+) -> Found:
+    """Two steps; what has left is read when the backward of each layer begins, and when all is over."""
+    import torch
+    from mine.buckets import Buckets
+
+    if rank not in ranks:
+        return Found({}, costs={"sent": 0})
+    place, early, late = ranks.index(rank), "", ""
+    values: dict[str, Numbers | None] = {}
+    weights = [torch.ones(shape, dtype=torch.float64, requires_grad=True) for shape in SHAPES]
+    buckets, meter, sent = Buckets(weights, ranks, num_bytes, num_backwards), Meter(), 0
+    for step in range(NUM_STEPS):
+        for weight in weights:
+            weight.grad = None
+        moments = [_backward(weights, place, (step, m), unused) for m in range(num_backwards)]
+        early = early or _before_the_last(moments)
+        late = late or _in_the_last(moments, place, len(ranks), num_bytes, unused)
+        buckets.finish()
+        sent += meter.lap().bytes
+        values |= {_name(layer, step): Numbers.of(weight.grad) for layer, weight in enumerate(weights)}
+    all_waited_for()
+    return Found(values, costs={"sent": sent}, refused=early, changed=late)
+
+
+def _backward(weights: "list[Tensor]", place: int, of: tuple[int, int], unused: Unused) -> list[Moment]:
+    """Run a backward; return the layers whose backward has begun, each with what was spent until then, and the end."""
+    import torch
+
+    from dualpipe_lab.launch.context import compute
+
+    meter = Meter()
+    found: list[Moment] = []
+    sent, ms = 0, 0.0
+
+    class Slow(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor, layer: int) -> torch.Tensor:
+            context.layer = layer
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+            note(context.layer)
+            compute(BACKWARD)
+            return grads[0], None
+
+    def note(layer: int) -> None:
+        nonlocal sent, ms
+        lap = meter.lap()
+        sent, ms = sent + lap.bytes, ms + lap.ms
+        found.append(Moment(layer, sent, ms))
+
+    x = torch.zeros((), dtype=torch.float64)
+    for layer, weight in enumerate(weights):
+        if (place, layer) not in unused:
+            x = x + (weight * _grad(layer, place, of)).sum()
+        x = Slow.apply(x, layer)
+    if x.requires_grad:
+        x.backward()
+    note(-1)
+    return found
+
+
+def _before_the_last(moments: list[list[Moment]]) -> str:
+    """What left before the last backward, in words."""
+    for m, found in enumerate(moments[:-1]):
+        if sent := found[-1].sent:
+            return (
+                f"{sent} bytes left in the backward of microbatch {m}, and {len(moments)} add to each gradient: count "
+                "the gradients of a bucket, and send in the last backward"
+            )
+    return ""
+
+
+def _in_the_last(moments: list[list[Moment]], place: int, num: int, num_bytes: int, unused: Unused) -> str:
+    """What is wrong with the moments of the sends, in words; behind an incomplete bucket others may leave or wait."""
+    waited = max(found[-1].ms - BACKWARD * (len(found) - 1) for found in moments)
+    if waited > 0 and num > 1:
+        return (
+            f"the backward took {waited:g} ms longer than its layers: the hook has waited. Start all messages there "
+            "with isend and irecv, and wait in finish()"
+        )
+    buckets = _expected_buckets(num_bytes)
+    used = [not any((place, layer) in unused for layer in bucket) for bucket in buckets]
+    in_order = used.index(False) if False in used else len(buckets)
+    for layer, sent, _ in moments[-1]:
+        due = [(num - 1) * 8 * -(-_numel(bucket) // num) * (min(bucket) > layer) for bucket in buckets]
+        least, most = sum(due[:in_order]), sum(size for size, is_used in zip(due, used, strict=True) if is_used)
+        if not least <= sent <= most:
+            when = f"the backward of layer {layer} began" if layer >= 0 else "the backward was over"
+            return (
+                f"when {when}, {sent} bytes had left, expected {most}: the buckets are of layers {buckets}, and "
+                "the hook sends every other rank its block of a bucket when it is complete, not earlier or later"
+            )
+    return ""
+
+
+def _expected_buckets(num_bytes: int) -> list[list[int]]:
+    """The layers of each bucket: neighbours share one while it stays within its size.
+
+    >>> _expected_buckets(128), _expected_buckets(100)  # layers 2, 1 and 0 have exactly 128 bytes
+    ([[5, 4], [3], [2, 1, 0]], [[5, 4], [3], [2, 1], [0]])
+    """
+    buckets: list[list[int]] = []
+    for layer in reversed(range(len(SHAPES))):
+        if not buckets or 8 * (_numel(buckets[-1]) + _numel([layer])) > num_bytes:
+            buckets.append([])
+        buckets[-1].append(layer)
+    return buckets
+
+
+def _numel(layers: Sequence[int]) -> int:
+    return sum(prod(SHAPES[layer]) for layer in layers)
+
+
+def _grad(layer: int, place: int, of: tuple[int, int]) -> "Tensor":
+    """Whole numbers; tens are the microbatch, thousands the step."""
+    import torch
+
+    step, microbatch = of
+    numbers = torch.arange(prod(SHAPES[layer]), dtype=torch.float64).view(SHAPES[layer])
+    return (numbers + layer + 1) * (1 + place) + 10 * microbatch + 1000 * step
+
+
+def _name(layer: int, step: int) -> str:
+    return f"the gradient of layer {layer} in step {step}"
+
+
+def _sums(
+    rank: int, world_size: int, ranks: list[int], num_bytes: int, num_backwards: int, unused: Unused
+) -> "dict[str, Tensor | None]":
+    """The sums over a group and all microbatches."""
+    import torch
+
+    found: dict[str, torch.Tensor | None] = {}
+    for step in range(NUM_STEPS):
+        for layer, shape in enumerate(SHAPES):
+            owners = [place for place in range(len(ranks)) if (place, layer) not in unused]
+            parts = [_grad(layer, place, (step, m)) for place in owners for m in range(num_backwards)]
+            total = torch.stack(parts).sum(0) if parts else torch.zeros(shape, dtype=torch.float64)
+            found[_name(layer, step)] = total if rank in ranks else None
+    return found
+
+
+def _bytes_of_buckets(
+    world_size: int, ranks: list[int], num_bytes: int, num_backwards: int, unused: Unused
+) -> list[Limit]:
+    num = len(ranks)
+    blocks = sum(-(-_numel(bucket) // num) for bucket in _expected_buckets(num_bytes))
+    words = (
+        "the ranks sent {found} bytes in two steps, {most} are enough: of each bucket every rank sends every other one "
+        "its block, and then its own sum"
+    )
+    return [Limit("sent", NUM_STEPS * num * 2 * (num - 1) * 8 * blocks, words)]
+
+
+def _why_not_in_buckets(off: Off) -> str:
+    if off.found is None:
+        return f"{off.name} is missing: one that this rank did not use counts as zeros, and gets the sum of the others"
+    if off.name.endswith("step 1") and not off.has_other_shape:
+        return f"{in_words(off)}. Step 0 was right, so something of it is left: finish() sets the counts back"
+    return in_words(off)
 
 
 def _judge_plan(answer: object) -> str:
@@ -269,54 +365,44 @@ def _judge_plan(answer: object) -> str:
     return f"{len(sizes)} buckets, and the last sum ends after {BEST} ticks, the least there is"
 
 
-numbers = Predict(
-    "dp_gradients-1",
-    "When the link is the slower one",
-    ("end with four buckets", "end with one bucket", "number of all-reduces"),
-    lambda f, b, s: (f + b + 4 * s, f + 4 * b + 4 * s, 4),
-    "The forward takes {f} ms in all, the backward {b} ms per layer",
-    "gradient {s} ms; a message",
-    minutes=8,
-    points=1,
-    trail=True,
-    hints=(
-        "The four gradients are ready at 50, 60, 70 and 80 ms. When does the first sum end?",
-        "The second sum cannot start at 60: the link is busy until 65.",
-        "A single bucket is full at 80 ms. How long does a message of four layers take?",
+buckets = Part(
+    "dp_gradients-5",
+    "buckets",
+    "Gradients in buckets",
+    "Write Buckets: gradients leave in blocks while the backward runs, and finish() puts the sums in their place.",
+    names=("Buckets",),
+    trials=(
+        OnRanks(
+            _in_backward,
+            (
+                (1, [0], 64, 1, []),
+                (2, [0, 1], 100, 1, []),
+                (2, [1, 0], 10_000, 1, []),
+                (2, [0, 1], 128, 3, []),
+                (3, [0, 1, 2], 200, 1, []),
+                (2, [0, 1], 128, 1, [(0, 3)]),  # the bucket behind it is complete, and may overtake
+                (4, [3, 1], 32, 2, []),
+                (3, [2, 0, 1], 128, 1, [(1, layer) for layer in range(6)]),
+            ),
+            _sums,
+            "group {1} of {0} rank(s), {2} bytes, {3} backward(s), unused (place, layer) {4}",
+            _bytes_of_buckets,
+            _why_not_in_buckets,
+            options={"clock": "virtual", "link": LINK},
+        ),
     ),
-    slips=_slips,
-    f=(40, 30, 50, 60),
-    b=(10, 8, 12),
-    s=(15, 20, 18, 25),
-    called={"f": "forward", "b": "backward of a layer", "s": "sum of a layer"},
-)
-
-buckets = Implement(
-    "dp_gradients-2",
-    "Buckets and hooks",
-    "Write `reduce_in_backward(parameters, bucket_bytes)`: sums leave in buckets during the backward.",
-    cases=(
-        (1, 64, None),
-        (2, 64, None),
-        (2, 10_000, None),
-        (2, 128, None),  # three layers fill a bucket to the last byte
-        (2, 32, None),  # most layers are larger than a bucket, the first one to come too
-        (3, 200, None),
-        (2, 128, 2),
-        (2, 128, 3),  # the bucket behind it is complete and as large: overtaking mixes them up
-    ),
-    judge=_check_buckets,
-    right="values, buckets, views and the moment of every sum are right, unused parameters included",
-    minutes=50,
+    right="8 groups, two steps each: sums, bytes, moments; unused parameters, and a rank without a backward",
+    minutes=75,
     points=5,
     hints=(
-        "First the lists: go through the trained parameters backwards; open a new bucket when the next one would not "
-        "fit. A parameter larger than bucket_bytes has one of its own.",
-        "Make one flat tensor of zeros per bucket, and each .grad a view of its part: flat[a:b].view_as(p). The hook "
-        "counts its parameter as ready; while the next bucket in order is complete, start its all_reduce with "
-        "async_op=True and keep the Work.",
-        "finish() starts the buckets that are left, where a parameter was not used: their gradient is zero already. "
-        "Then it waits for all.",
+        "First the lists: go through the parameters backwards, and open a bucket when the next one would not fit. A "
+        "hook (register_post_accumulate_grad_hook) counts the gradients that its bucket still waits for.",
+        "When nothing is missing: the gradients of a bucket in one row, padded to N blocks; isend of block j to rank "
+        "j, irecv of your own block from every other rank, with a tag for each bucket. Keep tensors and works, and do "
+        "not wait. finish() first starts what is left, with zeros where .grad is None.",
+        "finish(): for each bucket in the same order on all ranks: wait; own block + those that arrived; "
+        "all_gather(sum, ranks)[:numel].split(sizes), and each piece becomes its parameter's .grad. Then set the "
+        "counts back for the next step.",
     ),
 )
 

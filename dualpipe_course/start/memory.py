@@ -1,4 +1,4 @@
-"""Exercises of "Where the memory goes": another recipe, the bytes of one rank, the fewest GPUs.
+"""Exercises of "Where the memory goes": the part `memory`, and the fewest GPUs.
 
 Chapter: book/start/memory.  Bytes are whole numbers and compared exactly.
 The puzzle trains Llama 3 70B on sequences of 8,192 tokens.  A rank of stage s of p, with n layers, holds in bytes
@@ -8,122 +8,32 @@ The puzzle trains Llama 3 70B on sequences of 8,192 tokens.  A rank of stage s o
   logits        12 T V / tp on the last stage
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
-from dualpipe_course.declared import Implement, Predict, Puzzle
+from dualpipe_course.declared import Puzzle
+from dualpipe_course.own.part import Alone, Part
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended, partial_score
-from dualpipe_course.variants import Known
+from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
 
-NAMES = ("bytes per parameter", "bytes before the first update", "GB", "GPUs", "numbers kept", "GB of activations")
-
-
-class Sizes(NamedTuple):
-    """Parameters of a model: matrices of a layer, a norm's weight, the table, and whether the head is the table."""
-
-    matrices: int
-    norm: int
-    table: int
-    tied: bool
-
-
-# layers by stage, stage, tp, dp, zero
-SPLITS: tuple[tuple[list[int], int, int, int, int], ...] = (
-    ([2], 0, 1, 1, 0),
-    ([2, 1], 0, 1, 1, 0),
-    ([2, 1], 1, 2, 1, 0),
-    ([2, 3, 1], 1, 2, 1, 0),
-    ([2, 3, 1], 2, 1, 3, 1),
-    ([3, 3], 0, 2, 3, 2),
-    ([3, 3], 1, 2, 5, 3),
-    ([4], 0, 2, 7, 3),
-    ([1, 1, 1, 1], 3, 4, 4, 1),
+# numel, num_shared, dtype_bytes, saved_bytes, num_live
+HELD = (
+    (9, 2, 8, 20, 0),
+    (6, 1, 8, 10, 0),
+    (6, 1, 8, 100, 3),
+    (7, 3, 8, 50, 2),
+    (7, 3, 2, 51, 1),
+    (0, 4, 8, 24, 5),
+    (2, 5, 4, 9, 0),
+    (8_030_261_249, 64, 4, 6_308_233_216, 4),
+    (671_026_419_200, 7, 2, 1, 1),
 )
-MODELS = (Sizes(96, 8, 160, False), Sizes(96, 8, 160, True))
 
 TOKENS, HIDDEN, KEYS, FFN, LAYERS, VOCABULARY = 8_192, 8_192, 1_024, 28_672, 80, 128_256
 MATRICES = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN
 KEPT = 9 * HIDDEN + 2 * KEYS + 4 * FFN
 ROOM, BUDGET, START = 72 * 10**9, 18, 40
 FIELDS = ("tp", "layers", "dp", "zero", "recompute")
-
-
-def _slips(billions: int, layers: int, f: int) -> Known:
-    kept, giga = 73_216 + 4 * f, layers * 4096 / 1e9
-    grouped = kept - 2 * (6_656 - 1_024)
-    return (
-        (
-            (16, "that is the page's recipe; here the gradient has 4 bytes and each moment 2"),
-            (12, "the gradient is fp32 here, or there are two moments of 2 bytes each: one of them is missing"),
-            (18, "both moments are bf16 here, 2 bytes each"),
-            (10, "the two moments belong to the training too"),
-        ),
-        (
-            (14, "the moments do not exist before the first update"),
-            (12, "neither of the two moments exists before the first update"),
-            (6, "the master weights are there from the start"),
-            (8, "the gradient has 4 bytes here"),
-        ),
-        (
-            (16 * billions, "that is for 16 bytes per parameter"),
-            (2 * billions, "that is the weights alone"),
-            (10 * billions, "that is before the first update; the moments come then and stay"),
-        ),
-        ((5, "five GPUs have 400 GB"), (7, f"{14 * billions} GB fit into six GPUs")),
-        (
-            (
-                grouped,
-                "that is with grouped keys of 1,024 features; here keys and values are as wide as the hidden size",
-            ),
-            (kept - 2 * 6_656, "keys and values are kept as well, each h wide"),
-            (kept - 6_656, "keys and values are two tensors"),
-            (kept - f, "four tensors of the feed-forward network's width are kept"),
-        ),
-        (
-            (round(kept * giga / 2), "a bf16 number has 2 bytes"),
-            (round(kept * giga * 2), "that is for fp32, 4 bytes per number"),
-            (round(kept * giga / layers), "that is one layer"),
-            (round(grouped * giga), "keys and values are h wide here"),
-        ),
-    )
-
-
-_SHARDED = ("", "masters and moments", "gradients", "weights")  # by each level of ZeRO, beside those before
-_COUNTS = {
-    "floor": "a shard is rounded up: the last rank's is padded",
-    "norms cut": "tp cuts no norm; every rank of tp has all norms of its stage",
-    "no head": "the last stage has a head, as large as the table",
-    "no last norm": "the last stage has one norm more than its layers have",
-    "tied apart": "the last stage needs the tied table too, and on another stage that is a second copy",
-    "tied twice": "one stage that has both ends holds a tied table once",
-    "one stage only": "a ZeRO stage shards what the stages below it shard as well",
-    "no tp": "tp cuts matrices, table and head",
-    "even": "the stages are uneven: count the layers of this one",
-}
-
-
-def bytes_of(sizes: Sizes, layers: Sequence[int], stage: int, tp: int, dp: int, zero: int, slip: str = "") -> int:
-    """Bytes of one rank; with a slip, what that mistake makes of them.
-
-    >>> bytes_of(Sizes(96, 8, 160, False), [2], 0, 1, 1, 0)
-    8832
-    """
-    first, last = stage == 0, stage == len(layers) - 1
-    count = sum(layers) // len(layers) if slip == "even" else layers[stage]
-    has_head = last and not (sizes.tied and (first or slip == "tied apart")) and slip != "no head"
-    if slip == "tied twice":
-        has_head = last
-    cut = count * sizes.matrices + (first + has_head) * sizes.table
-    norms = (2 * count + (last and slip != "no last norm")) * sizes.norm
-    if slip == "norms cut":
-        norms //= tp
-    parameters = (cut if slip == "no tp" else cut // tp) + norms
-    shard = parameters // dp if slip == "floor" else -(-parameters // dp)
-    reached = zero - 1 if slip == "a level less" else zero
-    sharded = [zero == level if slip == "one stage only" else reached >= level for level in (1, 2, 3)]
-    return sum(size * (shard if cut else parameters) for size, cut in zip((12, 2, 2), sharded, strict=True))
 
 
 def held_bytes(stage: int, tp: int, layers: Sequence[int], dp: int, zero: int, recompute: bool) -> float:
@@ -158,23 +68,54 @@ def _parse(answer: object) -> tuple[int, list[int], int, int, bool]:
     return tp, layers, dp, zero, recompute
 
 
-def _judge_rank_bytes(fn: Callable[..., Any]) -> str:
-    cases = [(sizes, *split) for sizes in MODELS for split in SPLITS]
-    outcomes = call_each(fn, cases)
-    for case, (fine, value) in zip(cases, outcomes, strict=True):
-        sizes, layers, stage, tp, dp, zero = case
-        tied = "tied" if sizes.tied else "not tied"
-        where = f"layers {layers}, stage {stage}, tp {tp}, dp {dp}, ZeRO-{zero}, {tied}"
-        if not fine:
-            raise Wrong(ended(where, value))
-        expected, found = bytes_of(*case), plain(value)
-        if type(found) is not int or found != expected:
-            slips = {bytes_of(*case, slip="a level less"): f"under ZeRO-{zero} the {_SHARDED[zero]} are sharded too"}
-            slips |= {bytes_of(*case, slip=slip): words for slip, words in _COUNTS.items()}
-            why = slips.get(found, "count parameters first, then bytes") if type(found) is int else "an int is needed"
-            raise Wrong(f"{where}: got {found if type(found) in (int, float) else type(found).__name__}, "
-                        f"expected {expected} bytes: {why}")  # fmt: skip
-    return f"right to the byte in {len(cases)} cases, uneven stages and tied heads included"
+def _look(numel: int, num_shared: int, dtype_bytes: int, saved_bytes: int, num_live: int) -> str:
+    """What is wrong with `rank_bytes`, in words."""
+    from mine.memory import rank_bytes
+
+    case = numel, num_shared, dtype_bytes, saved_bytes, num_live
+    found, expected = plain(rank_bytes(*case)), _bytes(*case)
+    if type(found) is not int:
+        return f"it returned {found!r}, and bytes are a whole number: an int"
+    if found == expected:
+        return ""
+    slips = {_bytes(*case, slip=slip): words for slip, words in _SLIPS.items()}
+    return f"got {found:,}, expected {expected:,} bytes{slips.get(found, '')}"
+
+
+_SLIPS = {
+    "floor": ": a shard is rounded up, because the last rank's is padded",
+    "whole moments": ": each rank keeps the two moments of its shard alone",
+    "all in shards": ": weights and gradients are whole on every rank, and the moments alone are sharded",
+    "gradients in shards": ": the gradients are whole on every rank, and the moments alone are sharded",
+    "one moment": ": Adam keeps two moments",
+    "no gradients": ": the gradients belong to it",
+    "one microbatch": ": the activations belong to live microbatches, to all of them and to no other",
+    "numbers": ": saved_bytes are bytes already, and not numbers of dtype_bytes each",
+    "adam": ": that is the page's 16 bytes; your trainer has one dtype, and no master weights",
+}
+
+
+def _bytes(numel: int, num_shared: int, dtype_bytes: int, saved_bytes: int, num_live: int, slip: str = "") -> int:
+    """Bytes by counting tensor by tensor; with a slip, what that mistake makes of them.
+
+    >>> _bytes(7, 3, 8, 50, 2)
+    260
+    """
+    shard = numel // num_shared if slip == "floor" else len(range(0, numel, num_shared))
+    weights, gradients, moments = numel, numel, [shard, shard]
+    if slip == "whole moments":
+        moments = [numel, numel]
+    if slip == "all in shards":
+        weights = gradients = shard
+    if slip in ("gradients in shards", "no gradients"):
+        gradients = shard if slip == "gradients in shards" else 0
+    if slip == "one moment":
+        moments = [shard]
+    live = 1 if slip == "one microbatch" else num_live
+    saved = saved_bytes * dtype_bytes if slip == "numbers" else saved_bytes
+    if slip == "adam":
+        return 16 * numel + live * saved
+    return dtype_bytes * sum([weights, gradients, *moments]) + live * saved
 
 
 def _judge_fewest(answer: object) -> str:
@@ -190,48 +131,22 @@ def _judge_fewest(answer: object) -> str:
     return f"{gpus} GPUs, the fewest that these rules allow"
 
 
-numbers = Predict(
-    "memory-1",
-    "Another recipe",
-    NAMES,
-    lambda billions, layers, f: (
-        14,
-        10,
-        14 * billions,
-        -(-14 * billions // 80),
-        73_216 + 4 * f,
-        round((73_216 + 4 * f) * layers * 4096 / 1e9),
-    ),
-    "has {billions} billion parameters in {layers} layers",
-    "a feed-forward network of {f:,}.",
+memory = Part(
+    "memory-4",
+    "memory",
+    "What a rank keeps",
+    "Write rank_bytes: weights, gradients, two moments of a shard, and the activations of live microbatches.",
+    names=("rank_bytes",),
+    trials=(Alone(_look, HELD, "{0:,} weights of {2} bytes, moments shared by {1}, {4} times {3:,} bytes live"),),
+    right="right to the byte in 9 cases, a rank without weights and one without activations included",
     minutes=10,
-    points=1,
-    trail=True,
-    hints=(
-        "Write the page's table of five rows with the sizes of this recipe.",
-        "Which rows of that table exist before the optimizer has made a step?",
-        "Without grouped keys, keys and values have as many features as the hidden size: h_kv = h.",
-    ),
-    slips=_slips,
-    billions=(32, 30, 31, 33, 34),
-    layers=(60, 56, 58, 62),
-    f=(17_920, 17_408, 18_432),
-    called={"billions": "billion parameters", "f": "width of the feed-forward network"},
-)
-
-rank_bytes = Implement(
-    "memory-2",
-    "The bytes of one rank",
-    "Write `rank_bytes(sizes, layers, stage, tp, dp, zero)`: weights, gradients and states of one rank.",
-    judge=_judge_rank_bytes,
-    minutes=25,
     points=3,
-    trail=True,
     hints=(
-        "First count parameters: what is cut by tp, and what every rank of tp has whole?",
-        "The first stage has a table, the last one a head and the last norm. When is a tied head no second matrix?",
-        "shard = -(-count // dp) is the quotient rounded up; which of 2, 2 and 12 bytes does each ZeRO stage multiply "
-        "with it?",
+        "Write a line for each tensor: weights, gradients, first moment, second moment. Which of them does every rank "
+        "have whole?",
+        "A shard has numel / num_shared numbers, rounded up. -(-a // b) rounds a quotient of ints up, without a float.",
+        "shard = -(-numel // num_shared); the four tensors have 2 * numel + 2 * shard numbers, of dtype_bytes each; "
+        "every live microbatch adds saved_bytes.",
     ),
 )
 

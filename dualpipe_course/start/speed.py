@@ -1,4 +1,4 @@
-"""Exercises of "Where the time goes": six numbers, a utilization with forgotten factors, 64 GPUs.
+"""Exercises of "Where the time goes": a utilization with forgotten factors, 64 GPUs.
 
 Chapter: book/start/speed.  The puzzle's step of 128 sequences on dp x p = 64 GPUs, m = 128 / dp per pipeline, in ms:
   work      (m + p - 1) * 27 * w     w: the most layers on a stage; the head takes as long as two layers
@@ -8,13 +8,10 @@ Chapter: book/start/speed.  The puzzle's step of 128 sequences on dp x p = 64 GP
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from dualpipe_course.declared import Predict, Puzzle, Repair
+from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, ended, partial_score
-from dualpipe_course.variants import Known
 from dualpipe_course.wrong import Wrong
-
-NAMES = ("GFLOP per token", "ms at best", "ms at 40%", "MFU in percent", "tokens per GPU", "microbatches")
 
 PEAK = 989e12
 
@@ -58,55 +55,6 @@ _FORGOTTEN = {
 
 GPUS, SEQUENCES, LAYERS = 64, 128, 32
 BUDGET, START = 3_200, 3_482  # of eight layers on each of four stages
-
-
-def _slips(total: int, active: int, gpus: int, p: int) -> Known:
-    at_best, tokens, is_tenth = 12_000 * active / gpus, 20_000 * total / active, total == 10 * active
-    share = "a tenth of the" if is_tenth else f"{active} of {total} billion"
-    scaled = (
-        "ten times the gradients need ten times the tokens, not a tenth"
-        if is_tenth
-        else "more gradients need more tokens"
-    )
-    return (
-        (
-            (6 * total, f"a token multiplies with {active} billion of the {total} billion parameters"),
-            (2 * active, "that is the forward alone"),
-            (4 * active, "that is the backward alone"),
-        ),
-        (
-            (12_000 * total / gpus, f"a token uses {share} parameters"),
-            (12_000 * active, f"{gpus} GPUs share the work"),
-            (round(at_best / 3), "the backward counts too"),
-        ),
-        (
-            (at_best * 0.4, "a share of 40% makes a step longer"),
-            (round(at_best / 0.6), "40% is the share that works, not the share that waits"),
-        ),
-        (
-            (100, "the MFU does not count the second forward, and the GPU has to do it"),
-            (67, "a backward is worth two forwards: the useful part is 6 of 8"),
-            (133, "a share of the arithmetic is at most 100"),
-            (50, "the forward runs twice, the backward once"),
-        ),
-        (
-            (
-                20_000,
-                f"the sum has all {total} billion gradients, "
-                f"and a token computes with {active} billion parameters only",
-            ),
-            (20_000 * active / total, scaled),
-            (round(tokens * 2 / 3), "the sum hides behind the backward alone: gradients do not exist before"),
-            (tokens / 2, "a GPU sends and receives about twice the bytes of its gradients"),
-            (tokens * 2, "a gradient has 2 bytes here"),
-        ),
-        (
-            (4 * p, "p - 1 of the m + p - 1 steps are idle, not p"),
-            (5 * (p - 1), "the idle share is of the whole time, m + p - 1, not of m"),
-            (4 * (p - 1) - 1, f"that is idle for {p - 1} of {5 * (p - 1) - 1} steps, more than a fifth"),
-            (4 * (p - 1) + 1, "one less is still enough"),
-        ),
-    )
 
 
 def shares_of(run: Run, forgotten: str = "") -> tuple[float, float]:
@@ -190,39 +138,6 @@ def _judge_sixty_four(answer: object) -> str:
         raise Wrong(f"legal: {words}; {BUDGET:,} ms are possible", score=partial_score(total, START, BUDGET))
     return f"at most {BUDGET:,} ms: stages even in time, and a sum that is shared by them"
 
-
-numbers = Predict(
-    "speed-1",
-    "Six numbers",
-    NAMES,
-    lambda total, active, gpus, p: (
-        6 * active,
-        12e6 * active / gpus / 1000,
-        30e6 * active / gpus / 1000,
-        75,
-        20_000 * total / active,
-        4 * (p - 1),
-    ),
-    "has {total} billion parameters, but each token multiplies with {active} billion",
-    "on {gpus} GPUs that",
-    "of all {total} billion parameters",
-    "A pipeline of {p} GPUs",
-    minutes=12,
-    points=2,
-    trail=True,
-    hints=(
-        "Which parameters does a token multiply with, and which gradients does the sum have?",
-        "Recomputed, a parameter costs 2 + 2 + 4 FLOPs. How many of them does the MFU count?",
-        "The page's inequality had the same parameters on both sides. Write both times again: bytes over the cable, "
-        "FLOPs of the backward over the arithmetic.",
-    ),
-    slips=_slips,
-    total=(30, 45, 60, 90),
-    active=(3, 6),
-    gpus=(72, 24, 36, 48),
-    p=(8, 4, 6, 10, 12),
-    called={"total": "billion parameters", "active": "active billion", "gpus": "GPUs", "p": "GPUs of the pipeline"},
-)
 
 utilization = Repair(
     "speed-2",

@@ -101,12 +101,21 @@ def graded(tmp_path_factory):
     log = str(out / "who-unpickled")
     forger = FORGER.replace("{log!r}", repr(log))
     for learner, text in ((b"a-returns", RETURNS), (b"b-raises", RAISES), (b"c-sends", SENDS)):
+<<<<<<< HEAD
         hand_in(folder, learner, "interleaved", _2=forger + text)
     hand_in(folder, b"d-kills", "ranks-and-messages", _1=KILLS_SANDBOX.replace("{seconds}", SECONDS))
     hand_in(folder, b"e-victim", "interleaved", _1="makespan, peak, messages, makespan_of_two = 1, 2, 3, 4")
     hand_in(folder, b"f-honest", "interleaved", _1="makespan, peak, messages, makespan_of_two = 234, 5, 264, 78")
     hand_in(folder, b"g-surrogate", "ranks-and-messages", _1="raise ValueError('\\ud800 \\x1b[2J')")
     hand_in(folder, b"mar\xeda", "ranks-and-messages", _1="bytes_sent = [40, 40, 32]")
+=======
+        hand_in(folder, learner, "gpipe", _2=forger + text)
+    hand_in(folder, b"d-kills", "time", _1=KILLS_SANDBOX.replace("{seconds}", SECONDS))
+    hand_in(folder, b"e-victim", "gpipe", _1="makespan, bubble, peak = 1, 2, 3")
+    hand_in(folder, b"f-honest", "gpipe", _1="makespan, bubble, peak = 60, 24, 6")
+    hand_in(folder, b"g-surrogate", "time", _1="raise ValueError('\\ud800 \\x1b[2J')")
+    hand_in(folder, b"mar\xeda", "time", _1="makespan_ms = 29")
+>>>>>>> h-a
     return folder, out, run_grader(folder, out)
 
 
@@ -131,7 +140,7 @@ def test_what_ranks_send_is_not_executed_and_marks_stay_their_own(graded):
 
 def test_a_killed_sandbox_costs_its_own_submission_and_is_remembered(graded):
     folder, out, run = graded
-    found, message = status(out, "d-kills", "ranks-1")
+    found, message = status(out, "d-kills", "time-1")
     assert (found, message) == ("stopped", "the process that watches this submission was ended from inside it")
     assert b"Traceback" not in run.stderr + run.stdout
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", SECONDS]]
@@ -144,9 +153,9 @@ def test_a_killed_sandbox_costs_its_own_submission_and_is_remembered(graded):
 def test_odd_messages_and_names_are_reported(graded):
     _, out, run = graded
     assert run.returncode == 0
-    found, message = status(out, "g-surrogate", "ranks-1")
+    found, message = status(out, "g-surrogate", "time-1")
     assert (found, r"\ud800" in message) == ("error", True)
-    assert status(out, r"mar\udceda", "ranks-1")[0] == "right"
+    assert status(out, r"mar\udceda", "time-1")[0] == "right"
     html = (out / "grades.html").read_text(encoding="utf-8")
     assert r"mar\udceda" in html
     assert html.endswith("</html>\n")

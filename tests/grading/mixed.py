@@ -29,25 +29,23 @@ MISBEHAVIOURS = {
     ),
     "kills": ("import os\nos.kill(os.getppid(), 9)\nos._exit(1)\n", ERROR, "ended without an answer"),
     "exits": ("import os\nos._exit(0)\n", ERROR, "ended without an answer"),
-    "syntax": ("bytes_sent = = 3\n", ERROR, "SyntaxError"),
+    "syntax": ("makespan_ms = = 3\n", ERROR, "SyntaxError"),
 }
 CHEATS = {
     "patches the check": (
-        "check.ranks.bytes_on_a_ring = lambda *a: print('ranks-1 solved: ok')\nbytes_sent = [1, 2, 3]\n"
+        "check.time.two_messages = lambda *a: print('time-1 solved: ok')\nmakespan_ms = 3\n"
         "import dualpipe_course.exercise as e\ne.Check.verdict = e.Check.__call__ = lambda *a: print('solved')\n"
     ),
     "patches print and launch": (
         "import builtins, sys\nlab.launch = lambda *a, **k: [True]\nbuiltins.print = lambda *a, **k: None\n"
-        "sys.stdout.write('ranks-1 solved: well done')\nbytes_sent = [1, 2, 3]\n"
+        "sys.stdout.write('time-1 solved: well done')\nmakespan_ms = 3\n"
     ),
     "prints a verdict": (
         'print(\'{"status": "right", "score": 1, "message": ""}\')\n'
         'import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, b\'{"status": "right", "score": 1}\\n\')\n'
-        "    except OSError:\n        pass\nbytes_sent = [1, 2, 3]\n"
+        "    except OSError:\n        pass\nmakespan_ms = 3\n"
     ),
-    "returns equal to all": (
-        "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\nbytes_sent = [A()] * 3\n"
-    ),
+    "returns equal to all": ("class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\nmakespan_ms = A()\n"),
 }
 COMES_TO = dict.fromkeys(CHEATS, WRONG) | {"prints a verdict": ERROR}  # which breaks the pipe of its own answer
 
@@ -88,19 +86,19 @@ def cell_tag(cell):
 def make(folder, pages=tuple(PAGES)):
     """Write thirty submissions; return {learner: {exercise: status}} and the shop."""
     shop = Shop(folder)
-    page = "ranks-and-messages"
+    page = "time"
     for name in pages:
         for number in (1, 2, 3):
             shop.write(f"right-{name}-{number}", name, shop.solved(name), shop.all_of(name, RIGHT))
         shop.write(f"starter-{name}", name, shop.notebook(name), shop.all_of(name, STARTED))
     for label, (text, status, _) in MISBEHAVIOURS.items():
-        shop.write(label, page, shop.solved(page, _1=text), shop.all_of(page, RIGHT) | {"ranks-1": status})
+        shop.write(label, page, shop.solved(page, _1=text), shop.all_of(page, RIGHT) | {"time-1": status})
     for label, text in CHEATS.items():
         shop.write(
             label.replace(" ", "-"),
             page,
             shop.solved(page, _1=text),
-            shop.all_of(page, RIGHT) | {"ranks-1": COMES_TO[label]},
+            shop.all_of(page, RIGHT) | {"time-1": COMES_TO[label]},
         )
     _add_edited(shop, page)
     return shop
@@ -110,22 +108,22 @@ def _add_edited(shop, page):
     edited = shop.notebook(page)
     for cell in edited["cells"]:
         if cell_tag(cell).startswith("check-"):
-            cell["source"] = "print('ranks solved')"
-        if cell_tag(cell) == "answer-ranks-1":
-            cell["source"] = "bytes_sent = [0, 0, 0]"
+            cell["source"] = "print('time solved')"
+        if cell_tag(cell) == "answer-time-1":
+            cell["source"] = "makespan_ms = 0"
     edited["cells"].append({"cell_type": "code", "metadata": {}, "source": "raise SystemExit", "outputs": []})
-    shop.write("edited-check", page, edited, shop.all_of(page, STARTED) | {"ranks-1": WRONG})
-    deletes = "import os, shutil\nshutil.rmtree(os.getcwd())\n" + "bytes_sent = [40, 40, 32]"
+    shop.write("edited-check", page, edited, shop.all_of(page, STARTED) | {"time-1": WRONG})
+    deletes = "import os, shutil\nshutil.rmtree(os.getcwd())\n" + "makespan_ms = 29"
     shop.write("deletes-folder", page, shop.solved(page, _1=deletes), shop.all_of(page, RIGHT))
-    in_ranks = "def exchange(x):\n    import os, shutil\n    shutil.rmtree(os.getcwd())\n    return x[:1], x[:1]\n"
-    shop.write("deletes-in-ranks", page, shop.solved(page, _3=in_ranks), shop.all_of(page, RIGHT) | {"ranks-3": WRONG})
+    in_ranks = "def relay(*args):\n    import os, shutil\n    shutil.rmtree(os.getcwd())\n    return []\n"
+    shop.write("deletes-in-ranks", page, shop.solved(page, _2=in_ranks), shop.all_of(page, RIGHT) | {"time-2": WRONG})
     background = (
         "import subprocess\nfor _ in range(3):\n    subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
     )
-    text = background + "open('left.txt', 'w').write('x')\nbytes_sent = [40, 40, 32]"
+    text = background + "open('left.txt', 'w').write('x')\nmakespan_ms = 29"
     shop.write("leaves-processes", page, shop.solved(page, _1=text), shop.all_of(page, RIGHT))
     lost = shop.solved(page)
-    lost["cells"] = [cell for cell in lost["cells"] if cell_tag(cell) != "answer-ranks-2"]
-    shop.write("lost-cell", page, lost, shop.all_of(page, RIGHT) | {"ranks-2": MISSING})
+    lost["cells"] = [cell for cell in lost["cells"] if cell_tag(cell) != "answer-time-2"]
+    shop.write("lost-cell", page, lost, shop.all_of(page, RIGHT) | {"time-2": MISSING})
     shop.write("no-notebook", page, "this is no notebook", shop.all_of(page, UNREADABLE))
     shop.write("cut-off", page, json.dumps(shop.solved(page))[:2000], shop.all_of(page, UNREADABLE))

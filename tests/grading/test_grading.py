@@ -25,7 +25,7 @@ from dualpipe_lab.launch import launcher
 from dualpipe_lab.launch.supervise.errors import RankTimeout
 
 ROOT = Path(__file__).parents[2]
-PAGE = "ranks-and-messages"
+PAGE = "time"
 ESCAPE = "import subprocess\nsubprocess.Popen(['sleep', '321'], start_new_session=True)\n"
 
 
@@ -40,7 +40,7 @@ def grade(folder, out, nbval=False, at_once=2, **limits):
 
 @pytest.mark.parametrize(("score", "share"), [(7, 1), (1, 1), (0.5, 0.5), (-3, 0)])
 def test_a_score_gives_neither_more_points_than_there_are_nor_fewer_than_none(score, share):
-    mark = grader._mark({"name": "ranks-1", "score": score, "status": "passed", "message": ""})
+    mark = grader._mark({"name": "time-1", "score": score, "status": "passed", "message": ""})
     assert mark.out_of > 0
     assert mark.points == share * mark.out_of
 
@@ -49,7 +49,7 @@ def only(shop, page, text):
     """An exercise whose first answer alone is changed, so that nothing else has to run."""
     notebook = shop.notebook(page)
     for cell in notebook["cells"]:
-        if mixed.cell_tag(cell) == "answer-ranks-1":
+        if mixed.cell_tag(cell) == "answer-time-1":
             cell["source"] = text
     return notebook
 
@@ -71,7 +71,7 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path, amount, 
     others = [each for each in sorted(texts.items()) if each not in stopped]
     draw = random.Random(3).sample
     texts = dict(draw(stopped, amount(len(stopped), 1)) + draw(others, amount(len(others), 3)))
-    right = "bytes_sent = [40, 40, 32]"
+    right = "makespan_ms = 29"
     texts["right"] = (right, mixed.RIGHT)
     texts["deletes folder"] = (f"import os, shutil\nshutil.rmtree(os.getcwd())\n{right}", mixed.RIGHT)
     texts["leaves a process"] = (ESCAPE + right, mixed.RIGHT)
@@ -81,9 +81,9 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path, amount, 
     children = psutil.Process().children()  # other tests' fork server
     results = grade(shop.folder, tmp_path / "out", at_once=amount(2, 1), seconds=6, processes=20)
     found = {label: {mark.name: mark.status for mark in results[label].marks} for label in texts}
-    rest = {"ranks-2": mixed.STARTED, "ranks-3": mixed.STARTED}
+    rest = {"time-2": mixed.STARTED, "time-3": mixed.STARTED}
     messages = {label: results[label].marks[0].message for label in texts}
-    assert found == {label: {"ranks-1": status} | rest for label, (_, status) in texts.items()}, messages
+    assert found == {label: {"time-1": status} | rest for label, (_, status) in texts.items()}, messages
     for label, (_, _, message) in mixed.MISBEHAVIOURS.items():
         assert label not in texts or message in results[label].marks[0].message
     assert {path: path.read_bytes() for path in shop.folder.rglob("*.ipynb")} == before
@@ -109,21 +109,21 @@ def stub(submission):
 
 
 PEEKS = {
-    "imports": "from dualpipe_course.start.ranks import SENDS as bytes_sent",
-    "import function": "bytes_sent = __import__('dualpipe_course.start.ranks', fromlist=['x']).SENDS",
-    "importlib": "import importlib\nbytes_sent = importlib.import_module('dualpipe_course.start.ranks').SENDS",
-    "pkgutil": "import pkgutil\nbytes_sent = pkgutil.resolve_name('dualpipe_course.start.ranks').SENDS",
-    "check's constant": "bytes_sent = check.ranks.SENDS",
+    "imports": "from dualpipe_course.start.ranks import SENDS as makespan_ms",
+    "import function": "makespan_ms = __import__('dualpipe_course.start.ranks', fromlist=['x']).SENDS",
+    "importlib": "import importlib\nmakespan_ms = importlib.import_module('dualpipe_course.start.ranks').SENDS",
+    "pkgutil": "import pkgutil\nmakespan_ms = pkgutil.resolve_name('dualpipe_course.start.ranks').SENDS",
+    "check's constant": "makespan_ms = check.ranks.SENDS",
     "source": "import dualpipe_lab, pathlib\n"
     "path = pathlib.Path(dualpipe_lab.__file__).parents[1] / 'dualpipe_course/start/ranks.py'\n"
-    "bytes_sent = eval(path.read_text().partition('SENDS, RECEIVES = ')[2].partition('\\n')[0])[0]",
+    "makespan_ms = eval(path.read_text().partition('SENDS, RECEIVES = ')[2].partition('\\n')[0])[0]",
     "in a launch of its own": "def peek(rank, world_size):\n    import dualpipe_course.start.ranks as key\n"
-    "    return key.SENDS\nbytes_sent = lab.launch(peek, 1)[0]",
-    "solution": f"text = open({str(ROOT / 'solutions/start/ranks-and-messages/ranks-and-messages.md')!r}).read()\n"
-    "bytes_sent = eval(text.partition('bytes_sent = ')[2].partition(']')[0] + ']')",
+    "    return key.SENDS\nmakespan_ms = lab.launch(peek, 1)[0]",
+    "solution": f"text = open({str(ROOT / 'solutions/start/time/time.md')!r}).read()\n"
+    "makespan_ms = eval(text.partition('makespan_ms = ')[2].partition('\\n')[0])",
 }
 IN_A_RANK = """
-def exchange(x):
+def relay(*args):
     import dualpipe_course.start.ranks as key
     raise SystemExit
 """
@@ -141,7 +141,7 @@ for label, text in json.loads(sys.argv[1]).items():
     names = {"check": check, "lab": lab}
     with asyncio.Runner() as runner:
         error = worker.run_cell("answer-x-1", text, names, runner)
-    print(json.dumps([label, names.get("bytes_sent") in ([40, 40, 32], ("send", "isend")), error, len(guard.refusals)]))
+    print(json.dumps([label, names.get("makespan_ms") in (29, ("send", "isend")), error, len(guard.refusals)]))
 """
 
 
@@ -197,14 +197,14 @@ def test_the_copy_of_the_course_is_written_anew_if_anything_in_it_has_changed(tm
 
 def test_the_table_has_a_note_on_who_looks_and_a_copy_of_the_course_that_an_answer_changes_is_its_own(tmp_path):
     shop = mixed.Shop(tmp_path / "in")
-    hints = "check.ranks.hint()\nbytes_sent = [40, 40, 32]\ncheck.ranks.bytes_on_a_ring([1, 2, 3])"
+    hints = "check.time.hint()\nmakespan_ms = 29\ncheck.time.two_messages(3)"
     shop.write("a asks for a hint", PAGE, only(shop, PAGE, hints), {})
     changes = "import subprocess, dualpipe_lab\nsubprocess.run(['touch', dualpipe_lab.__file__[:-11] + 'x.pyc'])\n"
-    shop.write("d changes files", PAGE, only(shop, PAGE, changes + "bytes_sent = [40, 40, 32]"), {})
+    shop.write("d changes files", PAGE, only(shop, PAGE, changes + "makespan_ms = 29"), {})
     shop.write("b looks", PAGE, only(shop, PAGE, PEEKS["imports"]), {})
     rank = shop.notebook(PAGE)
     for found in rank["cells"]:
-        if mixed.cell_tag(found) == "answer-ranks-3":
+        if mixed.cell_tag(found) == "answer-time-2":
             found["source"] = IN_A_RANK
     shop.write("c looks in a rank", PAGE, rank, {})
     results = grade(shop.folder, tmp_path / "out", at_once=1, seconds=30)
@@ -215,11 +215,11 @@ def test_the_table_has_a_note_on_who_looks_and_a_copy_of_the_course_that_an_answ
     assert "files of the course changed while it ran" in changed.marks[0].message
     assert looking.marks[0].status == "error"
     assert [note.partition(",")[0] for note in looking.notes] == [
-        "answer-ranks-1 names dualpipe_course.start.ranks",
-        "answer-ranks-1: import dualpipe_course.start.ranks was refused",
+        "answer-time-1 names dualpipe_course.start.ranks",
+        "answer-time-1: import dualpipe_course.start.ranks was refused",
     ]
-    assert in_a_rank.marks[2].status == "wrong"
-    assert "an answer cannot import dualpipe_course.start.ranks" in in_a_rank.marks[2].message
+    assert in_a_rank.marks[1].status == "wrong"
+    assert "an answer cannot import dualpipe_course.start.ranks" in in_a_rank.marks[1].message
     assert in_a_rank.notes
 
 
@@ -235,8 +235,8 @@ class Played(Grader):
         if not only:
             self.barrier.wait(10)
         status, message = self.stories[submission.learner].pop(0)
-        verdict = {"name": "ranks-1", "status": status, "message": message, "score": status == "right"}
-        return grader.Graded(submission.learner, "ranks", submission.digest, [grader._mark(verdict)], [])
+        verdict = {"name": "time-1", "status": status, "message": message, "score": status == "right"}
+        return grader.Graded(submission.learner, "time", submission.digest, [grader._mark(verdict)], [])
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -254,7 +254,7 @@ def test_a_victim_is_evaluated_once_more_alone(tmp_path, together):
     assert results["victim"].points > 0
     (note,) = results["victim"].notes
     before = "beside other-" if together else "the first time "
-    assert note.startswith(f"ranks-1 was evaluated once more, alone: {before}")
+    assert note.startswith(f"time-1 was evaluated once more, alone: {before}")
     assert note.endswith(f"it was stopped: {killed}")
 
 

@@ -3,22 +3,20 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 TYPICAL = {
-    "data_parallel-1": {
-        "means exchanged": Bad("loss, mean_of_means, bytes_sent = 7, 6, 6000", "that is the mean of means"),
-        "average over three": Bad("loss, mean_of_means, bytes_sent = 6, 9.33, 6000", "divides by all 4 ranks"),
-        "per microbatch": Bad("loss, mean_of_means, bytes_sent = 6, 7, 18000", "once per step"),
-    },
-    "data_parallel-2": {
-        "own tokens only": Bad(
-            [("    comm.all_reduce(n)\n", "")], "2 rank(s) with 2, 2 valid token(s): rank 0: the gradients are 2 times"
-        ),
+    "data_parallel-5": {
         "mean of means": Bad(
-            [('reduction="sum") / n', 'reduction="mean") / len(microbatches) / comm.get_world_size()')],
-            "2 rank(s) with 1, 3 valid token(s): rank 0: the gradients differ",
+            [('reduction="sum")\n    return summed / max(total, 1.0)', 'reduction="mean")\n    return summed')],
+            "the mean over this rank's own tokens",
         ),
+        "0 by 0": Bad([("max(total, 1.0)", "total")], "0 was divided by 0"),
         "nothing where nothing is": Bad(
-            [("if parameter.grad is None:", "if False:")],
-            "rank 2 raised",
+            [
+                ("parameter.grad = torch.zeros_like(parameter)", "continue"),
+            ],
+            "no progress",
+        ),
+        "counts every target": Bad(
+            [("(targets != -100).sum()", "(targets >= -100).sum()")], "it counts targets of -100"
         ),
     },
     "data_parallel-3": {
@@ -44,24 +42,14 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "data_parallel-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "loss = mean_of_means = bytes_sent = Anything()", "must be a whole number"
-        ),
-    },
-    "data_parallel-2": {
+    "data_parallel-5": {
         "the library's own": Bad(
-            """
-def data_parallel_step(model, microbatches):
-    from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens, token_loss
-    n = num_valid_tokens([targets for _, targets in microbatches])
-    loss = sum((token_loss(model(tokens), targets, n) for tokens, targets in microbatches), torch.zeros(()))
-    loss.backward()
-    all_reduce_gradients(model.parameters())
-    comm.all_reduce(loss)
-    return loss
-""",
-            "the library's own is switched off",
+            [("from mine.ring import all_reduce", "from dualpipe_lab.dp import all_reduce_gradients")],
+            "dualpipe_lab.dp.all_reduce_gradients is the library's",
+        ),
+        "a later part": Bad(
+            [("from mine.ring import all_reduce", "from mine.buckets import Buckets")],
+            "is not before data",
         ),
     },
     "data_parallel-3": {

@@ -3,15 +3,32 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 TYPICAL = {
-    "dp_gradients-1": {
-        "all hidden but one": Bad("four_buckets, one_bucket, num_all_reduces = 95, 140, 4", "they do not keep up"),
-        "one layer's message": Bad("four_buckets, one_bucket, num_all_reduces = 110, 95, 4", "takes 60 ms"),
-        "every microbatch": Bad("four_buckets, one_bucket, num_all_reduces = 110, 140, 20", "the last microbatch"),
-    },
-    "dp_gradients-2": {
-        "a full bucket is too large": Bad([("p.nbytes > bucket", "p.nbytes >= bucket")], "buckets of 128 bytes: rank"),
-        "all at the end": Bad([("        launch()\n", "        pass\n")], "sum number 0 started 50 ms"),
-        "nothing for the unused": Bad([("        launch(is_last=True)\n", "")], "rank 0 never joined"),
+    "dp_gradients-5": {
+        "in every microbatch": Bad(
+            [("len(bucket) * self.num_backwards for", "len(bucket) for")], "bytes left in the backward of microbatch 0"
+        ),
+        "all at the end": Bad(
+            [("        if self.missing[number] == 0:\n            self._start(number)\n", "")],
+            "when the backward of layer 3 began, 0 bytes had left",
+        ),
+        "waits in the hook": Bad(
+            [
+                (
+                    "        self.started[number] = ",
+                    "        [work.wait() for work in works]\n        self.started[number] = ",
+                )
+            ],
+            "the hook has waited",
+        ),
+        "nothing for the unused": Bad(
+            [
+                (
+                    "            if number not in self.started:\n                self._start(number)\n",
+                    "            pass\n",
+                )
+            ],
+            "no progress",
+        ),
     },
     "dp_gradients-3": {
         "one step only": Bad([("        count.clear()\n", "")], "2 steps: the ranks sent 640 bytes, expected 1,280"),
@@ -26,19 +43,23 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "dp_gradients-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "four_buckets = one_bucket = num_all_reduces = Anything()", "must be a whole number"
-        ),
-    },
-    "dp_gradients-2": {
+    "dp_gradients-5": {
         "the library's own": Bad(
+            "from dualpipe_lab.dp import GradientReducer as Buckets", "dualpipe_lab.dp.GradientReducer is the library's"
+        ),
+        "after the backward": Bad(
             """
-def reduce_in_backward(parameters, bucket_bytes):
-    from dualpipe_lab.dp.ddp import GradientReducer
-    return GradientReducer(parameters, bucket_bytes=bucket_bytes).finish
+from mine.data import sum_gradients
+
+
+class Buckets:
+    def __init__(self, parameters, ranks, num_bytes, num_backwards=1):
+        self.parameters, self.ranks = parameters, ranks
+
+    def finish(self):
+        sum_gradients(self.parameters, self.ranks)
 """,
-            "the library's own is switched off",
+            "0 bytes had left",
         ),
     },
     "dp_gradients-3": {

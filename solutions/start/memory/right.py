@@ -1,35 +1,38 @@
 """Right answers of another style to the exercises on where the memory goes."""
 
 RIGHT = {
-    "memory-2": {
-        "a list of parameters": """
-def rank_bytes(sizes, layers, stage, tp, dp, zero):
-    held = [sizes.matrices // tp, sizes.norm, sizes.norm] * layers[stage]
-    tables = 0
-    if stage == 0:
-        tables = 1
-    if stage == len(layers) - 1:
-        held.append(sizes.norm)
-        tables = 1 if sizes.tied else tables + 1
-    held.append(tables * sizes.table // tp)
-    full = sum(held)
-    shard = (full + dp - 1) // dp
-    per_level = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
-    whole, cut = per_level[zero]
-    return whole * full + cut * shard
-""",
-        "fields by name, a float": """
-from math import ceil
+    "memory-4": {
+        "tensor by tensor": """
+from dataclasses import dataclass
 
-def rank_bytes(sizes, layers, stage, tp, dp, zero):
-    ends = {0, len(layers) - 1} if sizes.tied else [0, len(layers) - 1]
-    tables = sum(end == stage for end in ends)
-    full = (layers[stage] * sizes.matrices + tables * sizes.table) / tp
-    full += sizes.norm * (2 * layers[stage] + (stage + 1 == len(layers)))
-    total = 0.0
-    for level, size in enumerate((12, 2, 2), 1):
-        total += size * (ceil(full / dp) if zero >= level else full)
-    return total
+
+@dataclass
+class Tensor:
+    numel: int
+    size: int
+
+    @property
+    def nbytes(self):
+        return self.numel * self.size
+
+
+def rank_bytes(numel, num_shared, dtype_bytes, saved_bytes, num_live):
+    rest = numel % num_shared
+    shard = (numel - rest) // num_shared + bool(rest)
+    held = [Tensor(numel, dtype_bytes) for _ in ("weights", "gradients")]
+    held += [Tensor(shard, dtype_bytes) for _ in ("first moment", "second moment")]
+    held.extend(Tensor(saved_bytes, 1) for _ in range(num_live))
+    return sum(tensor.nbytes for tensor in held)
+""",
+        "by the largest of the shards": """
+import math
+
+def per_weight(share: float) -> float:
+    return 2 + 2 * share
+
+def rank_bytes(numel, num_shared, dtype_bytes, saved_bytes, num_live):
+    states = 2 * math.ceil(numel / num_shared)
+    return num_live * saved_bytes + (numel + numel + states) * dtype_bytes
 """,
     },
     "memory-3": {

@@ -1,19 +1,12 @@
 """Typical wrong answers and lazy cheats of the exercises on where the memory goes."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_PREDICT = "per_parameter, before_update, gigabytes, gpus, kept, activations = "
+from bad_answer import Bad
 
 TYPICAL = {
-    "memory-1": {
-        "the page's recipe": Bad(_PREDICT + "16, 4, 512, 7, 144_896, 36", "that is the page's recipe"),
-        "moments from the start": Bad(_PREDICT + "14, 14, 448, 6, 144_896, 36", "do not exist before"),
-        "weights alone": Bad(_PREDICT + "14, 10, 64, 6, 144_896, 36", "the weights alone"),
-    },
-    "memory-2": {
-        "rounded down": Bad([("-(-parameters // dp)", "parameters // dp")], "rounded up"),
-        "tied counted twice": Bad([("last and not (sizes.tied and first)", "last")], "table once"),
-        "ZeRO-2 as ZeRO-1": Bad([("zero >= 2", "zero >= 3")], "under ZeRO-2 the gradients are sharded too"),
+    "memory-4": {
+        "rounded down": Bad([("-(-numel // num_shared)", "numel // num_shared")], "a shard is rounded up"),
+        "ZeRO-3": Bad([("2 * numel + 2 * shard", "4 * shard")], "the moments alone are sharded"),
+        "one microbatch": Bad([("num_live * saved_bytes", "saved_bytes")], "belong to live microbatches"),
     },
     "memory-3": {
         "even stages": Bad(
@@ -29,18 +22,9 @@ TYPICAL = {
 }  # fmt: skip
 
 CHEATS = {
-    "memory-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "per_parameter = before_update = gigabytes = gpus = kept = activations = Anything()",
-            "must be a whole number",
-        ),
-    },
-    "memory-2": {
-        "the picture's eighth": Bad(
-            "def rank_bytes(sizes, layers, stage, tp, dp, zero):\n"
-            "    total = sum(layers) * (sizes.matrices + 2 * sizes.norm) + 2 * sizes.table + sizes.norm\n"
-            "    return 16 * total // (tp * dp * len(layers))",
-            "count parameters first",
+    "memory-4": {
+        "the course's own": Bad(
+            "from dualpipe_ours.memory import rank_bytes\nrank_bytes = rank_bytes", "is the course's own"
         ),
     },
     "memory-3": {

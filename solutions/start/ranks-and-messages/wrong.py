@@ -1,39 +1,34 @@
 """Typical wrong answers and lazy cheats of the exercises on ranks and messages."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
 TYPICAL = {
-    "ranks-1": {
-        "elements": Bad("bytes_sent = [10, 10, 8]", "a float32 has 4 bytes"),
-        "equal": Bad("bytes_sent = [37, 37, 37]", "do not send equally much"),
-        "half": Bad("bytes_sent = [16, 20, 20]", "one of the two halves"),
-    },
-    "ranks-2": {
-        "never comes back": Bad([("for distance in reversed(distances)", "for distance in []")], "digits say who"),
-        "a star": Bad(
-            [
-                ("[1 << k for k in range((world_size - 1).bit_length())]", "list(range(1, world_size))"),
-                ("if rank % (2 * distance) == distance:", "if rank == distance:"),
-                ("rank % (2 * distance) == 0 and rank + distance < world_size", "rank == 0"),
-                ("rank - distance", "0"),
-                ("rank + distance", "distance"),
-            ],
-            "not one rank from all",
+    "ranks-4": {
+        "a block too early": Bad(
+            [("blocks[(me - step - 1) % num] +", "blocks[(me - step) % num] +")], "(me - s - 1) mod N"
         ),
-        "a chain": Bad(
-            """
-def tree_all_reduce(x):
-    rank, world_size, received = comm.get_rank(), comm.get_world_size(), torch.empty_like(x)
-    if rank < world_size - 1:
-        comm.recv(received, rank + 1)
-        x += received
-    if rank > 0:
-        comm.send(x, rank - 1)
-        comm.recv(x, rank - 1)
-    if rank < world_size - 1:
-        comm.send(x, rank + 1)
-""",
-            "messages waited for one another",
+        "sums a copy": Bad(
+            [("x.copy_(whole[: x.numel()].view_as(x))", "x.flatten().copy_(whole[: x.numel()])")],
+            "the sum went into a copy",
+        ),
+        "everything to everybody": Bad(
+            [
+                (
+                    "whole = all_gather(reduce_scatter(padded(x, len(ranks)), ranks), ranks)",
+                    "whole = all_gather(padded(x, len(ranks))[None], ranks).sum(0)",
+                )
+            ],
+            "2 (N - 1) blocks of the padded tensor",
+        ),
+        "into x": Bad(
+            [
+                ("blocks[(me - 1) % num].clone()", "blocks[(me - 1) % num]"),
+                (
+                    "total = blocks[(me - step - 1) % num] + pass_on(total, total, ranks)",
+                    "total = blocks[(me - step - 1) % num].add_(pass_on(total, total, ranks))",
+                ),
+            ],
+            "reduce_scatter has changed x",
         ),
     },
     "ranks-3": {
@@ -65,11 +60,17 @@ def exchange(x):
 }
 
 CHEATS = {
-    "ranks-1": {"equal to everything": Bad(EQUAL_TO_ALL + "bytes_sent = [Anything()] * 3", "whole number")},
-    "ranks-2": {
-        "past the ledger": Bad(
-            "import torch.distributed as dist\ndef tree_all_reduce(x):\n    dist.all_reduce(x)",
-            "no message went through",
+    "ranks-4": {
+        "torch's own": Bad(
+            [
+                ("import torch\n", "import torch\nimport torch.distributed as dist\n"),
+                ("    with torch.no_grad():", "    dist.all_reduce(x)\n    with torch.no_grad():"),
+            ],
+            "torch.distributed is off in every part",
+        ),
+        "a collective": Bad(
+            [("get_rank, irecv, isend", "all_reduce as summed, get_rank, irecv, isend")],
+            "dualpipe_lab.comm.all_reduce is the library's",
         ),
     },
     "ranks-3": {
