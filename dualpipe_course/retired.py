@@ -26,7 +26,6 @@ RETIRED = {
     "zero_2-4": "book/dp/zero-2",
     "deepseek-3": "book/whole/deepseek",
     "cuts-3": "book/whole/cuts",
-    "time-2": "book/start/time",
     "distributed_adam-2": "book/dp/zero-1",
     "distributed_adam-4": "book/dp/zero-1",
     "zero_2-2": "book/dp/dp-gradients",
@@ -103,6 +102,9 @@ RETIRED = {
     "dp_gradients-1": "book/dp/dp-gradients",
     "dp_gradients-2": "book/dp/dp-gradients",
     "speed-1": "book/start/speed",
+    "data_parallel-4": "book/dp/data-parallel",
+    "speed-3": "book/start/speed",
+    "weights-3": "book/whole/weights",
 }
 
 

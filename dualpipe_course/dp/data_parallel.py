@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.dp import shares
 from dualpipe_course.meter import Meter
 from dualpipe_course.own.part import OnRanks, Part
-from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import on_ranks, partial_score
+from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
@@ -21,27 +20,10 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = Sequence[Sequence[tuple[int, int]]]  # by rank and microbatch: tokens, and how many of them count
 
-LENGTHS = (115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48)  # tokens of each sequence of the puzzle
-RANKS, LIMIT, IN_ORDER = 4, 200, 238
 _OWN_TOKENS = (
     "each rank has divided by its own tokens, so what a token weighs depends on its rank: "
     "1/n of all n tokens is right for every one"
 )
-
-
-def _deal(given: object) -> list[list[int]]:
-    answer = plain(given)
-    if not isinstance(answer, (list, tuple)) or len(answer) != RANKS:
-        raise Wrong(f"this check takes {RANKS} lists of sequence numbers, one per rank")
-    for rank, own in enumerate(answer):
-        if not isinstance(own, (list, tuple)) or len(own) != len(LENGTHS) // RANKS:
-            raise Wrong(f"rank {rank} needs a list of {len(LENGTHS) // RANKS} sequences, got {own!r}")
-        if not all(type(i) is int and 0 <= i < len(LENGTHS) for i in own):
-            raise Wrong(f"rank {rank}: sequences have the numbers 0 to {len(LENGTHS) - 1}, got {list(own)}")
-    flat = sorted(i for own in answer for i in own)
-    if twice := [i for i in set(flat) if flat.count(i) > 1]:
-        raise Wrong(f"sequence {min(twice)} is dealt out twice; each goes to one rank")
-    return [list(own) for own in answer]
 
 
 def _averaged(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Shares) -> tuple[shares.Grads, int]:
@@ -197,18 +179,6 @@ def _why_not_summed(off: Off) -> str:
     return in_words(off)
 
 
-def _judge_fair_deal(answer: object) -> str:
-    dealt = _deal(answer)
-    tokens = [sum(LENGTHS[i] for i in own) for own in dealt]
-    if max(tokens) > LIMIT:
-        slowest = tokens.index(max(tokens))
-        raise Wrong(
-            f"rank {slowest} has {max(tokens)} tokens and all wait for it; {LIMIT} are possible. By rank: {tokens}",
-            score=partial_score(max(tokens), IN_ORDER, LIMIT),
-        )
-    return f"{LIMIT} tokens on every rank, in the order of the file it were up to {IN_ORDER}"
-
-
 data = Part(
     "data_parallel-5",
     "data",
@@ -260,19 +230,5 @@ averaged = Repair(
         "average() adds up N gradients and divides by N. Whatever you put into it comes out N times too small.",
         "N times the sum of this rank's losses, divided by the tokens of all ranks. Use reduction='sum': "
         "a rank without a token then has loss 0. A mean over no token is NaN, though torch's gradient of it is 0.",
-    ),
-)
-
-fair_deal = Puzzle(
-    "data_parallel-4",
-    "A fair deal",
-    "Deal 16 sequences to 4 ranks, 4 to each, so that no rank has more than 200 tokens.",
-    judge=_judge_fair_deal,
-    minutes=15,
-    points=2,
-    hints=(
-        "There are 800 tokens, so a perfect deal gives every rank 200. The longest sequence needs short company.",
-        "Dealing the sorted sequences to and fro comes to 213: 115 then sits with 48, 46 and 4. Exchange pairs.",
-        "Search: pick four that sum to 200 and hold the longest, then four of the rest with the longest of those.",
     ),
 )

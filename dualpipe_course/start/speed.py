@@ -5,12 +5,12 @@ Chapter: book/start/speed.  The puzzle's step of 128 sequences on dp x p = 64 GP
   bare sum  max over stages of 70 * g * (dp - 1) / dp - 18 * w, at least 0     g: its layers, table and head 2 each
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 PEAK = 989e12
@@ -53,7 +53,6 @@ _FORGOTTEN = {
     "recompute": "the hardware does a second forward, a third of forward and backward; the MFU does not count it",
 }
 
-GPUS, SEQUENCES, LAYERS = 64, 128, 32
 BUDGET, START = 3_200, 3_482  # of eight layers on each of four stages
 
 
@@ -78,17 +77,6 @@ def shares_of(run: Run, forgotten: str = "") -> tuple[float, float]:
     return mfu, mfu * again
 
 
-def step_ms(stages: Sequence[int]) -> tuple[float, float]:
-    """The pipeline's time and the bare time of the sum, in ms; the formulas stand at the top."""
-    num_stages = len(stages)
-    dp = GPUS // num_stages
-    last = [stage == num_stages - 1 for stage in range(num_stages)]
-    work = [count + 2 * is_last for count, is_last in zip(stages, last, strict=True)]
-    held = [count + 2 * (stage == 0) for stage, count in enumerate(work)]
-    bare = max(70 * g * (dp - 1) / dp - 18 * w for g, w in zip(held, work, strict=True))
-    return (SEQUENCES / dp + num_stages - 1) * 27 * max(work), max(0.0, bare)
-
-
 def _close(found: Iterable[float], expected: Iterable[float]) -> bool:
     return all(abs(a - b) <= 1e-9 * b for a, b in zip(found, expected, strict=True))
 
@@ -98,18 +86,6 @@ def _words(run: Run) -> str:
     grid = f"dp {run.dp}, tp {run.tp}, pp {run.pp}"
     names = ("causal", "tied", "recompute")
     return ", ".join([said, grid, *(name for name in names if getattr(run, name))])
-
-
-def _parse(answer: object) -> list[int]:
-    """The layers of every stage; raise `Wrong` with the rule that is broken."""
-    stages = plain(answer)
-    if not isinstance(stages, list) or any(type(count) is not int or count < 1 for count in stages):
-        raise Wrong("this check takes a list with the number of layers of every stage, at least one layer each")
-    if sum(stages) != LAYERS:
-        raise Wrong(f"the stages have {sum(stages)} layers together, the model has {LAYERS}")
-    if GPUS % len(stages):
-        raise Wrong(f"{len(stages)} stages do not divide {GPUS} GPUs")
-    return stages
 
 
 def _judge_utilization(fn: Callable[..., Any]) -> str:
@@ -129,16 +105,6 @@ def _judge_utilization(fn: Callable[..., Any]) -> str:
     return f"both shares are right in {len(RUNS)} logs"
 
 
-def _judge_sixty_four(answer: object) -> str:
-    stages = _parse(answer)
-    work, bare = step_ms(stages)
-    total = work + bare
-    words = f"{total:,.0f} ms, of which the pipeline takes {work:,.0f} and the sum stands bare for {bare:,.0f}"
-    if total > BUDGET:
-        raise Wrong(f"legal: {words}; {BUDGET:,} ms are possible", score=partial_score(total, START, BUDGET))
-    return f"at most {BUDGET:,} ms: stages even in time, and a sum that is shared by them"
-
-
 utilization = Repair(
     "speed-2",
     "Forgotten factors",
@@ -151,19 +117,5 @@ utilization = Repair(
         "Each log differs from log A in one thing only. Which line of the function should read that thing?",
         "How many tokens has a step of log B? How many pairs has attention in log C?",
         "In log D the head's matrix is the table. What does the function take off, and should it?",
-    ),
-)
-
-sixty_four = Puzzle(
-    "speed-3",
-    "Sixty-four GPUs",
-    "Split 64 GPUs over stages and copies so that a step takes at most 3,200 ms.",
-    judge=_judge_sixty_four,
-    minutes=20,
-    points=3,
-    hints=(
-        "Compute one stage and two stages first. Which kind of waiting is large in either?",
-        "The slowest stage sets the pace: with four stages, is eight layers each the best? The head is work too.",
-        "The sum is bare longest where many gradients meet little work. The table has gradients and no work.",
     ),
 )

@@ -101,21 +101,12 @@ def graded(tmp_path_factory):
     log = str(out / "who-unpickled")
     forger = FORGER.replace("{log!r}", repr(log))
     for learner, text in ((b"a-returns", RETURNS), (b"b-raises", RAISES), (b"c-sends", SENDS)):
-<<<<<<< HEAD
         hand_in(folder, learner, "interleaved", _2=forger + text)
-    hand_in(folder, b"d-kills", "ranks-and-messages", _1=KILLS_SANDBOX.replace("{seconds}", SECONDS))
+    hand_in(folder, b"d-kills", "time", _1=KILLS_SANDBOX.replace("{seconds}", SECONDS))
     hand_in(folder, b"e-victim", "interleaved", _1="makespan, peak, messages, makespan_of_two = 1, 2, 3, 4")
     hand_in(folder, b"f-honest", "interleaved", _1="makespan, peak, messages, makespan_of_two = 234, 5, 264, 78")
-    hand_in(folder, b"g-surrogate", "ranks-and-messages", _1="raise ValueError('\\ud800 \\x1b[2J')")
-    hand_in(folder, b"mar\xeda", "ranks-and-messages", _1="bytes_sent = [40, 40, 32]")
-=======
-        hand_in(folder, learner, "gpipe", _2=forger + text)
-    hand_in(folder, b"d-kills", "time", _1=KILLS_SANDBOX.replace("{seconds}", SECONDS))
-    hand_in(folder, b"e-victim", "gpipe", _1="makespan, bubble, peak = 1, 2, 3")
-    hand_in(folder, b"f-honest", "gpipe", _1="makespan, bubble, peak = 60, 24, 6")
     hand_in(folder, b"g-surrogate", "time", _1="raise ValueError('\\ud800 \\x1b[2J')")
     hand_in(folder, b"mar\xeda", "time", _1="makespan_ms = 29")
->>>>>>> h-a
     return folder, out, run_grader(folder, out)
 
 

@@ -92,24 +92,4 @@ def backward_and_average(model, tokens, targets, average):
     average(model)
 """,
     },
-    "data_parallel-4": {
-        "as a tensor": "dealt = torch.tensor([[10, 4, 14, 15], [0, 2, 5, 6], [7, 3, 11, 12], [9, 1, 8, 13]])",
-        "searched": """
-from itertools import combinations
-lengths = [115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48]
-
-def deal(left):
-    if not left:
-        return []
-    first = max(left, key=lambda i: lengths[i])
-    for three in combinations(sorted(left - {first}), 3):
-        if lengths[first] + sum(lengths[i] for i in three) == 200:
-            rest = deal(left - {first, *three})
-            if rest is not None:
-                return [(first, *three), *rest]
-    return None
-
-dealt = tuple(deal(frozenset(range(16))))
-""",
-    },
 }

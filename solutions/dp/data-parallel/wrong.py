@@ -1,6 +1,6 @@
 """Typical wrong answers and lazy cheats of the exercises on data parallelism."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
 TYPICAL = {
     "data_parallel-5": {
@@ -34,11 +34,6 @@ TYPICAL = {
             "2 rank(s) with 4, 0 valid token(s): rank 0: the gradients are not numbers",
         ),
     },
-    "data_parallel-4": {
-        "in order": Bad("dealt = [[4 * r + i for i in range(4)] for r in range(4)]", "rank 2 has 238 tokens"),
-        "to and fro": Bad("dealt = [[0, 15, 3, 1], [9, 12, 8, 5], [7, 2, 14, 11], [10, 13, 4, 6]]", "213 tokens"),
-        "dealt twice": Bad("dealt = [[0, 2, 5, 6]] * 4", "dealt out twice"),
-    },
 }
 
 CHEATS = {
@@ -56,8 +51,5 @@ CHEATS = {
         "does nothing": Bad(
             "def backward_and_average(model, tokens, targets, average):\n    pass", "called average() 0"
         ),
-    },
-    "data_parallel-4": {
-        "a number that is all": Bad(EQUAL_TO_ALL + "dealt = [[Anything()] * 4] * 4", "sequences have the numbers"),
     },
 }

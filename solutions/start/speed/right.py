@@ -20,21 +20,4 @@ def utilization(run):
     return 3 * forward / everything, (3 + int(run.recompute)) * forward / everything
 """,
     },
-    "speed-3": {
-        "two more on the second": "stages = (8, 9, 8, 7)",
-        "by a loop": """
-def best():
-    found = []
-    for first in range(1, 30):
-        for second in range(1, 31 - first):
-            for third in range(1, 32 - first - second):
-                work = [first, second, third, 34 - first - second - third]
-                held = [first + 2, *work[1:]]
-                bare = max(70 * g * 15 / 16 - 18 * w for g, w in zip(held, work))
-                found.append((11 * 27 * max(work) + bare, [*work[:3], work[3] - 2]))
-    return min(pair for pair in found if min(pair[1]) > 0)[1]
-
-stages = best()
-""",
-    },
 }

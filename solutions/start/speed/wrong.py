@@ -8,11 +8,6 @@ TYPICAL = {
         "mask forgotten": Bad([(" / (2 if run.causal else 1)", "")], "hides half of the pairs"),
         "tied forgotten": Bad([("run.parameters if run.tied else ", "")], "the head multiplies"),
     },
-    "speed-3": {
-        "even layers": Bad("stages = [8, 8, 8, 8]", "legal: "),
-        "two stages": Bad("stages = [17, 15]", "the sum stands bare"),
-        "five stages": Bad("stages = [7, 7, 7, 7, 4]", "do not divide"),
-    },
 }
 
 CHEATS = {
@@ -23,8 +18,5 @@ CHEATS = {
             "    return share, share",
             "expected 33.50%",
         ),
-    },
-    "speed-3": {
-        "few layers": Bad("stages = [1, 1, 1, 1]", "4 layers together"),
     },
 }

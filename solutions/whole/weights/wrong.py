@@ -10,21 +10,6 @@ TYPICAL = {
         "the head, not its row": Bad(_PREDICT + "2, 524288, 2048, 3145728, 4194304", "each has 128 rows"),
         "one place": Bad(_PREDICT + "256, 524288, 1, 3145728, 4194304", "row by row"),
     },
-    "weights-3": {
-        "o as it is": Bad([('state[f"{old}out"].T', 'state[f"{old}out"]')], "o_proj.weight: the numbers are those of"),
-        "all queries first": Bad(
-            [
-                ('heads = state[f"{old}qkv"].unflatten(0, (num_kv_heads, -1, size))', 'heads = state[f"{old}qkv"]'),
-                (
-                    "heads.split([num_heads // num_kv_heads, 1, 1], 1)",
-                    "(part[None, None] for part in heads.split([size * n for n in (num_heads, num_kv_heads, "
-                    "num_kv_heads)]))",
-                ),
-            ],
-            "as if all query heads came first",
-        ),
-        "up, then gate": Bad([("gate, up = ", "up, gate = ")], "gate and up are exchanged"),
-    },
     "weights-4": {
         "only the heads of k": Bad([("(heads, -1, 2)", "(heads, 2, -1)")], "from halves to neighbours"),
         "only the order": Bad([("reordered(k, num_kv_heads)", "reordered(k, num_heads)")], "k has fewer heads than q"),
@@ -37,9 +22,6 @@ CHEATS = {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "first = of_keys = places = of_down = of_all = Anything()", "must be a whole number"
         ),
-    },
-    "weights-3": {
-        "nothing": Bad("def renamed(state, num_heads, num_kv_heads):\n    return {}", "is missing"),
     },
     "weights-4": {
         "as they came": Bad(
