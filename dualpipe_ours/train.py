@@ -12,12 +12,14 @@ from .block import norm
 from .column import linear
 from .data import num_tokens, share_of_loss
 from .execute import execute
-from .held import Weights, holders, part_of, sums
+from .held import holders, part_of, sums
 from .pair import PairedStage, layer_steps
 from .ring import all_reduce
 from .row_messages import Place, with_messages
 from .steps import Compute, Travel
 from .zero1 import ShardedAdam
+
+Weights = dict[str, Any]  # of a layer: tensors by name, and lists of them
 
 
 class Trainer:

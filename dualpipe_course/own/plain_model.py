@@ -65,9 +65,10 @@ def leaves(layers: Sequence[Mapping[str, Any]]) -> dict[Name, Tensor]:
     found: dict[Name, Tensor] = {}
     for number, w in enumerate(layers):
         for name, value in w.items():
-            for place, leaf in enumerate(value if isinstance(value, list) else [value]):
+            is_list = isinstance(value, list | tuple)
+            for place, leaf in enumerate(value if is_list else [value]):
                 if name != "bias":
-                    found[number, name, place if isinstance(value, list) else None] = leaf
+                    found[number, name, place if is_list else None] = leaf
     return found
 
 

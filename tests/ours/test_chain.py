@@ -5,6 +5,7 @@ from pathlib import Path
 
 import dualpipe_ours
 from dualpipe_course.own.parts import FAMILIES, PARTS, RUNS, SHORT_WAY
+from dualpipe_course.own.runs import part_check
 from dualpipe_lab.pp import schedules
 from dualpipe_ours.memory import rank_bytes
 from dualpipe_ours.row_messages import with_messages
@@ -61,3 +62,10 @@ def test_earlier_parts_import_no_later_one():
         of_comm = re.findall(r"^from dualpipe_lab\.comm import (.*)$", source, re.MULTILINE)
         assert set(", ".join(of_comm).split(", ")) <= {"", "get_rank", "get_world_size", "isend", "irecv", "Work"}, name
     assert {path.stem for path in Path(dualpipe_ours.__file__).parent.glob("[a-z]*.py")} == set(order)
+
+
+def test_parts_import_of_each_other_what_the_contract_names():
+    for part in PARTS:
+        source = Path(dualpipe_ours.__file__).with_name(f"{part}.py").read_text()
+        for other, names in re.findall(r"^from \.(\w+) import (.+)$", source, re.MULTILINE):
+            assert set(names.split(", ")) <= set(part_check(other).names), (part, other)
