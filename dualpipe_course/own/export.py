@@ -17,7 +17,6 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.simulator import simulate
 
 FILES = ("run.py", "test_mine.py")
-SHARED = ("trainings.py", "plain_model.py")  # of this folder
 ROWS = {
     "rows_gpipe.gpipe_rows": ("gpipe", ((1, 1), (2, 3), (4, 8))),
     "rows_1f1b.one_f_one_b_rows": ("1f1b", ((1, 2), (3, 4), (4, 3), (4, 8))),
@@ -42,7 +41,8 @@ def export(mine: Path | None, out: Path) -> list[str]:
     written = {f"mine/{part}.py": standing_alone(text) for part, text in texts.items()}
     written |= {"mine/__init__.py": '"""A trainer in parts."""\n', "mine/comm.py": _text(here, "exported/comm.py")}
     written |= {name: _text(here, f"exported/{name}") for name in FILES}
-    written |= {name: standing_alone(_text(here, name)) for name in SHARED}
+    written["trainings.py"] = standing_alone(_text(here, "trainings.py"))
+    written["plain_model.py"] = finder.official("plain_model")
     written["rows.json"] = json.dumps({name: _rows(*what) for name, what in ROWS.items()}, indent=1) + "\n"
     written["README.md"] = _readme(_text(here, "exported/README.md"), own)
     for name, text in written.items():
@@ -60,7 +60,7 @@ def standing_alone(text: str) -> str:
     text = re.sub(r"\bdualpipe_lab\.comm\b", "mine.comm", text)
     text = re.sub(r"^from dualpipe_lab import comm\b", "from mine import comm", text, flags=re.MULTILINE)
     text = re.sub(r"^from \.(\w+) import", r"from mine.\1 import", text, flags=re.MULTILINE)
-    return text.replace("dualpipe_course.own.plain_model", "plain_model")
+    return text.replace("dualpipe_ours.plain_model", "plain_model")
 
 
 def _text(here: Traversable, name: str) -> str:

@@ -25,7 +25,7 @@ from dualpipe_course.wrong import Wrong
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dualpipe_course.own.plain_model import Name, Trained
+    from dualpipe_ours.plain_model import Name, Trained
 
     Named = dict[Name, Tensor]
 

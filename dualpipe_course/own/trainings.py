@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dualpipe_course.own.plain_model import Name, Trained
+    from dualpipe_ours.plain_model import Name, Trained
 
     Named = dict[Name, Tensor]
 
@@ -86,7 +86,7 @@ def _dense_cases(_: int) -> list[Case]:
 
 
 def _dense_reference() -> "Trained":
-    from dualpipe_course.own.plain_model import make_batch, make_layers, train
+    from dualpipe_ours.plain_model import make_batch, make_layers, train
 
     return train(make_layers(2, with_experts=False), [make_batch(2, TOKENS, step) for step in range(STEPS)])
 
@@ -94,7 +94,7 @@ def _dense_reference() -> "Trained":
 def _dense_piece(mode: str, whole: "Tensor", name: "Name", rank: int) -> "Tensor":
     import torch
 
-    from dualpipe_course.own.plain_model import CUT
+    from dualpipe_ours.plain_model import CUT
 
     replica, member = divmod(rank, 2)
     if mode == "zero3" and name[1] == "head":
@@ -113,7 +113,7 @@ def _dense(rank: int, mode: str) -> "tuple[list[float], Named, Named]":
     from mine.zero1 import ShardedAdam
     from mine.zero3 import Unit, shard_of
 
-    from dualpipe_course.own.plain_model import BETAS, CUT, EPS, HEADS, LR, attend, leaves, make_batch, make_layers
+    from dualpipe_ours.plain_model import BETAS, CUT, EPS, HEADS, LR, attend, leaves, make_batch, make_layers
 
     (replica, member), cut = divmod(rank, 2), mode == "cut"
     tensor, data = [2 * replica, 2 * replica + 1], [member, 2 + member]
@@ -185,7 +185,7 @@ def _whole(whole: "Tensor", name: "Name", rank: int) -> "Tensor":
 
 
 def _pipeline_reference() -> "Trained":
-    from dualpipe_course.own.plain_model import make_batch, make_layers, train
+    from dualpipe_ours.plain_model import make_batch, make_layers, train
 
     return train(make_layers(3, with_experts=False), [make_batch(4, TOKENS)])
 
@@ -205,7 +205,7 @@ def _pipeline(rank: int, order: str, num_ranks: int, num_microbatches: int) -> "
     from mine.rows_gpipe import gpipe_place, gpipe_rows
     from mine.rows_zb_h1 import zb_h1_rows
 
-    from dualpipe_course.own.plain_model import HEADS, attend, make_batch, make_layers
+    from dualpipe_ours.plain_model import HEADS, attend, make_batch, make_layers
 
     w = make_layers(num_ranks, with_experts=False)[rank]
     for leaf in w.values():
@@ -252,13 +252,13 @@ def _expert_cases(_: int) -> list[Case]:
 def _mixture_inputs(num_ranks: int) -> "Tensor":
     import torch
 
-    from dualpipe_course.own.plain_model import WIDTH
+    from dualpipe_ours.plain_model import WIDTH
 
     return torch.randn(3 * num_ranks, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
 def _mixture_reference(num_ranks: int) -> "Trained":
-    from dualpipe_course.own.plain_model import Trained, attention, experts, leaves, make_layers
+    from dualpipe_ours.plain_model import Trained, attention, experts, leaves, make_layers
 
     (w,), x = make_layers(1), _mixture_inputs(num_ranks).requires_grad_()
     named = leaves([w])
@@ -283,7 +283,7 @@ def _mixture(rank: int, num_ranks: int) -> "tuple[list[float], Named, Named]":
     from mine.ring_attention import RingAttention
     from mine.router import choose
 
-    from dualpipe_course.own.plain_model import EXPERTS, HEADS, ROUTE, leaves, make_layers
+    from dualpipe_ours.plain_model import EXPERTS, HEADS, ROUTE, leaves, make_layers
 
     (w,), ranks, here = make_layers(1), list(range(num_ranks)), EXPERTS // num_ranks
     w |= {name: w[name][rank * here : (rank + 1) * here] for name in ("gates", "ups", "downs")}
@@ -329,7 +329,7 @@ def _together_cases(num_steps: int) -> list[Case]:
 
 
 def _together_reference(order: str, num_steps: int) -> "Trained":
-    from dualpipe_course.own.plain_model import make_batch, make_layers, train
+    from dualpipe_ours.plain_model import make_batch, make_layers, train
 
     *_, num_microbatches = ORDERS[order]
     return train(make_layers(4), [make_batch(num_microbatches, TOKENS, step) for step in range(num_steps)])
@@ -352,7 +352,7 @@ def _together(rank: int, order: str, num_steps: int) -> "tuple[list[float], Name
     from mine.rows_zb_h1 import zb_h1_rows
     from mine.train import Trainer
 
-    from dualpipe_course.own.plain_model import EXPERTS, HEADS, LR, ROUTE, leaves, make_batch, make_layers
+    from dualpipe_ours.plain_model import EXPERTS, HEADS, LR, ROUTE, leaves, make_batch, make_layers
 
     positions, size, num_stages, num_microbatches = ORDERS[order]
     rows_of = {"DualPipe": dualpipe_rows, "DualPipeV": dualpipev_rows, "GPipe": gpipe_rows}

@@ -22,7 +22,7 @@ from dualpipe_lab.topology import Topology
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dualpipe_course.own.plain_model import Trained
+    from dualpipe_ours.plain_model import Trained
 
 Axes: TypeAlias = list[tuple[str, int]]
 
@@ -58,7 +58,7 @@ def _look_at_holders(name: str, rows: list[str], expected: dict[int, list[int]])
 
 def _layers() -> list[dict[str, Any]]:
     """A first layer, a last one, and one without experts that is both."""
-    from dualpipe_course.own.plain_model import make_layers
+    from dualpipe_ours.plain_model import make_layers
 
     return [*make_layers(2), *make_layers(1, with_experts=False, seed=1)]
 
@@ -176,7 +176,7 @@ def _program(order: str, positions: int, num_microbatches: int) -> tuple[list[st
 
 def _batches(num_microbatches: int, num_steps: int, size: int) -> "list[tuple[Tensor, Tensor]]":
     """The last microbatch has no targets, in the second step the first member of a group has none at all."""
-    from dualpipe_course.own.plain_model import make_batch
+    from dualpipe_ours.plain_model import make_batch
 
     batches = [make_batch(num_microbatches, TOKENS, step) for step in range(num_steps)]
     for _, targets in batches[1:2] if size > 1 else []:
@@ -189,8 +189,8 @@ def _train(rank: int, world_size: int, order: str, size: int, num_microbatches: 
     import torch
     from mine.train import Trainer
 
-    from dualpipe_course.own.plain_model import HEADS, LR, ROUTE, leaves, make_layers
     from dualpipe_lab import comm
+    from dualpipe_ours.plain_model import HEADS, LR, ROUTE, leaves, make_layers
 
     rows, place, num_stages = _program(order, world_size // size, num_microbatches)
     trainer = Trainer(make_layers(LAYERS), rows, place, num_stages, size, HEADS, ROUTE, LR)
@@ -252,7 +252,7 @@ def _trained(
 @cache
 def _on_one_process(size: int, num_microbatches: int, num_steps: int) -> "Trained":
     """One training for all ranks of a case."""
-    from dualpipe_course.own.plain_model import make_layers, train
+    from dualpipe_ours.plain_model import make_layers, train
 
     return train(make_layers(LAYERS), _batches(num_microbatches, num_steps, size))
 
@@ -279,7 +279,7 @@ def _why_not_trained(off: Off) -> str:
 
 def _sent(world_size: int, order: str, size: int, num_microbatches: int, num_steps: int) -> list[Limit]:
     """Bytes of a step over all ranks: at least those between stages, at most a quarter more than all that is needed."""
-    from dualpipe_course.own.plain_model import ROUTE, WIDTH, leaves, make_layers
+    from dualpipe_ours.plain_model import ROUTE, WIDTH, leaves, make_layers
 
     _, place, num_stages = _program(order, world_size // size, num_microbatches)
     tokens = TOKENS * WIDTH * 8  # bytes of a microbatch between two stages

@@ -54,9 +54,11 @@ def test_the_first_screen_is_the_start_page_with_contents_and_no_question(lab):
         "1-pipeline-parallelism",
         "2-tensors-more",
         "about",
+        "mine",
         "AGENTS.md",
         "intro.ipynb",
         "start.md",
+        "trainer.svg",
     ]
     assert lab.page.evaluate(ASKED) == []
     assert lab.strangers() == []
