@@ -41,8 +41,13 @@ def check_text(part: str, text: str, names: Sequence[str], off: Sequence[str] = 
                 _check_import(part, dotted, node.lineno)
                 known[name] = dotted
     for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and (dotted := _dotted(node.value, known)).startswith("torch"):
+            known |= {target.id: dotted for target in node.targets if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute | ast.Name):
             _check_use(part, node, known, off)
+        if isinstance(node, ast.Call):
+            _check_call(node, known)
     if missing := [name for name in names if name not in set(_defined(tree))]:
         raise Wrong(f"the text does not define {', '.join(missing)}: one cell, or one file, is the whole part")
 
@@ -80,6 +85,12 @@ def _check_use(part: str, node: ast.AST, known: dict[str, str], off: Sequence[st
                 raise Wrong(f"line {node.lineno}: {one} is off {why}")
         if dotted.startswith("dualpipe_lab.comm.") and dotted.split(".")[2] not in COMM:
             raise Wrong(f"line {node.lineno}: {dotted.removeprefix('dualpipe_lab.')} is the library's; {_ALLOWED}")
+
+
+def _check_call(node: ast.Call, known: dict[str, str]) -> None:
+    first = _dotted(node.args[0], known) if node.args else ""
+    if _dotted(node.func, known) in ("getattr", "vars") and first.partition(".")[0] == "torch":
+        raise Wrong(f"line {node.lineno}: name what you use of torch in plain words, without getattr or vars")
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:

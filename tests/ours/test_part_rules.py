@@ -17,6 +17,11 @@ EVERYWHERE = {
     "a name of torch.distributed": ("torch.distributed is off in every part", ["from torch.distributed import *"]),
     "an attribute": ("torch.distributed is off in every part", ["import torch", "x = torch.distributed.get_rank"]),
     "nn.parallel": ("torch.nn.parallel is off in every part", ["import torch", "x = torch.nn.parallel"]),
+    "another name for torch": (
+        "torch.distributed is off in every part",
+        ["import torch", "T = torch", "x = T.distributed"],
+    ),
+    "getattr": ("without getattr or vars", ["import torch", "x = getattr(torch, 'distributed')"]),
     "importlib": ("importlib is off in every part", ["import importlib"]),
     "__import__": ("__import__ is off in every part", ["x = __import__('numpy')"]),
     "exec": ("exec is off in every part", ["exec('x = 1')"]),
