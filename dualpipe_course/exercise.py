@@ -153,7 +153,8 @@ def hint_of(checks: list[Check], number: int | str | None) -> None:
     if number is not None:
         open_checks = [one for one in checks if one.name.endswith(f"-{number}") or getattr(one, "part", "") == number]
         if not open_checks:
-            raise ValueError(f"there is no exercise {number} here; use 1 to {len(checks)}")
+            known_here = [getattr(one, "part", "") or one.name.rpartition("-")[2] for one in checks]
+            raise ValueError(f"there is no exercise {number} here; there are {', '.join(known_here)}")
     if not open_checks:
         print("everything here is solved")
         return

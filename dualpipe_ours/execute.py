@@ -12,7 +12,7 @@ from .row_messages import actions, kind_of
 from .stage import Stage
 
 FIRST_TAG = 3
-Key = tuple[str, int, int]  # the way, F or B, the stage and the microbatch that it is for
+Key = tuple[str, int, int]  # the way, F or B, the stage that it is for (in works: that sends) and the microbatch
 
 
 class Run:

@@ -6,6 +6,7 @@ that `make lab` made, and nothing while nbval runs: there a pass is kept in memo
 
 import hashlib
 import json
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,11 @@ from dualpipe_course.own import folder
 
 folder.begin(Path(__file__).parent)
 '''
+_REASONS = {
+    "edited": "is edited and not checked",
+    "older": "was written for an older signature",
+    "missing": "is not written yet",
+}
 _in_memory: dict[str, str] = {}  # of the notebook that nbval runs
 _said: set[str] = set()
 _begun: list[Path] = []  # by a program that imports the package from its folder
@@ -80,23 +86,28 @@ def states(mine: Path | None = None) -> dict[str, State]:
 
 def text_of(part: str) -> str:
     """What `mine.<part>` is in a notebook: the learner's text, or the course's, and then one line says so."""
+    found = text(part)
+    if folder() and not is_own(part) and part not in _said:
+        _said.add(part)
+        print(f"{NAME}.{part} {_REASONS[state(part)]}: the course's own runs")
+    return found
+
+
+def text(part: str) -> str:
+    """The learner's text of a part that counts as theirs, else the course's."""
     if part in _in_memory:
         return _in_memory[part]
     mine = folder()
-    if mine is None:
-        return finder.official(part)
-    found = state(part, mine)
-    if found == "own":
-        return _read(mine, part) or ""
-    reason = {
-        "edited": "is edited and not checked",
-        "older": "was written for an older signature",
-        "missing": "is not written yet",
-    }[found]
-    if part not in _said:
-        _said.add(part)
-        print(f"{NAME}.{part} {reason}: the course's own runs")
-    return finder.official(part)
+    own = _read(mine, part) if mine and state(part, mine) == "own" else None
+    return finder.official(part) if own is None else own
+
+
+def name_official(parts: Iterable[str]) -> None:
+    """Say in one line for which of these parts the course's own run, once in a notebook."""
+    missing = [part for part in parts if folder() and not is_own(part) and part not in _said]
+    if missing:
+        _said.update(missing)
+        print(f"the course's own run for {', '.join(missing)}")
 
 
 def choose(part: str, cell: str, take: str) -> str:
@@ -121,13 +132,13 @@ def choose(part: str, cell: str, take: str) -> str:
     return cell
 
 
-def keep(part: str, text: str) -> None:
-    """Note that a text has passed: the file becomes that text, another one goes to `old/`."""
+def keep(part: str, text: str) -> str:
+    """Note that a text has passed: the file becomes that text, another one goes to `old/`; return where it is."""
     _said.discard(part)
     mine = folder()
     if mine is None:
         _in_memory[part] = text
-        return
+        return ""
     before = _read(mine, part)
     if before != text:
         if before is not None:
@@ -138,6 +149,7 @@ def keep(part: str, text: str) -> None:
         _write(mine / f"{part}.py", text)
     known = _passed(mine) | {part: {"text": _hash(text), "version": version(part)}}
     _write(mine / PASSED, json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    return f"{NAME}/{part}.py"
 
 
 def _read(mine: Path, part: str) -> str | None:

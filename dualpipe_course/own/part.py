@@ -114,11 +114,15 @@ class Part(Check):
         """
         __tracebackhide__ = True
         try:
+            if not answers and take != "file":
+                raise Wrong(f'give a function of your cell, {self.names[-1]}, or say take="file"')
             text = folder.choose(self.part, "" if take == "file" else text_of(answers[0]), take)
         except Wrong as wrong:
             raise CheckFailed(Verdict(self.name, False, 0.0, wrong.message)) from None
+        folder.name_official(part for part in before(self.part) if f"mine.{part} " in text)
         super().__call__(text)
-        folder.keep(self.part, text)
+        if place := folder.keep(self.part, text):
+            print(f"it is {place} now")
         finder.forget()
         update_start_page()
         _show_ours(self.part)
@@ -127,7 +131,7 @@ class Part(Check):
         """Try every case with the text of an answer, over the parts before it."""
         text = text_of(answers[0])
         check_text(self.part, text, self.names, self.off)
-        texts = {part: folder.text_of(part) for part in before(self.part)} | {self.part: text}
+        texts = {part: folder.text(part) for part in before(self.part)} | {self.part: text}
         for trial in self.trials:
             if isinstance(trial, Alone):
                 _try_alone(trial, self.part, texts)

@@ -42,7 +42,8 @@ def run(name: str) -> None:
     __tracebackhide__ = True
     if name not in RUNS:
         raise ValueError(f"there is no run {name}; use one of {', '.join(RUNS)}")
-    texts = {part: folder.text_of(part) for part in PARTS}
+    texts = {part: folder.text(part) for part in PARTS}
+    folder.name_official(RUNS[name])
     try:
         worst = judge(name, texts)
     except Wrong as wrong:

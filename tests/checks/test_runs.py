@@ -35,7 +35,7 @@ def said(cases):
 
 
 def test_marked_cells_need_neither_torch_nor_ranks():
-    assert len(RUNS) >= 4
+    assert len(RUNS) >= 3
     answers = said([case for runs in RUNS.values() for case in runs])
     assert not [answer for answer in answers if "Error" in answer["text"] or not answer["text"] + answer["drawing"]]
     assert any("<dp-timeline" in answer["drawing"] for answer in answers)

@@ -16,7 +16,18 @@ RESULT = nbformat.v4.new_output("execute_result", {"text/plain": "2"}, execution
 def test_files_stand_in_reading_order_without_pages_beside_them(learner):
     assert learner.start() == []
     assert learner.files() == sorted(
-        [ONE, EXERCISES, TWO, THREE, "AGENTS.md", "about/learners.md", "intro.ipynb", "start.md"]
+        [
+            ONE,
+            EXERCISES,
+            TWO,
+            THREE,
+            "AGENTS.md",
+            "about/learners.md",
+            "intro.ipynb",
+            "mine/__init__.py",
+            "start.md",
+            "trainer.svg",
+        ]
     )
 
 
