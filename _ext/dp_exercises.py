@@ -32,6 +32,7 @@ PYODIDE, DIGEST = (
     "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0",
 )  # of npm's archive, sha256
 PACKED = ("pyodide.asm.wasm", "pyodide.asm.mjs", "python_stdlib.zip")
+PARTS = "dualpipe_ours"  # of the trainer: read as texts, whatever they import
 LEFT_OUT = ("grading", "workspace", "static", "cli")  # of the library and the course
 NEEDS_TORCH = re.compile(r"^(?:import|from) torch\b", re.MULTILINE)
 # in a page's HTML: what asks Python
@@ -270,16 +271,17 @@ def _write_pyodide(archive: Path, target: Path) -> None:
 
 
 def _course(root: Path) -> bytes:
-    """Return the modules of the library and the checks that do without torch."""
+    """Return the modules of the library and the checks that do without torch, and the texts of the official parts."""
     paths = [
         path
-        for name in ("dualpipe_lab", "dualpipe_course")
+        for name in ("dualpipe_lab", "dualpipe_course", PARTS)
         for path in sorted((root / name).rglob("*"))
         if path.suffix in (".py", ".pyi", ".json")
     ]
     kept = [path for path in paths if not set(path.relative_to(root).parts) & set(LEFT_OUT)]
     texts = {path.relative_to(root).as_posix(): path.read_bytes() for path in kept}
-    return _stored({name: text for name, text in texts.items() if not NEEDS_TORCH.search(text.decode())})
+    wanted = (name for name, text in texts.items() if name.startswith(PARTS) or not NEEDS_TORCH.search(text.decode()))
+    return _stored({name: texts[name] for name in wanted})
 
 
 def _stored(files: dict[str, bytes]) -> bytes:

@@ -97,7 +97,7 @@ def test_a_page_says_what_the_notebook_says(book, browser, python):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["pp/gpipe", "pp/zero-bubble", "whole/sums"])  # plain text, a minus sign, code
+@pytest.mark.parametrize("name", ["pp/interleaved", "pp/easy-dualpipe", "whole/sums"])  # plain text, code
 def test_a_reader_has_numbers_of_their_own_and_hands_them_in(browser, python, name):
     site, page = python, browser.new_page()
     page.goto(f"{site}genindex.html")

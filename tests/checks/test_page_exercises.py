@@ -96,7 +96,7 @@ def test_keys_of_the_editor_can_be_undone_and_lead_out_of_it(visit):
 @browser_only
 @pytest.mark.parametrize("look", [PHONE, DESK], ids=["phone", "desk"])
 def test_an_editor_is_as_high_as_what_is_drawn(visit, look):
-    for name in ("dp/data-parallel", "hosts/placing", "pp/dualpipe", "whole/cuts", "pp/gpipe"):
+    for name in ("dp/hybrid-zero", "hosts/placing", "pp/dualpipe", "whole/cuts", "pp/gpipe"):
         page = visit.open(f"exercises/{name}", look).page
         fields(page).first.fill("x = 1  # " + "a long line " * 40 + "wide" * 60)
         hidden = fields(page).evaluate_all("all => all.map(one => one.scrollHeight - one.clientHeight)")
