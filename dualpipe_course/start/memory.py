@@ -101,7 +101,7 @@ def _bytes(numel: int, num_shared: int, dtype_bytes: int, saved_bytes: int, num_
     >>> _bytes(7, 3, 8, 50, 2)
     260
     """
-    shard = numel // num_shared if slip == "floor" else len(range(0, numel, num_shared))
+    shard = numel // num_shared if slip == "floor" else -(-numel // num_shared)
     weights, gradients, moments = numel, numel, [shard, shard]
     if slip == "whole moments":
         moments = [numel, numel]
