@@ -14,8 +14,8 @@ the commented lines after a third marker, where the learner is to repair somethi
 A cell with a solution carries a tag such as answer-gpipe-1, and a later cell the tag check-gpipe-1.
 An exercise starts with the cell that installs the course on Colab, as the pages of the book do (install_cell.py), and
 ends with the ways back to its chapter and to the exercises before and after it, in the order of _toc.yml.
-Title, kind and minutes of an exercise stand in its check (dualpipe_course) alone: they are written into the solution's
-headings and first sentence from there.
+Title, kind, minutes and number of an exercise stand in its check (dualpipe_course) alone: they are written into the
+solution's headings and first sentences from there.
 Usage: make_exercises.py            write the exercises
        make_exercises.py --check    exit 1 with the first cell that differs; nothing is written
        make_exercises.py --run [NAME ...]   execute solutions and store their outputs in solutions/**.ipynb
@@ -72,6 +72,11 @@ def with_facts(text: str) -> str:
         old = rf"^{re.escape(start)}.*(\n\n)\*[A-Z][a-z ]+, \d+ minutes\.(?: On the trail\.)?\*"
         text = re.sub(old, f"{heading}\n\n{length}".replace("\\", r"\\"), text, flags=re.MULTILINE)
     total = sum(about.minutes for about in checks)
+    last = checks[-1].name
+    which = f'"{PART_OF[last]}"' if last in PART_OF else last.rpartition("-")[2]
+    one = "the part" if last in PART_OF else f"exercise {which}"
+    example = f"`check.{topic[1]}.hint({which})` one for {one}"
+    text = re.sub(r"`check\.\w+\.hint\([^)]+\)` one for (?:exercise \d+|the part)", example, text, count=1)
     start = f"{NUMBERS[len(checks)]} exercise{'s' * (len(checks) > 1)} for"
     text = re.sub(r"^[A-Z][a-z]+ exercises? for(?= \[)", start, text, count=1, flags=re.MULTILINE)
     return re.sub(r"\d+ minutes in all", f"{total} minutes in all", text, count=1)

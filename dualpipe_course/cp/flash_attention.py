@@ -1,4 +1,4 @@
-"""Exercises of "FlashAttention-2": what is kept and computed, a row of tiles in one pass, a tile that trusts itself.
+"""Exercises of "FlashAttention-2": what is kept and computed, a tile that trusts itself.
 
 Chapter: book/cp/flash-attention.  Numbers are judged against the formula, memory by what is alive from tile to tile.
 """

@@ -10,7 +10,6 @@ from math import exp, inf, log
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_course.differences import apart, shape
-from dualpipe_course.wrong import Wrong
 
 Matrix: TypeAlias = list[list[float]]
 Sees: TypeAlias = Callable[[int, int], bool]  # query, key
@@ -76,12 +75,6 @@ def why_different(name: str, found: object, expected: object, tolerance: float =
         if not (a == b or abs(a - b) <= tolerance * scale):
             return f"{name}, number {place}, {apart(a, b, tolerance * scale)}"
     return None
-
-
-def check_close(case: str, name: str, found: object, expected: object, tolerance: float = 1e-9) -> None:
-    """Raise `Wrong` with the first number that differs."""
-    if problem := why_different(name, found, expected, tolerance):
-        raise Wrong(f"{case}: {problem}")
 
 
 def _dot(a: list[float], b: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""Exercises of "Ring all-reduce": bytes of uneven chunks, a sum in fewer steps, a ring that was turned round.
+"""Exercises of "Ring all-reduce": bytes of uneven chunks, a sum in fewer steps.
 
 Chapter: book/cp/ring-all-reduce.  Sums of digits tell who is missing, the ledger counts messages, and model time with
 a link of 1 ms latency counts the steps that wait for one another.

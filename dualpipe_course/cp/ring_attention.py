@@ -1,4 +1,4 @@
-"""Exercises of "Ring attention": the part `ring_attention`, a layout, an LSE that is not the row's, labels of a part.
+"""Exercises of "Ring attention": the part `ring_attention`, a layout, an LSE that is not the row's.
 
 Chapter: book/cp/ring-attention.  The part is judged beside attention to the whole sequence, bytes by the ledger.
 The puzzle shards a packed sequence over the ranks of a ring:

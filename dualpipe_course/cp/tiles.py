@@ -1,4 +1,4 @@
-"""Judging attention in tiles: a row of tiles that are gone when the next one comes, and backwards block by block.
+"""Judging attention in tiles: backwards block by block.
 
 Expected numbers come from `formula`, in the main process; a rank runs the answer and says what it kept and made.
 """
@@ -8,8 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course.cp import formula
-from dualpipe_course.cp.formula import check_close
-from dualpipe_course.cp.passing import SPOILT, check_once, once
 from dualpipe_course.differences import shape
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
@@ -69,25 +67,6 @@ class Blocks(NamedTuple):
     def lengths(self) -> tuple[int, ...]:
         """Keys of each block."""
         return tuple(min(self.size, self.keys - first) for first in range(0, self.keys, self.size))
-
-
-def check_rows(fn: Callable[..., Any], rows: list[Row]) -> None:
-    """Raise `Wrong` unless `fn(q, tiles)` is the output and LSE of each row, with one tile in memory at a time."""
-    inputs = [_inputs(row) for row in rows]
-    found = on_ranks(_run_rows, 1, fn, rows, inputs, case="calling your function")[0]
-    for row, (q, k, v, do), (problem, out, lse, alive) in zip(rows, inputs, found, strict=True):
-        if problem:
-            raise Wrong(f"{row}: {problem}")
-        known = "what is known of all tiles so far has the size of one output and two numbers per query"
-        check_once(str(row), "tiles", len(row.lengths), alive, known)
-        expected = formula.attention(q, k, v, do, row.sees)
-        for name, ours, theirs in (("out", out, expected.out), ("lse", lse, expected.lse)):
-            if any(value != value for value in formula.flat(ours)):
-                raise Wrong(
-                    f"{row}: {name} contains NaN. A tile's {SPOILT}; -inf - (-inf) is NaN as well, and so is inf / inf "
-                    "(exp(s) is inf from s = 710 on)"
-                )
-            check_close(str(row), name, ours, theirs)
 
 
 def check_blocks(fn: Callable[..., Any], cases: list[Blocks]) -> None:
@@ -206,21 +185,6 @@ def _plain(value: object) -> Any:
     import torch
 
     return value.detach().tolist() if isinstance(value, torch.Tensor) else None
-
-
-def _run_rows(rank: int, world_size: int, fn: Callable[..., Any], rows: list[Row], inputs: list[Any]) -> list[Any]:
-    import gc
-
-    gc.freeze()  # what the library holds is not the answer's
-    found: list[Any] = []
-    for row, (q, k, v, _) in zip(rows, inputs, strict=True):
-        alive: list[int] = []
-        answer = fn(_tensor(q), once(_tiles(row, k, v), alive))
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            found.append((f"expected (out, lse), got {type(answer).__name__}", None, None, []))
-            continue
-        found.append((None, *map(_plain, answer), alive))
-    return found
 
 
 def _tiles(row: Row, k: formula.Matrix, v: formula.Matrix) -> "Iterator[tuple[Tensor, Tensor, Tensor]]":

@@ -1,11 +1,11 @@
-"""Exercises of "Saves that survive a crash": failures that show a flaw, a pointer, the newest whole checkpoint.
+"""Exercises of "Saves that survive a crash": failures that show a flaw, a pointer.
 
 Chapter: book/dp/crash-safety.  Operations run on a disk that forgets what was not synced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
-from typing import Any, TypeAlias
+from typing import Any
 
 from dualpipe_course.declared import Puzzle, Repair
 from dualpipe_course.dp import failures
@@ -19,7 +19,6 @@ LOGS = {
     "south": ("mkdir run/.new", "sync run", *_PARTS, "sync run/.new", "rename run/.new run/step-2"),
     "west": ("mkdir run/.new", *_PARTS, "sync run/.new", "rename run/.new run/step-2", "sync run"),
 }
-Folders: TypeAlias = dict[str, dict[str, bytes]]
 
 
 def _parse(name: str, answer: Any, log: Sequence[str]) -> tuple[int, list[str]]:

@@ -1,4 +1,4 @@
-"""Exercises of "Data parallel": the part `data`, a library that averages, a fair deal.
+"""Exercises of "Data parallel": the part `data`, a library that averages.
 
 Chapter: book/dp/data-parallel.  Gradients are judged against one process in float64, messages by the ledger.
 """

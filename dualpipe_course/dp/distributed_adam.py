@@ -1,6 +1,6 @@
-"""Exercises of "Distributed Adam": three numbers, a sharded step, a sum of norms, a sharding that shards nothing.
+"""Exercises of "Distributed Adam": three numbers, a sum of norms.
 
-Chapter: book/dp/distributed-adam.  Weights are judged against plain Python, state by the bytes of live tensors.
+Chapter: book/dp/distributed-adam.  Norms are compared with one process.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Exercises of "Hybrid ZeRO": its numbers, a sum in three steps, a mean divided twice, a plan for four nodes.
+"""Exercises of "Hybrid ZeRO": its numbers, a mean divided twice, a plan for four nodes.
 
 Chapter: book/dp/hybrid-zero.  Sums are judged on real ranks by their values and by what the ledger saw leave a node.
 """

@@ -1,4 +1,4 @@
-"""Exercises of "ZeRO-1": Adam on a shard, shards that overlap, whole parameters on ranks.
+"""Exercises of "ZeRO-1": Adam on a shard, shards that overlap.
 
 Chapter: book/dp/zero-1.  Weights and norms are compared with one process.  Adam divides a factor of the gradient out
 again unless eps is large: here it is 1.

@@ -1,4 +1,4 @@
-"""Exercises of "ZeRO-2": its numbers, buckets in one order, a gradient that counts again.
+"""Exercises of "ZeRO-2": its numbers, a gradient that counts again.
 
 Chapter: book/dp/zero-2.  Shards are judged against one process that sees every rank's microbatches, in float64, and by
 what is left of the whole gradients.

@@ -1,4 +1,4 @@
-"""Exercises of "Asynchronous all-to-all": what hides, the two halves of an exchange, a wait in the wrong line.
+"""Exercises of "Asynchronous all-to-all": what hides, a wait in the wrong line.
 
 Chapter: book/ep/async-all-to-all.  Judged on the virtual clock: results, bytes and model time are exact.
 """

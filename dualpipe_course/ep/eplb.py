@@ -1,4 +1,4 @@
-"""Exercises of "EPLB": a plan by hand, a plan for ranks of two speeds, a better one in four changes, a move in place.
+"""Exercises of "EPLB": a plan by hand, a plan for ranks of two speeds, a better one in four changes.
 
 Chapter: book/ep/eplb.  Plans are judged by their loads, not by their slots: any order of equal replicas will do.
 """
@@ -49,18 +49,6 @@ CASES: tuple[tuple[list[float], int, list[float], int], ...] = (
     ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], 24, [1, 1, 1, 1.25], 4),
     ([20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27], 24, [1, 1.5, 1, 1.5, 1, 1.5], 3),
     ([45, 4, 96, 34, 8, 5, 6, 10, 345], 16, [1.75, 1, 1.25, 1], 4),
-)
-# the experts of a rank's slots, before and after
-MOVES: tuple[tuple[list[int], list[int]], ...] = (
-    ([0, 1, 2], [0, 1, 2]),
-    ([0, 1], [1, 0]),
-    ([0, 0, 1], [0, 1, 1]),
-    ([2, 0, 1, 0], [0, 2, 0, 1]),
-    ([0, 1, 2, 3], [3, 0, 1, 2]),
-    ([0, 1, 2, 3, 4], [1, 0, 3, 4, 2]),
-    ([0, 1, 2, 3], [2, 2, 2, 2]),
-    ([4, 5, 6, 7, 4, 5], [5, 4, 4, 6, 7, 7]),
-    ([0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 0, 0, 5, 4, 7, 3]),
 )
 _OWN = ("dualpipe_lab.ep.eplb.placement",)
 

@@ -1,7 +1,6 @@
-"""Exercises of "GShard": slots, bytes and drops, the order of choices, experts that are dealt out, what is kept.
+"""Exercises of "GShard": slots, bytes and drops, the order of choices, what is kept.
 
-Chapter: book/ep/gshard.  Slots and weights are judged in plain Python, the exchange by numbers that say where they
-come from, messages by the ledger.
+Chapter: book/ep/gshard.  Slots and weights are judged in plain Python.
 """
 
 from collections.abc import Callable

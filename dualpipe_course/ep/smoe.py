@@ -1,4 +1,4 @@
-"""Exercises of "Sparse mixture of experts": the part `moe`, a missing sort, a wrong divisor.
+"""Exercises of "Sparse mixture of experts": the part `moe`, a missing sort.
 
 Chapter: book/ep/smoe.  The part is judged beside one process that has all tokens and experts, the other two with whole
 numbers: sums are exact in any order.
@@ -40,8 +40,6 @@ ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
     (2, 8, (6, 5)),
     (3, 6, (4, 0, 3)),
 )
-# ep, edp
-GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
 
 
 def _mixture(

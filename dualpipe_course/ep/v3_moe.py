@@ -1,7 +1,7 @@
-"""Exercises of "V3-MoE structure": the router, loads counted once, a bias, failed experts.
+"""Exercises of "V3-MoE structure": the router, loads counted once.
 
 Chapter: book/ep/v3-moe.  A router is judged by what each token gives to each expert, loads by what a backward came
-through, the bias after a step on ranks with and without microbatches.
+through.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Exercises of "Failures": how often to save, a save that survives the loss of a host, a watchdog without clocks.
+"""Exercises of "Failures": how often to save, a watchdog without clocks.
 
-Chapter: book/hosts/failures.  Saves run in every order that matters on a storage of their own (`lost_hosts`).
+Chapter: book/hosts/failures.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Exercises of "A run on many hosts": five numbers, the clock of another host, the host with a slow cable.
+"""Exercises of "A run on many hosts": five numbers, the clock of another host.
 
 Chapter: book/hosts/many-hosts.  Times are in ns.  An answer about a clock is right if its bound holds and is no wider
-than that of the quickest answer; hosts differ per byte by a factor below 2, a slow one by 8 and more.
+than that of the quickest answer.
 """
 
 import random

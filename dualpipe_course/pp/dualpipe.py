@@ -1,4 +1,4 @@
-"""Exercises of "DualPipe": its rows, a better order, a queue of weight gradients, a step of two copies.
+"""Exercises of "DualPipe": its rows, a queue of weight gradients, a step of two copies.
 
 Chapter: book/pp/dualpipe.  Rows are judged by the validator, the simulator and the library's rows, which for 8 ranks
 and 20 microbatches are DeepSeek's action by action; the queue by what has been added after every word.
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 COST = Cost(F=4, I=4, W=2, overlap=8)  # pairs gain, and W is short: a wrong order shows
-RANKS, MICROBATCHES, EASY, LEAST, ROOM = 4, 6, 25, 19, 4  # of the puzzle, F = I = W = 1
 Words = Sequence[str]
 STEPS = (  # of a position with `inside` positions up to the middle, `outside` of them from its end to itself
     "2 inside times F0: the way to the middle and back",

@@ -1,4 +1,4 @@
-"""Exercises of "DualPipe: two copies": bytes of mirrors, a step with an owner for each stage, a table in two stages.
+"""Exercises of "DualPipe: two copies": bytes of mirrors, a table in two stages.
 
 Chapter: book/pp/dualpipe-copies.  Both copies of each stage are judged against one process, messages by the ledger.
 """

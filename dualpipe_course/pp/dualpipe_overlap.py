@@ -1,6 +1,6 @@
-"""Exercises of "DualPipe: overlap": a pair with slow all-reduces, and W behind the last of them.
+"""Exercises of "DualPipe: overlap": a pair with slow all-reduces.
 
-Chapter: book/pp/dualpipe-overlap.  Gradients are judged against one process, the pair by model time.
+Chapter: book/pp/dualpipe-overlap.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Exercises of "Easy-DualPipe": its numbers, its slots without a choice, a step of two ranks, the sum over mirrors.
+"""Exercises of "Easy-DualPipe": its numbers, its slots without a choice, the sum over mirrors.
 
 Chapter: book/pp/easy-dualpipe.  Slots are judged action by action and against the library's own order, gradients
 against one process in float64, waiting by the virtual clock.

@@ -1,4 +1,4 @@
-"""Exercises of "Interleaved and breadth-first": its numbers, any number of microbatches, a choice, a warm-up too deep.
+"""Exercises of "Interleaved and breadth-first": its numbers, any number of microbatches, a choice.
 
 Chapter: book/pp/interleaved.  Programs are judged by the validator and the simulator: ticks with free links and with
 messages that take time, and what each rank holds.

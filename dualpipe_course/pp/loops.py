@@ -2,7 +2,7 @@
 
 from dualpipe_course.pp.programs import parse
 from dualpipe_course.wrong import Wrong
-from dualpipe_lab.pp.closed_forms import interleaved_makespan, interleaved_peak_activations, one_f_one_b_makespan
+from dualpipe_lab.pp.closed_forms import interleaved_makespan, interleaved_peak_activations
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import B, F, Program
 from dualpipe_lab.pp.schedules.looped import interleaved
@@ -43,23 +43,6 @@ def check_loop(answer: object, num_ranks: int, num_microbatches: int, num_virtua
             "with two forwards more than the next one, to leave messages time",
             picture=slow,
         )
-
-
-def check_flush(answer: object, num_ranks: int, num_microbatches: int) -> None:
-    """Raise `Wrong` unless the rows have 1F1B's makespan and its memory."""
-    program = parse(answer, num_ranks, num_microbatches)
-    only_whole_backwards(program)
-    timeline = simulate(program)
-    best = one_f_one_b_makespan(num_ranks, num_microbatches)
-    for rank in range(num_ranks):
-        held, bound = timeline.peak_activations(rank), min(num_ranks - rank, num_microbatches)
-        if held > bound:
-            raise Wrong(
-                f"rank {rank} holds {held} activations, 1F1B holds {bound} and takes {best} ticks as well",
-                picture=timeline,
-            )
-    if timeline.makespan > best:
-        raise Wrong(f"{timeline.makespan} ticks, 1F1B takes {best}; the warm-up is too short", picture=timeline)
 
 
 def only_whole_backwards(program: Program) -> None:

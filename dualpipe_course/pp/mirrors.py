@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.differences import TOLERANCE
-from dualpipe_course.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage, without_runtime
-from dualpipe_course.start.ranks import MS, all_waited_for
+from dualpipe_course.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dualpipe_lab.launch.launcher import Results
 
 Vector = list[float]
@@ -24,28 +21,6 @@ Parts = list[list[Vector]]  # per stage and microbatch, its share of the gradien
 STAGE_BYTES = 76 * 8  # the parameters of `make_stage`
 GATHERED_BYTES = 4 * STAGE_BYTES  # the gradients of two stages to one other rank, and as much again for their packing
 MESSAGE_BYTES = ROWS * WIDTH * 8
-
-
-def check_two_way_step(fn: Callable[..., Any], num_microbatches: int) -> None:
-    """Raise `Wrong` unless a step of 2 ranks has the right gradients, two live microbatches and no idle time."""
-    case = f"2 ranks, {num_microbatches} microbatches"
-    results = on_ranks(_two_way_step, 2, without_runtime(fn), num_microbatches, case=case, clock="virtual")
-    _compare([grads for grads, *_ in results], num_microbatches, case)
-    for rank, (_, others, ticks, peak, one) in enumerate(results):
-        if others:
-            raise Wrong(f"{case}: on rank {rank} {others}")
-        if peak > 2 * one:
-            raise Wrong(
-                f"{case}: on rank {rank} autograd keeps {peak} tensors at once, two microbatches need {2 * one}: "
-                "finish a microbatch's backward before the next one's forward"
-            )
-        if ticks != 3 * num_microbatches:
-            raise Wrong(
-                f"{case}: rank {rank} ends at tick {ticks}, its work takes {3 * num_microbatches} (F 1, B 2): both "
-                "ranks work on their own inputs, exchange, and work on each other's; whole backwards, each once",
-                picture=results.timeline,
-            )
-    _check_bytes(results, num_microbatches * MESSAGE_BYTES, case)
 
 
 def check_mirror_sum(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
@@ -151,53 +126,6 @@ def _flat(stage: Any) -> Vector:
     """A stage's gradient as one list; zeros where a parameter has none."""
     parts = zip(stage.parameters(), grads_of(stage), strict=True)
     return [value for parameter, grad in parts for value in (grad or [0.0] * parameter.numel())]
-
-
-def _two_way_step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> tuple[Any, ...]:
-    """One rank: its gradients, its last tick, most saved tensors at once, saved tensors of one microbatch."""
-    import torch
-    from torch import nn
-
-    from dualpipe_course.pp.saved import Saved
-    from dualpipe_course.pp.timed import Timed
-    from dualpipe_lab.launch.context import rank_context
-
-    inputs, targets = make_batch([ROWS] * num_microbatches)
-    stages = [make_stage(0), make_stage(1)]
-    probe = Saved()
-    with probe:
-        kept = nn.functional.mse_loss(stages[0](inputs[0].clone().requires_grad_()), targets[0])
-        one = probe.peak + 1  # the division of the loss may keep one more
-        del kept
-    half, like = num_microbatches // 2, torch.empty(ROWS, WIDTH, dtype=torch.float64)
-    mine, theirs = (slice(half), slice(half, None))[:: 1 if rank == 0 else -1]
-    first, last = (Timed(stage, forward_ms=1, backward_ms=2) for stage in stages)
-    torch.manual_seed(100 + rank)
-    with torch.no_grad():
-        activations = [stages[0](x) for x in inputs[theirs]]
-    seen: list[list[torch.Tensor]] = [[], []]
-    for stage, inputs_seen in zip((first, last), seen, strict=True):
-        stage.register_forward_pre_hook(lambda _, args, found=inputs_seen: found.append(args[0].detach().clone()))
-    saved = Saved()
-    with saved:
-        fn(rank, world_size, first, last, inputs[mine], targets[theirs], num_microbatches, like)
-    all_waited_for()
-    others = _others(seen, inputs[mine], activations)
-    return {s: _flat(stage) for s, stage in enumerate(stages)}, others, rank_context().clock.now() / MS, saved.peak, one
-
-
-def _others(seen: "list[list[Tensor]]", mine: "list[Tensor]", activations: "list[Tensor]") -> str:
-    """Say which stage worked on other microbatches than those that enter on its side, if any."""
-    import torch
-
-    names = ("`first`", "`last`"), ("this rank's own inputs", "what `first` of the other rank made of its inputs")
-    for name, whose, found, expected in zip(*names, seen, (mine, activations), strict=True):
-        same = len(found) == len(expected) and all(
-            any(x.shape == y.shape and torch.allclose(x, y) for x in found) for y in expected
-        )
-        if not same:
-            return f"{name} did not work on {whose}, each once; a microbatch passes both ranks, as does its gradient"
-    return ""
 
 
 def _mirror_sum(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> dict[int, Vector]:

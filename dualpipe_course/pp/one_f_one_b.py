@@ -1,4 +1,4 @@
-"""Exercises of "1F1B": the part `rows_1f1b`, memory for slow links, two pipelines side by side.
+"""Exercises of "1F1B": the part `rows_1f1b`, two pipelines side by side.
 
 Chapter: book/pp/one-f-one-b.  Rows are judged by the validator, by what each rank holds and by their last tick; the
 step by gradients of one process, by microbatches held and by model time.

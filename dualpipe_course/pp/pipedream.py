@@ -1,7 +1,6 @@
-"""Exercises of "PipeDream": its versions, several steps of 1F1B with and without a flush, two sends that meet.
+"""Exercises of "PipeDream": its versions.
 
-Chapter: book/pp/pipedream.  Rows are judged action by action and by the simulator, messages by the validator where a
-send waits for its receiver.
+Chapter: book/pp/pipedream.
 """
 
 from dualpipe_course.declared import Predict

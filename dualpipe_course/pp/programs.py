@@ -5,7 +5,7 @@ from itertools import zip_longest
 
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
-from dualpipe_lab.pp.program import RECV_F, B, F, Program
+from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
@@ -85,28 +85,3 @@ def _consequence(rows: Sequence[str], expected: Program, cost: Cost) -> str:
     if (ours.makespan, held) == (known.makespan, most):
         return f"{ticks}it is as quick for this size and holds as much, but it is another order"
     return f"{ticks}yours takes {ours.makespan} ticks and holds {held}, expected {known.makespan} and {most}"
-
-
-def literal_makespan(program: Program) -> int:
-    """The ticks of a lowered program (F = 1, B = 2) whose messages leave and are awaited exactly where they stand.
-
-    `simulate` lets a message leave when its result is there, wherever the send stands; here a late send costs time.
-    """
-    clock, position = [0] * program.num_ranks, [0] * program.num_ranks
-    sent: dict[tuple[int, str, int], int] = {}
-    steps = [list(program.actions(rank)) for rank in range(program.num_ranks)]
-    while any(position[rank] < len(steps[rank]) for rank in range(program.num_ranks)):
-        for rank, actions in enumerate(steps):
-            while position[rank] < len(actions):
-                stage, kind, microbatch = actions[position[rank]]
-                if kind.startswith("RECV"):
-                    source = (stage - 1, F, microbatch) if kind == RECV_F else (stage + 1, B, microbatch)
-                    if source not in sent:
-                        break  # its sender comes first; the program is feasible, so it will
-                    clock[rank] = max(clock[rank], sent[source])
-                elif kind.startswith("SEND"):
-                    sent[stage, kind[-1], microbatch] = clock[rank]
-                else:
-                    clock[rank] += 1 if kind == F else 2
-                position[rank] += 1
-    return max(clock)

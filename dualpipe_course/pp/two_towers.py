@@ -1,7 +1,6 @@
-"""Exercises of "Pipelines that are not a line": negatives and bytes, yes or no, towers mixed, a gradient that is lost.
+"""Exercises of "Pipelines that are not a line": negatives and bytes, yes or no, a gradient that is lost.
 
-Chapter: book/pp/two-towers.  Gradients are judged against one process in float64, messages by the ledger, stages by
-the costs of their layers and the bytes of their boundaries.
+Chapter: book/pp/two-towers.  Gradients are judged against one process in float64, messages by the ledger.
 """
 
 from collections.abc import Callable, Sequence

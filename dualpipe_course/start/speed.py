@@ -1,8 +1,6 @@
-"""Exercises of "Where the time goes": a utilization with forgotten factors, 64 GPUs.
+"""Exercises of "Where the time goes": a utilization with forgotten factors.
 
-Chapter: book/start/speed.  The puzzle's step of 128 sequences on dp x p = 64 GPUs, m = 128 / dp per pipeline, in ms:
-  work      (m + p - 1) * 27 * w     w: the most layers on a stage; the head takes as long as two layers
-  bare sum  max over stages of 70 * g * (dp - 1) / dp - 18 * w, at least 0     g: its layers, table and head 2 each
+Chapter: book/start/speed.
 """
 
 from collections.abc import Callable, Iterable

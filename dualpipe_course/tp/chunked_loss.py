@@ -1,4 +1,4 @@
-"""Exercises of "A loss without logits": what a document costs, losses chunk by chunk, gradients of uneven chunks.
+"""Exercises of "A loss without logits": what a document costs, gradients of uneven chunks.
 
 Chapter: book/tp/chunked-loss.  Losses and gradients are judged against one process in float64, messages by the ledger,
 chunks by the largest tensor of logits that an operation makes.

@@ -1,4 +1,4 @@
-"""Exercises of "Cross-entropy": bytes of a loss, loss and gradient, a maximum of one's own, a gather that sums.
+"""Exercises of "Cross-entropy": bytes of a loss, loss and gradient, a maximum of one's own.
 
 Chapter: book/tp/cross-entropy.  Losses are judged against one process in float64, messages by the ledger.
 """

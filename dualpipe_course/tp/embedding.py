@@ -1,4 +1,4 @@
-"""Exercises of "Embedding": bytes and rows, a row that leaks, a gradient that forgets, tokens that go on cut.
+"""Exercises of "Embedding": bytes and rows, a row that leaks, tokens that go on cut.
 
 Chapter: book/tp/embedding.  Tables and gradients are whole numbers, so every bit is compared; messages by the ledger.
 """

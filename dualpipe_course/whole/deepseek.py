@@ -1,4 +1,4 @@
-"""Exercises of "A tiny DeepSeek-V3": four numbers, a pair of cut layers, the loads of two copies.
+"""Exercises of "A tiny DeepSeek-V3": four numbers, the loads of two copies.
 
 Chapter: book/whole/deepseek.  Orders and schedules are judged by exact simulation, biases on ranks beside one process.
 """
@@ -37,15 +37,6 @@ _SLIPS = (
         48: "almost: the first M_B waits for C_B, and only A_F runs meanwhile",
         40: "this is the travel alone; the work takes longer",
     },
-)
-PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("ADMC",), ("ADMC",)),
-    (("ASDMC", "ASDMC"), ("ASDMC", "ASDMC")),
-    (("P", "P", "ASDMC"), ("ASDMC", "ASDMC", "P")),
-    (("ASDMC", "ASDMC", "P"), ("P", "P", "ASDMC")),
-    (("ADMC", "P", "ASDMC"), ("P", "ADMC")),
-    (("P",), ("ADMC",)),
-    (("ASDMC", "ADMC"), ("P", "P")),
 )
 SPEED = 0.01
 

@@ -1,10 +1,7 @@
-"""Exercises of "Which axis on which link": six numbers of a grid, bytes that cross.
+"""Exercises of "Which axis on which link": six numbers of a grid.
 
 Chapter: book/whole/links.  Bytes are whole numbers.
 """
-
-from collections.abc import Iterable
-from typing import TypeAlias
 
 from dualpipe_course.declared import Predict
 
@@ -56,27 +53,6 @@ _SLIPS = (
         256: "activations cross one way, their gradients the other",
     },
 )
-
-Axes: TypeAlias = list[tuple[str, int]]
-
-
-def _cases() -> Iterable[tuple[Axes, dict[str, int], list[str], int]]:
-    sent = {"tp": 1_000_003, "dp": 10_007, "pp": 101, "cp": 7_001}
-    grids: list[tuple[Axes, list[str], int]] = [
-        ([("dp", 2)], [], 1),
-        ([("dp", 2)], [], 2),
-        ([("pp", 3)], ["pp"], 1),
-        ([("pp", 2), ("tp", 2)], ["pp"], 2),
-        ([("tp", 2), ("pp", 2)], ["pp"], 2),
-        ([("pp", 4), ("dp", 2), ("tp", 4)], ["pp"], 8),
-        ([("dp", 2), ("pp", 4), ("tp", 4)], ["pp"], 8),
-        ([("dp", 3), ("pp", 2), ("tp", 2)], ["pp"], 4),
-        ([("dp", 4), ("tp", 3)], [], 4),
-        ([("dp", 2), ("cp", 4), ("tp", 2)], [], 4),
-        ([("pp", 3), ("cp", 2), ("dp", 1), ("tp", 4)], ["pp", "cp"], 6),
-        ([("dp", 5), ("tp", 3)], ["tp", "dp"], 2),
-    ]
-    return [(axes, {name: sent[name] for name, _ in axes}, lines, node) for axes, lines, node in grids]
 
 
 numbers = Predict(

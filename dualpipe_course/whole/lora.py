@@ -1,4 +1,4 @@
-"""Exercises of "Frozen weights and LoRA": bytes of a fine-tuning, and the backward of two adapters with one message.
+"""Exercises of "Frozen weights and LoRA": bytes of a fine-tuning.
 
 Chapter: book/whole/lora.  Gradients are judged against one process, messages by the ledger.
 """

@@ -1,4 +1,4 @@
-"""Exercises of "Plan your run": which rank is full, the best that fits, a slow network, forgotten logits.
+"""Exercises of "Plan your run": which rank is full, a slow network, forgotten logits.
 
 Chapter: book/whole/plan-your-run.  Memory and seconds are those of `memory` and `estimate`.
 """
@@ -34,7 +34,6 @@ MODEL = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
 LENGTH, BATCH, RANKS, GB = 8192, 64, 16, 10**9
 SLOW = replace(H100, card=6.25e9)
 LIMIT_BYTES, LIMIT_SECONDS = 45 * GB, 4.95
-_BF16: dict[str, Any] = {"precision": "bfloat16"}
 
 
 def _fullest(each: int, logits: int) -> Sequence[float]:

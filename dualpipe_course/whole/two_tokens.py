@@ -1,4 +1,4 @@
-"""Exercises of "Two tokens at once": four numbers, the tokens that cross the borders of shards, packed documents.
+"""Exercises of "Two tokens at once": four numbers, packed documents.
 
 Chapter: book/whole/two-tokens.  Messages are compared as sets, rows number by number.
 """

@@ -1,9 +1,9 @@
-"""Exercises of "Weights from elsewhere": what a rank reads, rows of a fused tensor, a family's names, half a head.
+"""Exercises of "Weights from elsewhere": what a rank reads, half a head.
 
 Chapter: book/whole/weights.  Rows are judged exactly; tensors are compared number by number, each number told apart.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Numbers, Off, in_words
@@ -40,28 +40,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         8_388_608: "8 ranks read one head each, and a whole tensor has 4",
     },
 )
-SIZES = (("two KV heads", 4, 2, 8), ("as many KV heads as query heads", 3, 3, 4), ("one KV head", 2, 1, 6))
-
-
-def _cases() -> Iterator[tuple[int, int, int, int, int]]:
-    """Ranks that divide the query heads, the smallest first; in the last the ranks do not divide the key heads."""
-    for num_ranks, num_heads, num_kv_heads, size in (
-        (1, 1, 1, 2),
-        (1, 4, 2, 3),
-        (2, 4, 2, 2),
-        (2, 4, 4, 8),
-        (2, 4, 1, 4),
-        (4, 8, 2, 4),
-        (3, 12, 6, 5),
-        (8, 8, 4, 2),
-        (8, 32, 8, 128),
-        (16, 32, 8, 128),
-        (2, 12, 3, 1),
-        (3, 12, 2, 4),
-        (4, 20, 5, 2),
-        (6, 30, 10, 3),
-    ):
-        yield from ((rank, num_ranks, num_heads, num_kv_heads, size) for rank in range(num_ranks))
 
 
 def _told_apart(shape: tuple[int, ...], number: int = 0) -> "Tensor":

@@ -2,7 +2,7 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-ONE, TWO, THREE, FOUR = (f"zero_2-{number}" for number in range(1, 5))
+ONE, THREE = "zero_2-1", "zero_2-3"
 NUMBERS = "held, sent, peak"
 
 TYPICAL = {

@@ -3,7 +3,6 @@
 from bad_answer import Bad
 
 _HOOK = "        if weights.requires_grad:\n            weights.register_hook(lambda grad: self._count(load))"
-_SUM = "    comm.all_reduce(load)\n"
 
 TYPICAL = {
     "v3_moe-6": {

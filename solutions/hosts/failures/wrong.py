@@ -3,12 +3,6 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 _PREDICT = "interval, percent, larger, first, again = "
-_WRITE = '    storage.write(f"{step}/{host}", shard)\n'
-_SHARDS = "    yield  # every shard is there\n"
-_INDEX = """    if host == 0:
-        storage.write("new index", str(step).encode())
-        storage.rename("new index", "index")
-"""
 
 TYPICAL = {
     "failures-1": {

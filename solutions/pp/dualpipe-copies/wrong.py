@@ -3,7 +3,6 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "seen, sent_by_5, sent_by_2, moments, moments_of_two, squares"
-STEP = "def owned_step(rank, world_size, stages, momentum, lr, beta):\n"
 
 TYPICAL = {
     "dualpipe_copies-1": {

@@ -3,7 +3,6 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "used, newest_at_b, kept, used_synced, kept_synced, peak"
-ROWS = "def rows(num_ranks, num_microbatches, num_steps, flush):\n"
 
 TYPICAL = {
     "pipedream-1": {

@@ -4,7 +4,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 ONE, TWO = "lora-1", "lora-2"
 NUMBERS = "zero_1, zero_3, gradients, gathered = "
-SUM = "    comm.all_reduce(both)\n"
 
 TYPICAL = {
     ONE: {

@@ -2,7 +2,7 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-ONE, TWO, THREE, FOUR = (f"museum-{number}" for number in range(1, 5))
+ONE, TWO, THREE = "museum-1", "museum-2", "museum-3"
 NAMES = '["MeanOfMeans", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches"]'
 
 TYPICAL = {

@@ -4,7 +4,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 _PREDICT = "fullest, its_gb, fullest_again, its_gb_again = "
 _PLAN = 'plan = lab.Plan(precision="bfloat16", '
-_BEST = "def best(model, plans, sequence_length, global_batch, memory_bytes):\n    "
 _PEAKS = "def peaks(weights, layers, num_microbatches, layer_bytes, logit_bytes):\n    "
 
 TYPICAL = {
