@@ -6,14 +6,13 @@ torch.distributed, the four runs for torchrun, tests, and a README with a column
 
 import json
 import re
-from fractions import Fraction
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from dualpipe_course.own import finder, folder
 from dualpipe_course.own.parts import PARTS
-from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp import closed_forms, schedules
 from dualpipe_lab.pp.simulator import simulate
 
 FILES = ("run.py", "test_mine.py")
@@ -75,13 +74,14 @@ def _rows(name: str, sizes: tuple[tuple[int, int], ...]) -> dict[str, list[str]]
 def _readme(text: str, own: list[str]) -> str:
     words = f"Mine are {', '.join(own) or 'none yet'}; the others are DualPipe Lab's."
     lines = []
-    for name, num, formula, derived in (
-        ("gpipe", 8, "(p - 1) / (m + p - 1)", Fraction(3, 11)),
-        ("1f1b", 8, "(p - 1) / (m + p - 1)", Fraction(3, 11)),
-        ("zero_bubble_h1", 8, "(p - 1) W / (3 m + p - 1)", Fraction(3, 27)),
-        ("dualpipe", 16, "(p / 2 - 1) (F&B + B - 3 W), 2 of 50 ticks", Fraction(2, 50)),
+    for name, num, formula, idle in (
+        ("gpipe", 8, "(p - 1) (F + B)", closed_forms.gpipe_makespan(4, 8) - 3 * 8),
+        ("1f1b", 8, "(p - 1) (F + B)", closed_forms.one_f_one_b_makespan(4, 8) - 3 * 8),
+        ("zero_bubble_h1", 8, "(p - 1) (F + I - W)", closed_forms.zero_bubble_h1_makespan(4, 8) - 3 * 8),
+        ("dualpipe", 16, "(p / 2 - 1) (F&B + B - 3 W)", closed_forms.dualpipe_bubble(4, 16, 0)),
     ):
+        derived = idle / (3 * num + idle)
         found = simulate(schedules.build(name, 4, num)).bubble_fraction
-        lines.append(f"| {name} | {formula}: {float(derived):.1%} | {float(found):.1%} | |")
+        lines.append(f"| {name} | {formula} is {idle} of {3 * num + idle} ticks, {derived:.1%} | {found:.1%} | |")
     words = "All are mine." if len(own) == len(PARTS) else words
     return text.format(num=len(PARTS), words=words, order=", ".join(PARTS), table="\n".join(lines))

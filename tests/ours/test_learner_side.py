@@ -164,3 +164,29 @@ def test_nbval_in_a_learner_s_folder_changes_no_byte(course):
     assert done.returncode == 0, done.stdout[-3000:]
     after = {path: path.read_bytes() for path in course.rglob("*") if path.is_file()}
     assert {path: data for path, data in after.items() if ".ipynb_checkpoints" not in path.parts} == before
+
+
+def test_a_run_prints_how_far_it_is_and_whose_parts_it_called_and_the_start_page_knows(course, capsys):
+    from workspace.small_course import Course
+
+    checkout = course / "checkout"
+    checkout.mkdir()
+    renew(Course(checkout).path, course)
+    passing(RING)
+    capsys.readouterr()
+    check.run("experts")
+    first, second, third = capsys.readouterr().out.splitlines()
+    others = "column, block, softmax, ring_attention, exchange, moe, router"
+    assert first == f"the course's own run for {others}"
+    assert second.startswith("experts: equal to one process; the largest difference in losses, first gradients and ")
+    assert third == "yours: 1 of the 8 parts that it calls: ring"
+    assert record.load()["runs-3"].solved
+    with pytest.raises(ValueError, match="there is no run all; use one of dense, pipeline, experts, together"):
+        check.run("all")
+
+
+def test_a_run_by_a_wrong_part_says_what_is_off(course):
+    passing(RING.replace("step - 1", "step"))
+    with pytest.raises(CheckFailed, match=r"run experts: experts, 2 rank.*is off by"):
+        check.run("experts")
+    assert "runs-3" not in record.load()
