@@ -44,10 +44,8 @@ def check_text(part: str, text: str, names: Sequence[str], off: Sequence[str] = 
         if isinstance(node, ast.Assign) and (dotted := _dotted(node.value, known)).startswith("torch"):
             known |= {target.id: dotted for target in node.targets if isinstance(target, ast.Name)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute | ast.Name):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute | ast.Name | ast.Call):
             _check_use(part, node, known, off)
-        if isinstance(node, ast.Call):
-            _check_call(node, known)
     if missing := [name for name in names if name not in set(_defined(tree))]:
         raise Wrong(f"the text does not define {', '.join(missing)}: one cell, or one file, is the whole part")
 
@@ -72,8 +70,8 @@ def _check_import(part: str, dotted: str, line: int) -> None:
 
 
 def _check_use(part: str, node: ast.AST, known: dict[str, str], off: Sequence[str]) -> None:
-    assert isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute | ast.Name)
-    if isinstance(node, ast.Attribute | ast.Name):
+    assert isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute | ast.Name | ast.Call)
+    if isinstance(node, ast.Attribute | ast.Name | ast.Call):
         uses = [_dotted(node, known)]
     else:
         uses = [dotted for _, dotted in _imported(node)]
@@ -85,12 +83,6 @@ def _check_use(part: str, node: ast.AST, known: dict[str, str], off: Sequence[st
                 raise Wrong(f"line {node.lineno}: {one} is off {why}")
         if dotted.startswith("dualpipe_lab.comm.") and dotted.split(".")[2] not in COMM:
             raise Wrong(f"line {node.lineno}: {dotted.removeprefix('dualpipe_lab.')} is the library's; {_ALLOWED}")
-
-
-def _check_call(node: ast.Call, known: dict[str, str]) -> None:
-    first = _dotted(node.args[0], known) if node.args else ""
-    if _dotted(node.func, known) in ("getattr", "vars") and first.partition(".")[0] == "torch":
-        raise Wrong(f"line {node.lineno}: name what you use of torch in plain words, without getattr or vars")
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
@@ -106,12 +98,16 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
 
 
 def _dotted(node: ast.expr, known: dict[str, str]) -> str:
-    """`F.softmax` as `torch.nn.functional.softmax`; what begins with another expression is nothing."""
+    """`F.softmax` and `getattr(F, "softmax")` as `torch.nn.functional.softmax`; of other expressions nothing."""
     if isinstance(node, ast.Name):
         return known.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
         value = _dotted(node.value, known)
         return f"{value}.{node.attr}" if value else ""
+    match node:  # by a name that is written down; one that is computed may be that of a type
+        case ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=str(name)), *_]):
+            found = _dotted(value, known)
+            return f"{found}.{name}" if found else ""
     return ""
 
 

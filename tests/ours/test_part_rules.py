@@ -21,7 +21,7 @@ EVERYWHERE = {
         "torch.distributed is off in every part",
         ["import torch", "T = torch", "x = T.distributed"],
     ),
-    "getattr": ("without getattr or vars", ["import torch", "x = getattr(torch, 'distributed')"]),
+    "getattr": ("torch.distributed is off in every part", ["import torch", "x = getattr(torch, 'distributed').send"]),
     "importlib": ("importlib is off in every part", ["import importlib"]),
     "__import__": ("__import__ is off in every part", ["x = __import__('numpy')"]),
     "exec": ("exec is off in every part", ["exec('x = 1')"]),
@@ -115,7 +115,8 @@ def test_a_text_without_the_part_s_names_is_refused(part):
 
 
 def test_what_a_part_may_do():
-    """Other styles: a function of comm or the module, standard library, earlier parts by module, types alone."""
+    """Other styles: a function of comm or the module, standard library, earlier parts by module, types alone,
+    and what is asked of torch by a computed name, such as a type."""
     text = """
 import math, os.path
 from collections import deque
@@ -132,5 +133,6 @@ if TYPE_CHECKING:
     from mine.data import num_tokens
 total = comm.get_world_size
 y = F.silu
+dtypes = [getattr(torch, name) for name in ("float32", "int64")]
 """
     check_text("buckets", text, ("total", "y"))
