@@ -105,8 +105,8 @@ def _dotted(node: ast.expr, known: dict[str, str]) -> str:
         value = _dotted(node.value, known)
         return f"{value}.{node.attr}" if value else ""
     match node:  # by a name that is written down; one that is computed may be that of a type
-        case ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=str(name)), *_]):
-            found = _dotted(value, known)
+        case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *_]):
+            found = _dotted(owner, known)
             return f"{found}.{name}" if found else ""
     return ""
 
