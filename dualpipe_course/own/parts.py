@@ -32,7 +32,7 @@ PARTS = {
     "train": "cuts",
 }
 SHORT_WAY = (
-    *("ring", "data", "zero1", "column", "row", "rows_1f1b", "stage", "execute", "later"),
+    *("ring", "data", "zero1", "column", "row", "stage", "execute", "rows_1f1b", "later"),
     *("exchange", "moe", "rows_dualpipe"),
 )
 FAMILIES = {

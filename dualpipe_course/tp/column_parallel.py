@@ -83,7 +83,7 @@ def _columns(rank: int, world_size: int, groups: list[list[int]], tokens: int, i
     dx = layers.draw(f"dx{rank}", (ins, tokens)).t()  # other numbers on every rank, column by column in memory
     x.requires_grad_()
     weight.requires_grad_()
-    unchanged, meter = Unchanged(x=x, weight=weight, dy=dy, dx=dx), Meter()
+    unchanged, meter = Unchanged(x=x, weight=weight, dy=dy, **{"the gradient that CopyToRanks got": dx}), Meter()
     copy = CopyToRanks.apply(x, ranks)
     found = {"what CopyToRanks returns": Numbers.of(copy)}
     copy.backward(dx)

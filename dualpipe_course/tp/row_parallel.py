@@ -41,7 +41,7 @@ def _rows(rank: int, world_size: int, groups: list[list[int]], tokens: int, ins:
     x, weight, dy = _drawn(ranks, tokens, ins, outs)
     x, weight = (layers.own_part(whole, 1, me, num).requires_grad_() for whole in (x, weight))
     part = layers.draw(f"part{rank}", (outs, tokens)).t().requires_grad_()  # column by column in memory
-    unchanged, meter = Unchanged(x=x, weight=weight, dy=dy, part=part), Meter()
+    unchanged, meter = Unchanged(x=x, weight=weight, dy=dy, **{"the x of SumFromRanks": part}), Meter()
     total = SumFromRanks.apply(part, ranks)
     found = {"the sum of SumFromRanks": Numbers.of(total)}
     total.backward(dy)
