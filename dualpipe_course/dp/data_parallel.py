@@ -86,7 +86,10 @@ def _summed(rank: int, world_size: int, ranks: list[int], batch: Batch) -> Found
     values = {"the number of tokens": [float(total)], "the share of the loss": share}
     values |= {f"the gradient of {name}": weight.grad for name, weight in weights.items()}
     costs = {"count": count_bytes, "between": between, "gradients": meter.lap().bytes}
-    slips = {"the number of tokens": _other_counts(targets, batch), "the share of the loss": _other_shares(found)}
+    slips = {
+        "the number of tokens": _other_counts(targets, batch),
+        "the share of the loss": _other_shares(found, total),
+    }
     return Found({name: Numbers.of(value) for name, value in values.items()}, slips=slips, costs=costs)
 
 
@@ -97,14 +100,19 @@ def _other_counts(targets: "Tensor", batch: Batch) -> dict[str, Numbers | None]:
     }
 
 
-def _other_shares(found: "list[tuple[Tensor, Tensor]]") -> dict[str, Numbers | None]:
+def _other_shares(found: "list[tuple[Tensor, Tensor]]", total: float) -> dict[str, Numbers | None]:
     """What the usual mistakes make of the sum of a rank's shares."""
     from torch.nn.functional import cross_entropy
 
     means = [cross_entropy(logits, goal) for logits, goal in found]
     sums = [cross_entropy(logits, goal, reduction="sum") for logits, goal in found]
     of_its_own = "the mean over this rank's own tokens, so what a token weighs depends on its rank: divide by `total`"
-    return {of_its_own: Numbers.of(sum(means)), "the sum, not yet divided by `total`": Numbers.of(sum(sums))}
+    twice = "a mean over the microbatch's own tokens, divided by `total` once more: divide the sum"
+    return {
+        of_its_own: Numbers.of(sum(means)),
+        twice: Numbers.of(sum(means) / max(float(total), 1.0)),
+        "the sum, not yet divided by `total`": Numbers.of(sum(sums)),
+    }
 
 
 def _alone(rank: int, world_size: int, ranks: list[int], batch: Batch) -> "dict[str, Tensor | None]":
