@@ -26,7 +26,10 @@ GLOSSARY = "book/appendix/glossary"
 LONGEST = 180  # characters that the search shows of a page
 _ICONS = re.compile(r"<script[^>]*scripts/fontawesome\.js[^>]*></script>\s*")
 _SEARCH = re.compile(r"<script[^>]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>\s*")
-_FOLD = re.compile(r'(<a class="(?:current )?reference internal" href="[^"]*">)([^<]*)(</a><details[^>]*><summary)>')
+_MARK = "(?:<span[^>]*>[^<]*</span>)?"
+_FOLD = re.compile(
+    rf'(<a class="(?:current )?reference internal" href="[^"]*">{_MARK})([^<]*)({_MARK}</a><details[^>]*><summary)>'
+)
 _LABELLED = re.compile(
     r'<(?:summary|button class="btn search-button-field[^>]*?)( aria-label="(?:Toggle hidden content|Search)")'
 )

@@ -39,7 +39,7 @@ class CheckFailed(AssertionError):  # noqa: N818 - a name to read aloud
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
-        picture = "" if verdict.picture is None or _in_notebook() else f"\n{verdict.picture}"
+        picture = "" if verdict.picture is None or in_notebook() else f"\n{verdict.picture}"
         super().__init__(f"{verdict.name}: {verdict.message}{picture}")
 
     def _render_traceback_(self) -> list[str]:
@@ -132,7 +132,7 @@ class Check:
         if verdict.passed:
             print(f"{self.name} solved: {verdict.message}")
             return
-        if verdict.picture is not None and _in_notebook():
+        if verdict.picture is not None and in_notebook():
             from IPython.display import display
 
             display(verdict.picture)
@@ -166,7 +166,7 @@ def hint_of(checks: list[Check], number: int | str | None) -> None:
 
 def _unread() -> SyntaxError | None:
     """The error of the cell that ran last in this notebook, if Python could not read it, or if a check has said so."""
-    if not _in_notebook():
+    if not in_notebook():
         return None
     from IPython import get_ipython
 
@@ -187,7 +187,8 @@ def update_start_page() -> None:
         start_page.update(Path(__file__).parents[1], folder)
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
     import sys
 
     kernel = sys.modules.get("ipykernel.kernelapp")

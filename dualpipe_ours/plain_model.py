@@ -101,12 +101,21 @@ def logits(layers: Sequence[Mapping[str, Any]], ids: Tensor) -> Tensor:
     """(..., tokens) -> (..., tokens, words)."""
     x = layers[0]["embed"][ids]
     for w in layers:
-        x = x + attention(rms(x, w["norm1"]), w)
-        h = rms(x, w["norm2"])
-        x = x + silu(h @ w["up"].mT) @ w["down"].mT
-        if "router" in w:
-            x = x + experts(h, w)
+        x = layer(x, w)
     return rms(x, layers[-1]["norm3"]) @ layers[-1]["head"].mT
+
+
+def layer(x: Tensor, w: Mapping[str, Any]) -> Tensor:
+    """(..., tokens, width)."""
+    x, h = before_experts(x, w)
+    x = x + silu(h @ w["up"].mT) @ w["down"].mT
+    return x + experts(h, w) if "router" in w else x
+
+
+def before_experts(x: Tensor, w: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """After attention: x, and its norm, which router, experts and MLP read."""
+    x = x + attention(rms(x, w["norm1"]), w)
+    return x, rms(x, w["norm2"])
 
 
 def rms(x: Tensor, scale: Tensor) -> Tensor:
@@ -128,6 +137,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def experts(h: Tensor, w: Mapping[str, Any]) -> Tensor:
     """Every expert on every token, weighted by what V3's router gives it: 0 if it is not chosen."""
+    gates = gates_of(h, w)
+    outputs = [
+        (silu(h @ gate.mT) * (h @ up.mT)) @ down.mT
+        for gate, up, down in zip(w["gates"], w["ups"], w["downs"], strict=True)
+    ]
+    return (torch.stack(outputs, -2) * gates[..., None]).sum(-2)
+
+
+def gates_of(h: Tensor, w: Mapping[str, Any]) -> Tensor:
+    """V3's weight of every expert for every token, 0 if it is not chosen: (..., tokens, experts)."""
     k, num_groups, num_kept = ROUTE
     affinity = (h @ w["router"].mT).sigmoid()
     groups = (affinity + w["bias"]).detach().unflatten(-1, (num_groups, -1))
@@ -136,9 +155,4 @@ def experts(h: Tensor, w: Mapping[str, Any]) -> Tensor:
     scores = groups.where(is_kept[..., None], torch.tensor(-torch.inf)).flatten(-2)
     chosen = scores.sort(-1, descending=True).indices[..., :k]
     gates = affinity * torch.zeros_like(affinity, dtype=torch.bool).scatter(-1, chosen, True)
-    gates = gates / gates.sum(-1, keepdim=True)
-    outputs = [
-        (silu(h @ gate.mT) * (h @ up.mT)) @ down.mT
-        for gate, up, down in zip(w["gates"], w["ups"], w["downs"], strict=True)
-    ]
-    return (torch.stack(outputs, -2) * gates[..., None]).sum(-2)
+    return gates / gates.sum(-1, keepdim=True)

@@ -13,7 +13,7 @@ the commented lines after a third marker, where the learner is to repair somethi
 
 A cell with a solution carries a tag such as answer-gpipe-1, and a later cell the tag check-gpipe-1.
 An exercise starts with the cell that installs the course on Colab, as the pages of the book do (install_cell.py), and
-ends with the ways back to its chapter and to the exercises before and after it, in the order of _toc.yml.
+ends with the ways back to its chapter and to the exercises before and after it, in reading order.
 Title, kind, minutes and number of an exercise stand in its check (dualpipe_course) alone: they are written into the
 solution's headings and first sentences from there.
 Usage: make_exercises.py            write the exercises
@@ -30,12 +30,14 @@ from typing import Any, NamedTuple
 import install_cell
 import jupytext
 import nbformat
+import yaml
 
 sys.path.insert(0, str(Path.cwd()))  # the checks of this checkout
 from dualpipe_course.own.part import Part
 from dualpipe_course.registry import TOPICS, all_checks
 from dualpipe_course.registry import topic as checks_of
 from dualpipe_course.solved import without_marks
+from dualpipe_course.workspace.contents import CONTENTS, chapter_of, in_reading_order
 
 BEGIN, STUB, END = "### BEGIN SOLUTION", "### STUB", "### END SOLUTION"
 TODO = 'raise NotImplementedError("your code")'
@@ -148,7 +150,8 @@ def make(path: Path, target: Path) -> Any:
 
 def ways_on(path: Path, target: Path) -> str:
     """Return the last line of an exercise: to its chapter, and to the exercises before and after it."""
-    listed = re.findall(r"file: (exercises/\S+\.md)$", Path("_toc.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    table = yaml.safe_load(Path(CONTENTS).read_text(encoding="utf-8"))
+    listed = [f"{name}.md" for name in in_reading_order(table) if chapter_of(name)]
     names = [name for name in listed if _solution_of(name).is_file()]
     here = names.index(target.as_posix()) if target.as_posix() in names else len(names)
     ways = [f"Back to the chapter: {_link(target, target.as_posix().replace('exercises/', 'book/', 1), _title(path))}"]

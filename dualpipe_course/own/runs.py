@@ -3,7 +3,7 @@
     check.run("dense")       tensor 2 x data 2: tokens cut, tokens whole, the head as a ZeRO-3 unit
     check.run("pipeline")    one executor under GPipe, 1F1B and ZB-H1
     check.run("experts")     ring attention, router, exchange and experts on 1, 2 and 4 ranks
-    check.run("together")    pipeline 2 x a group of 2 under DualPipe, then DualPipeV
+    check.run("together")    pipeline 2 x a group of 2 under DualPipe, then DualPipeV; one step measured and counted
 
 The parts are the learner's where they have passed, and the course's elsewhere.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import record, registry
-from dualpipe_course.exercise import Check, CheckFailed, Kind, Verdict, update_start_page
+from dualpipe_course.exercise import Check, CheckFailed, Kind, Verdict, in_notebook, update_start_page
 from dualpipe_course.own import finder, folder
 from dualpipe_course.own.part import Part
 from dualpipe_course.own.parts import PARTS, RUNS, number_of
@@ -53,6 +53,28 @@ def run(name: str) -> None:
     mine = [part for part in RUNS[name] if folder.is_own(part)]
     print(f"{name}: equal to one process; the largest difference in losses, first gradients and weights is {worst:.0e}")
     print(f"yours: {len(mine)} of the {len(RUNS[name])} parts that it calls{': ' * bool(mine)}{', '.join(mine)}")
+    if name == "together":
+        _show_a_step(texts)
+
+
+def _show_a_step(texts: Mapping[str, str]) -> None:
+    """The measured timeline of DualPipe over the simulated one, and the bytes beside the derived ones."""
+    from dualpipe_course.own.looked_at import look
+
+    try:
+        found = look(texts)
+    except Wrong as wrong:  # the training is right, but a part does not keep to the tables that are looked at
+        print(f"a step cannot be shown: {wrong.message}")
+        return
+    if in_notebook():
+        from IPython.display import display
+
+        from dualpipe_lab.viz import compare
+
+        display(compare(found.simulated, found.measured))
+    else:
+        print(found.simulated, found.measured, sep="\n\n", end="\n\n")
+    print(found)
 
 
 def part_of(name: str) -> str:

@@ -1,12 +1,15 @@
 """The pages of the course in reading order, and where the learner's copy of each stands.
 
-In: a checkout with _toc.yml.  Out: parts with chapters; files sort by name as the table of contents reads:
-  04-trail-pipelines/02-gpipe.ipynb              a chapter
-  04-trail-pipelines/02b-gpipe-exercises.ipynb   its exercises
-  about/learners.md                              a page of a part without notebooks
+In: a checkout with _toc.yml, whose `meta` lists the trail and the lecture.  Out: parts with chapters; files sort by
+name as the table of contents reads, and a page of the trail has its number:
+  04-pipelines/13-gpipe.ipynb              a chapter of the trail
+  04-pipelines/13b-gpipe-exercises.ipynb   its exercises
+  04-pipelines/s02-pipedream.ipynb         a side track
+  about/learners.md                        a page of a part without notebooks
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,10 +34,12 @@ class Page:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter and, if it has them, its exercises."""
+    """A chapter and, if it has them, its exercises; its number on the trail, and whether the lecture has it."""
 
     page: Page
     exercises: Page | None = None
+    number: int | None = None
+    in_lecture: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,14 +58,18 @@ class Contents:
     parts: list[Part]
     texts: list[Page] = field(default_factory=list)
 
+    def chapters(self) -> list[Chapter]:
+        """Every chapter in reading order: the trail by its numbers, then the side tracks part by part."""
+        every = [chapter for part in self.parts for chapter in part.chapters]
+        return sorted(every, key=lambda chapter: chapter.number or math.inf)
+
     def pages(self) -> Iterator[Page]:
         """Every page that a learner gets, in reading order."""
         yield self.home
-        for part in self.parts:
-            for chapter in part.chapters:
-                yield chapter.page
-                if chapter.exercises:
-                    yield chapter.exercises
+        for chapter in self.chapters():
+            yield chapter.page
+            if chapter.exercises:
+                yield chapter.exercises
         yield from self.texts
 
 
@@ -78,18 +87,31 @@ def read(course: Path) -> Contents:
     with extra("book", "reading the table of contents"):
         import yaml
     table = yaml.safe_load((course / CONTENTS).read_text(encoding="utf-8"))
-    listed = {name for part in table["parts"] for name in _files(part)}
+    every = set(in_reading_order(table))
     digits = len(str(len(table["parts"])))
     parts: list[Part] = []
     texts: list[Page] = []
     for part in table["parts"]:
-        names = [name for name in _files(part) if _is_given(course, name) and chapter_of(name) not in listed]
+        names = [name for name in _files(part) if _is_given(course, name) and chapter_of(name) not in every]
         if any(_has_notebook(course, name) for name in names):
             folder = f"{len(parts) + 1:0{digits}}-{_slug(part['caption'])}"
-            parts.append(Part(part["caption"], [_chapter(course, folder, *one) for one in enumerate(names, 1)]))
+            parts.append(Part(part["caption"], _chapters(course, folder, names, table)))
         else:
             texts += [_page(course, name, f"about/{Path(name).name}") for name in names]
     return Contents(_page(course, _bare(table["root"]), Path(table["root"]).stem), parts, texts)
+
+
+def listed(table: dict[str, Any], name: str) -> list[str]:
+    """Return the pages that the table's `meta` lists as the "trail" or the "lecture", without suffix."""
+    return [_bare(page) for page in table.get("meta", {}).get(name, ())]
+
+
+def in_reading_order(table: dict[str, Any]) -> list[str]:
+    """Return every page, without suffix: the trail by its numbers, each chapter before its exercises, then the rest."""
+    trail = listed(table, "trail")
+    names = [name for part in table["parts"] for name in _files(part)]
+    place = {name: number for number, name in enumerate(trail)}
+    return sorted(names, key=lambda name: place.get(chapter_of(name) or name, len(trail)))
 
 
 def chapter_of(name: str) -> str:
@@ -109,13 +131,24 @@ def _files(entry: dict[str, Any]) -> Iterator[str]:
             yield from _files(below)
 
 
-def _chapter(course: Path, folder: str, number: int, name: str) -> Chapter:
+def _chapters(course: Path, folder: str, names: list[str], table: dict[str, Any]) -> list[Chapter]:
+    trail, lecture = listed(table, "trail"), listed(table, "lecture")
+    chapters, sides = [], 0
+    for name in names:
+        number = trail.index(name) + 1 if name in trail else None
+        sides += number is None
+        place = f"{folder}/{number:02}" if number else f"{folder}/s{sides:02}"
+        chapters.append(Chapter(*_both(course, place, name), number, name in lecture))
+    return chapters
+
+
+def _both(course: Path, place: str, name: str) -> tuple[Page, Page | None]:
+    """Return a chapter's page and that of its exercises."""
     stem = Path(name).name
-    page = _page(course, name, f"{folder}/{number:02}-{stem}")
-    answers = name.replace("book/", "exercises/", 1)
+    page, answers = _page(course, name, f"{place}-{stem}"), name.replace("book/", "exercises/", 1)
     if answers == name or not _has_notebook(course, answers):
-        return Chapter(page)
-    return Chapter(page, _page(course, answers, f"{folder}/{number:02}b-{stem}-exercises"))
+        return page, None
+    return page, _page(course, answers, f"{place}b-{stem}-exercises")
 
 
 def _page(course: Path, name: str, place: str) -> Page:

@@ -195,7 +195,7 @@ def _named(table: Contents, chapter: str) -> Page:
     """Return the page that a learner means; ValueError if there is none, or more than one."""
     names: dict[str, list[Page]] = {}
     for page in table.pages():
-        short = re.sub(r"^\d+b?-", "", Path(page.place).stem)
+        short = re.sub(r"^s?\d+b?-", "", Path(page.place).stem)
         for name in {page.place, page.source, page.source.partition("/")[2], short}:
             names.setdefault(name, []).append(page)
     found = names.get(chapter, [])

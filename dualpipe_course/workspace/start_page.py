@@ -13,7 +13,7 @@ from dualpipe_course import record
 from dualpipe_course.own import folder as own
 from dualpipe_course.own.parts import PARTS, RUNS, SHORT_WAY, number_of
 from dualpipe_course.workspace import stack
-from dualpipe_course.workspace.contents import Chapter, Contents, Page, Part, read, tags_of
+from dualpipe_course.workspace.contents import Contents, Page, Part, read, tags_of
 from dualpipe_course.workspace.given import Folder, digest
 
 NAME = PLACE = "start.md"
@@ -90,7 +90,7 @@ def update(course: Path, path: Path) -> None:
 
 def _go_on(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:
     """Return the sentence that leads to the next page: the one touched last, or the one after it if it is done."""
-    pages = [page for chapter in _chapters(table) for page in (chapter.page, chapter.exercises) if page]
+    pages = [page for chapter in table.chapters() for page in (chapter.page, chapter.exercises) if page]
     touched = [(time, page) for page in pages if (time := _touched(folder, page))]
     home = f"[The course in one page]({_place(folder, table.home)}) says what it is about."
     if not touched:
@@ -105,7 +105,7 @@ def _go_on(folder: Folder, table: Contents, entries: dict[str, record.Entry]) ->
 
 
 def _summary(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:
-    solved = [one for chapter in _chapters(table) for one in _solved(folder, chapter.exercises, entries)]
+    solved = [one for chapter in table.chapters() for one in _solved(folder, chapter.exercises, entries)]
     return f"{sum(solved)} of {len(solved)} exercises are solved."
 
 
@@ -117,7 +117,7 @@ def _trainer(folder: Folder, table: Contents, entries: dict[str, record.Entry]) 
         folder.write(stack.NAME, drawn)
     places = {
         tag.split("-")[1]: _place(folder, chapter.exercises)
-        for chapter in _chapters(table)
+        for chapter in table.chapters()
         if chapter.exercises
         for tag in tags_of(folder.path / _place(folder, chapter.exercises))
         if tag.startswith("check-")
@@ -132,18 +132,15 @@ def _trainer(folder: Folder, table: Contents, entries: dict[str, record.Entry]) 
 
 
 def _part(number: int, part: Part, folder: Folder, entries: dict[str, record.Entry]) -> str:
-    rows = [f"## {number}. {part.caption}", "", "| | chapter | exercises | solved |", "|---|---|---|---|"]
-    for place, chapter in enumerate(part.chapters, 1):
+    rows = [f"## {number}. {part.caption}", "", "| trail | chapter | exercises | solved |", "|---|---|---|---|"]
+    for chapter in part.chapters:
         solved = _solved(folder, chapter.exercises, entries)
         marks = f"{SOLVED * sum(solved)}{OPEN * (len(solved) - sum(solved))} {sum(solved)} of {len(solved)}"
         page, more = chapter.page, chapter.exercises
         link = f"[exercises]({_place(folder, more)})" if more else ""
-        rows.append(f"| {place} | [{page.title}]({_place(folder, page)}) | {link} | {marks if solved else ''} |")
+        title = f"[{page.title}]({_place(folder, page)})" + (" (lecture)" if chapter.in_lecture else "")
+        rows.append(f"| {chapter.number or ''} | {title} | {link} | {marks if solved else ''} |")
     return "\n".join(rows)
-
-
-def _chapters(table: Contents) -> list[Chapter]:
-    return [chapter for part in table.parts for chapter in part.chapters]
 
 
 def _place(folder: Folder, page: Page) -> str:

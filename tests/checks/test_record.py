@@ -110,7 +110,7 @@ def test_the_progress_page_counts_points_and_minutes():
 def test_a_cell_that_cannot_be_read_leaves_no_earlier_answer_to_be_judged(monkeypatch):
     from IPython.core.interactiveshell import InteractiveShell
 
-    monkeypatch.setattr(exercises, "_in_notebook", lambda: True)
+    monkeypatch.setattr(exercises, "in_notebook", lambda: True)
     shell = InteractiveShell.instance()
     try:
         check = "from dualpipe_course import check; check.time.two_messages(makespan)"

@@ -8,6 +8,7 @@ import pytest
 from scripts import load
 
 from dualpipe_course.own import finder, runs, trainings
+from dualpipe_course.own.looked_at import look
 from dualpipe_course.own.parts import PARTS
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,12 @@ def others():
 @pytest.mark.parametrize("name", runs.RUNS)
 def test_a_set_of_other_answers_trains(others, name, number):
     assert runs.judge(name, {part: texts[number] for part, texts in others.items()}, 2) <= trainings.TOLERANCE
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_step_of_other_answers_can_be_looked_at(others, number):
+    step = look({part: texts[number] for part, texts in others.items()})
+    assert [len(spans) for spans in step.measured.spans_by_rank] == [len(s) for s in step.simulated.spans_by_rank]
 
 
 @pytest.mark.parametrize("part", PARTS)

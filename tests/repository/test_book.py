@@ -11,6 +11,7 @@ from scripts import load
 
 import dualpipe_lab
 from dualpipe_course.registry import topic
+from dualpipe_course.workspace.contents import in_reading_order
 from dualpipe_lab._facade import Facade, public_names
 
 ROOT = Path(__file__).parents[2]
@@ -50,14 +51,27 @@ def needs(page):
 
 def trail():
     """The chapters of the trail, in order."""
-    parts = [part for part in TOC["parts"] if part["caption"].startswith("Trail: ")]
-    return [chapter["file"] for part in parts for chapter in part["chapters"]]
+    return TOC["meta"]["trail"]
 
 
-def test_the_trail_is_short_comes_first_and_needs_no_page_outside_itself():
+def test_a_part_has_the_pages_of_the_trail_first_then_those_of_the_lecture():
+    """Each by its numbers; the lecture's are those of its table, in an order in which each needs only earlier ones."""
+    first, second = trail(), TOC["meta"]["lecture"]
+    for part in TOC["parts"]:
+        files = [chapter["file"] for chapter in part["chapters"]]
+        marks = [0 if file in first else 1 if file in second else 2 for file in files]
+        assert marks == sorted(marks), part["caption"]
+        inside = [file for file in files if file in first]
+        assert inside == sorted(inside, key=first.index), part["caption"]
+    table = load(ROOT / "tools" / "lecture_table.py").TABLE
+    assert sorted(second) == sorted(f"book/{axis}/{page}.md" for axis, pages in table.items() for page in pages)
+    for number, page in enumerate(second):
+        assert set(needs(ROOT / page)) & set(second) <= set(second[:number]), page
+
+
+def test_the_trail_is_short_and_needs_no_page_outside_itself():
     files = trail()
     assert len(files) <= 24
-    assert files == [file for file in toc_files() if file.startswith("book/")][1 : len(files) + 1]
     for page in files:
         assert set(needs(ROOT / page)) <= set(files[: files.index(page)]), page
         marks = [about for about in exercises_of(page) if about.trail and about.kind != "part"]
@@ -107,9 +121,8 @@ def is_exercised(page):
 
 
 def test_a_side_track_names_the_page_of_the_trail_that_it_leaves_from():
-    sides = [part for part in TOC["parts"] if part["caption"].startswith("Side tracks: ")]
-    pages = [chapter["file"] for part in sides for chapter in part["chapters"]]
-    for page in pages:
+    pages = [chapter["file"] for part in TOC["parts"][:-2] for chapter in part["chapters"]]
+    for page in set(pages) - set(trail()):
         if Path(page).name not in ("door.md", "paths.md"):
             link = re.search(r"^Side track of \[.*?\]\((.*?)\)", (ROOT / page).read_text(), re.MULTILINE)
             assert link, page
@@ -117,7 +130,7 @@ def test_a_side_track_names_the_page_of_the_trail_that_it_leaves_from():
 
 
 def test_what_a_page_needs_comes_before_it():
-    files = toc_files()
+    files = [TOC["root"], *(f"{name}.md" for name in in_reading_order(TOC))]
     late = {
         page: [need for need in needs(ROOT / page) if files.index(need) > files.index(page)]
         for page in files

@@ -34,6 +34,11 @@ check.a.double(double)
 ```
 """
 
+TOC = """
+parts:
+  - chapters: [{file: exercises/start/a.md}, {file: exercises/start/b.md}]
+"""
+
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
@@ -41,7 +46,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "solutions" / "start" / "a").mkdir(parents=True)
     (tmp_path / "solutions" / "start" / "a" / "a.md").write_text(PAGE)
     (tmp_path / "_config.yml").write_text("repository:\n  url: https://github.com/someone/course\n  branch: main\n")
-    (tmp_path / "_toc.yml").write_text("      - file: exercises/start/a.md\n      - file: exercises/start/b.md\n")
+    (tmp_path / "_toc.yml").write_text(TOC)
     return tmp_path
 
 

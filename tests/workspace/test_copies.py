@@ -8,8 +8,8 @@ from small_course import KERNEL
 from dualpipe_course.workspace import contents
 from dualpipe_course.workspace.pages import plain
 
-ONE, TWO = "1-pipeline-parallelism/01-one.ipynb", "1-pipeline-parallelism/02-two.ipynb"
-EXERCISES, THREE = "1-pipeline-parallelism/01b-one-exercises.ipynb", "2-tensors-more/01-three.ipynb"
+ONE, TWO = "1-pipeline-parallelism/s01-one.ipynb", "1-pipeline-parallelism/s02-two.ipynb"
+EXERCISES, THREE = "1-pipeline-parallelism/s01b-one-exercises.ipynb", "2-tensors-more/s01-three.ipynb"
 RESULT = nbformat.v4.new_output("execute_result", {"text/plain": "2"}, execution_count=1)
 
 
@@ -36,8 +36,8 @@ def test_a_copy_is_paired_with_nothing_and_has_no_cell_for_colab(learner):
     notebook = learner.notebook(TWO)
     assert notebook["metadata"] == {"kernelspec": KERNEL, "dualpipe_lab": {"page": "book/pp/two"}}
     assert learner.texts(TWO) == ["# Two\n\nText.", "1 + 1"]
-    three = "[three](../2-tensors-more/01-three.ipynb#Its-name)"
-    assert learner.texts(ONE)[0].endswith(f"{three}, names, [two](02-two.ipynb)")  # the builder's pages have no copy
+    three = "[three](../2-tensors-more/s01-three.ipynb#Its-name)"
+    assert learner.texts(ONE)[0].endswith(f"{three}, names, [two](s02-two.ipynb)")  # the builder's pages have no copy
 
 
 def test_what_the_book_folds_is_folded(course, learner):
@@ -93,7 +93,7 @@ COPIED = '''# One
 >
 > - `all_reduce`
 >
-> The exercise: [Sums on a ring](01b-one-exercises.ipynb#Part-ring%3A-Sums-on-a-ring), 60 minutes.
+> The exercise: [Sums on a ring](s01b-one-exercises.ipynb#Part-ring%3A-Sums-on-a-ring), 60 minutes.
 
 <details><summary>Ours: Sums on a ring, 2 lines</summary>
 
@@ -143,13 +143,28 @@ def test_a_cell_that_the_book_leaves_out_is_not_what_a_guess_is_about(course, le
     assert learner.notebook(TWO)["cells"][-1]["metadata"]["jupyter"]["outputs_hidden"] is True
 
 
+def test_a_page_of_the_trail_has_its_number_and_the_trail_is_read_first(course):
+    toc = (course.path / "_toc.yml").read_text()
+    lists = "meta: {trail: [book/tp/three.md, book/pp/two.md], lecture: [book/pp/one.md]}\n"
+    (course.path / "_toc.yml").write_text(toc + lists)
+    read = contents.read(course.path)
+    assert [chapter.page.place for chapter in read.chapters()] == [
+        "2-tensors-more/01-three.ipynb",
+        "1-pipeline-parallelism/02-two.ipynb",
+        "1-pipeline-parallelism/s01-one.ipynb",
+    ]
+    assert [chapter.number for chapter in read.chapters()] == [1, 2, None]
+    assert [chapter.in_lecture for chapter in read.chapters()] == [False, False, True]
+
+
 def test_every_page_of_the_real_course_is_given_out_and_every_link_of_a_copy_leads_to_a_copy(tmp_path, learner):
     learner.course.path = contents.Path(__file__).parents[2]
     learner.start()
     places = [page.place for page in contents.read(learner.course.path).pages()]
     assert len(places) == len(set(places)) > 90
-    numbered = [place for place in places if place[0].isdigit()]
-    assert numbered == sorted(numbered)
+    for part in contents.read(learner.course.path).parts:
+        inside = [page.place for one in part.chapters for page in (one.page, one.exercises) if page]
+        assert inside == sorted(inside)
     assert sum(place.endswith("-exercises.ipynb") for place in places) >= 46
     links = 0
     for place in places:

@@ -69,7 +69,7 @@ def test_a_chapter_shows_its_picture_before_it_has_run_and_running_it_changes_no
     lab.page.wait_for_function(PLAYS, timeout=1000 * SECONDS)
     cell = "jupyterapp.shell.currentWidget.content.widgets[1].model.executionCount"
     assert lab.page.evaluate(cell) is None
-    place = lab.server.notebooks / "1-pipeline-parallelism" / "02-two.ipynb"
+    place = lab.server.notebooks / "1-pipeline-parallelism" / "s02-two.ipynb"
     lab.until(IS_READY, "the kernel is idle")
     lab.page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
     lab.until(f"() => {cell} === 1", "the cell has run")

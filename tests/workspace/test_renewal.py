@@ -14,9 +14,9 @@ from dualpipe_course import record
 from dualpipe_course.workspace.renew import fresh
 
 PART = "1-pipeline-parallelism"
-ONE, TWO, THREE = f"{PART}/01-one.ipynb", f"{PART}/02-two.ipynb", "2-tensors-more/01-three.ipynb"
-EXERCISES = f"{PART}/01b-one-exercises.ipynb"
-BESIDE = f"{PART}/02-two.new.ipynb"
+ONE, TWO, THREE = f"{PART}/s01-one.ipynb", f"{PART}/s02-two.ipynb", "2-tensors-more/s01-three.ipynb"
+EXERCISES = f"{PART}/s01b-one-exercises.ipynb"
+BESIDE = f"{PART}/s02-two.new.ipynb"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_an_edited_copy_stays_and_the_new_version_stands_beside_it_once(course, 
     update(course, "Fourth edition.")
     started.start()
     assert started.texts(BESIDE)[-1] == "mine too"
-    assert started.texts(f"{PART}/02-two.new-2.ipynb")[0].endswith("Fourth edition.")
+    assert started.texts(f"{PART}/s02-two.new-2.ipynb")[0].endswith("Fourth edition.")
 
 
 def test_a_learner_who_takes_the_new_version_has_no_second_one(course, started):
@@ -78,7 +78,7 @@ def test_a_copy_that_was_only_run_is_renewed_and_the_run_is_kept(course, started
     assert "my numbers" in (started.path / TWO).read_text()
     update(course)
     (line,) = started.start()
-    assert line.startswith(f"{TWO} is renewed; what you ran is old/{PART}/02-two.")
+    assert line.startswith(f"{TWO} is renewed; what you ran is old/{PART}/s02-two.")
     assert "my numbers" in (started.path / line.rpartition(" ")[2]).read_text()
     assert started.texts(TWO)[0].endswith("Second edition.")
 
@@ -94,18 +94,18 @@ def test_a_deleted_copy_comes_back_and_a_renamed_one_stays(started):
 
 def test_edited_copies_follow_the_course_s_order_and_new_chapters_come(course, started):
     started.write(TWO, "mine")
-    (started.path / "2-tensors-more" / "01-first.ipynb").write_text("my own notes, no notebook at all")
+    (started.path / "2-tensors-more" / "s01-first.ipynb").write_text("my own notes, no notebook at all")
     course.page("book/pp/first", "# First")
     course.list(part0=["pp/first", "pp/two", "pp/one"])
     course.list(part1=["pp/first", "tp/three"])
     course.list(part0=["pp/two", "pp/one"])
     lines = started.start()
-    assert f"{TWO} is now {PART}/01-two.ipynb, as the course has a new order" in lines
-    assert (started.path / "2-tensors-more" / "01-first.ipynb").read_text() == "my own notes, no notebook at all"
-    assert started.texts("2-tensors-more/01-first.new.ipynb") == ["# First"]
-    assert started.texts(f"{PART}/01-two.ipynb")[-1] == "mine"
+    assert f"{TWO} is now {PART}/s01-two.ipynb, as the course has a new order" in lines
+    assert (started.path / "2-tensors-more" / "s01-first.ipynb").read_text() == "my own notes, no notebook at all"
+    assert started.texts("2-tensors-more/s01-first.new.ipynb") == ["# First"]
+    assert started.texts(f"{PART}/s01-two.ipynb")[-1] == "mine"
     assert [place for place in started.files() if place.startswith(PART)] == [
-        f"{PART}/{name}.ipynb" for name in ("01-two", "02-one", "02b-one-exercises")
+        f"{PART}/{name}.ipynb" for name in ("s01-two", "s02-one", "s02b-one-exercises")
     ]
 
 
@@ -178,7 +178,7 @@ def test_fresh_gives_out_again_and_keeps_what_was_there(course, started):
     update(course)
     started.start()
     lines = fresh(course.path, started.path, "two").lines
-    assert lines[0].startswith(f"{TWO} is kept as old/{PART}/02-two.")
+    assert lines[0].startswith(f"{TWO} is kept as old/{PART}/s02-two.")
     assert started.texts(lines[0].rpartition(" ")[2])[-1] == "mine"
     assert started.texts(TWO)[0].endswith("Second edition.")
     assert BESIDE not in started.files()
@@ -194,7 +194,7 @@ def test_fresh_names_what_is_near_a_wrong_name(course, started):
     course.list(part1=["tp/two", "tp/three"])
     with pytest.raises(ValueError, match="several chapters are called 'two'; choose book/pp/two, book/tp/two"):
         fresh(course.path, started.path, "two")
-    assert fresh(course.path, started.path, "tp/two").lines[-1].startswith("2-tensors-more/01-two.ipynb is as")
+    assert fresh(course.path, started.path, "tp/two").lines[-1].startswith("2-tensors-more/s01-two.ipynb is as")
 
 
 OPERATIONS = ("edit", "run", "delete", "rename", "record", "update", "drop", "order", "start")

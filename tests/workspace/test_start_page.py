@@ -10,8 +10,8 @@ from dualpipe_course import record
 from dualpipe_course.grading import submissions
 from dualpipe_course.workspace import contents, given, lab, start_page
 
-TWO = "1-pipeline-parallelism/02-two.ipynb"
-EXERCISES = "1-pipeline-parallelism/01b-one-exercises.ipynb"
+TWO = "1-pipeline-parallelism/s02-two.ipynb"
+EXERCISES = "1-pipeline-parallelism/s01b-one-exercises.ipynb"
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def page(learner):
 
 
 def test_a_new_learner_is_led_to_the_first_chapter(started):
-    assert "**Begin with [One](1-pipeline-parallelism/01-one.ipynb).**" in page(started)
-    assert f"[One](1-pipeline-parallelism/01-one.ipynb) | [exercises]({EXERCISES}) | □ 0 of 1 |" in page(started)
+    assert "**Begin with [One](1-pipeline-parallelism/s01-one.ipynb).**" in page(started)
+    assert f"[One](1-pipeline-parallelism/s01-one.ipynb) | [exercises]({EXERCISES}) | □ 0 of 1 |" in page(started)
     assert "0 of 1 exercises are solved." in page(started)
 
 
