@@ -21,6 +21,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -156,6 +157,7 @@ def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
     return ranks
 
 
+@cache
 def _say_what_is_waited_for() -> None:
     print("starting the server of ranks, once per kernel", file=sys.stderr, flush=True)
 
