@@ -107,6 +107,8 @@ RETIRED = {
     "data_parallel-4": "book/dp/data-parallel",
     "speed-3": "book/start/speed",
     "weights-3": "book/whole/weights",
+    "memory-3": "book/start/memory",
+    "time-2": "book/start/time",
 }
 
 
