@@ -109,6 +109,10 @@ RETIRED = {
     "weights-3": "book/whole/weights",
     "memory-3": "book/start/memory",
     "time-2": "book/start/time",
+    "dp_gradients-3": "book/dp/dp-gradients",
+    "distributed_adam-3": "book/dp/zero-1",
+    "zero_2-3": "book/dp/zero-2",
+    "zero_3-4": "book/dp/zero-3",
 }
 
 
