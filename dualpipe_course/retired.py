@@ -113,6 +113,14 @@ RETIRED = {
     "distributed_adam-3": "book/dp/zero-1",
     "zero_2-3": "book/dp/zero-2",
     "zero_3-4": "book/dp/zero-3",
+    "mixed_precision_adam-2": "book/dp/mixed-precision-adam",
+    "mixed_precision_adam-3": "book/dp/mixed-precision-adam",
+    "mixed_precision_options-2": "book/dp/mixed-precision-options",
+    "io-2": "book/dp/io",
+    "io-3": "book/dp/crash-safety",
+    "topology-3": "book/hosts/placing",
+    "topology-4": "book/dp/topology",
+    "hybrid_zero-3": "book/dp/hybrid-zero",
 }
 
 
