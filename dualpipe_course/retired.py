@@ -121,6 +121,16 @@ RETIRED = {
     "topology-3": "book/hosts/placing",
     "topology-4": "book/dp/topology",
     "hybrid_zero-3": "book/dp/hybrid-zero",
+    "many_hosts-2": "book/hosts/many-hosts",
+    "failures-1": "book/hosts/failures",
+    "swiglu-2": "book/tp/swiglu",
+    "gqa-3": "book/tp/gqa",
+    "gqa-4": "book/tp/gqa",
+    "latent_attention-3": "book/tp/latent-attention",
+    "lm_head-3": "book/tp/lm-head",
+    "embedding-4": "book/tp/embedding",
+    "rmsnorm-3": "book/tp/rmsnorm",
+    "cross_entropy-3": "book/tp/cross-entropy",
 }
 
 

@@ -124,7 +124,7 @@ RIGHT = {
         "one object per bucket": ONE_OBJECT_PER_BUCKET,
     },
     "dp_gradients-4": {
-        "as a tensor": "layers_per_bucket = torch.tensor([1, 1, 2, 4])",
+        "as a tensor": "import torch\nlayers_per_bucket = torch.tensor([1, 1, 2, 4])",
         "searched": """
 backwards = [9, 11, 7, 6, 4, 4, 12, 2]
 messages = [6, 9, 8, 10, 2, 6, 9, 10]
