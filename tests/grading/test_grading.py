@@ -278,7 +278,7 @@ def test_the_table_is_there_whatever_ends_the_run(tmp_path, monkeypatch, ending)
         commands.grade(shop.folder, tmp_path / "out", ROOT / "exercises")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "grades.csv").read_text())))
     assert [row["learner"] for row in rows] == ["a"] * 2
-    assert (tmp_path / "out" / "gradebook.csv").read_text().splitlines()[1:] == ["a,0,0,0,0"]
+    assert (tmp_path / "out" / "gradebook.csv").read_text().splitlines()[1:] == ["a,0,0,0"]
 
 
 def test_a_submission_that_is_overwritten_meanwhile_is_kept(tmp_path, monkeypatch):
