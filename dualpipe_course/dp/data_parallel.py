@@ -8,30 +8,33 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
 from dualpipe_course.declared import Repair
-from dualpipe_course.dp import shares
 from dualpipe_course.meter import Meter
 from dualpipe_course.own.part import OnRanks, Part
-from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import on_ranks
-from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Batch: TypeAlias = Sequence[Sequence[tuple[int, int]]]  # by rank and microbatch: tokens, and how many of them count
 
+IGNORE_INDEX = -100
+VOCABULARY, WIDTH, ROW = 8, 6, 4  # of the repair's model, and the tokens of a row
+OFF = tuple(f"dualpipe_lab.dp.{name}" for name in ("data_parallel", "buckets", "ddp", "zero1", "zero2", "zero3"))
 _OWN_TOKENS = (
     "each rank has divided by its own tokens, so what a token weighs depends on its rank: "
     "1/n of all n tokens is right for every one"
 )
+_ONE_AVERAGE = (
+    "the ranks sent {found:,} bytes in all, {most:,} are enough: average() sends the gradients, and you need one "
+    "number beside them"
+)
 
 
-def _averaged(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Shares) -> tuple[shares.Grads, int]:
+def _averaged(rank: int, world_size: int, fn: Callable[..., Any], counts: list[int]) -> Found:
     from torch import nn
 
     from dualpipe_lab import comm
 
-    model, calls = shares.make_model(), []
+    model, calls = _model(), []
 
     def average(module: nn.Module) -> None:
         calls.append(1)
@@ -40,27 +43,64 @@ def _averaged(rank: int, world_size: int, fn: Callable[..., Any], case: shares.S
                 assert parameter.grad is not None, "average() needs a gradient on every rank"
                 comm.all_reduce(parameter.grad, "avg")
 
-    fn(model, *shares.microbatches(case, rank)[0], average)
-    return shares.grads_of(model), len(calls)
+    fn(model, *_valid_tokens(counts, rank), average)
+    if len(calls) != 1:
+        return Found({}, refused=f"called average() {len(calls)} times; it is to be called once")
+    values = {name: Numbers.of(grad) for name, grad in _grads(model).items()}
+    means = _grads(_backward_of_means(counts, [1 / (max(count, 1) * world_size) for count in counts]))
+    slips = {name: {_OWN_TOKENS: Numbers.of(grad)} for name, grad in means.items()}
+    frozen = "a frozen parameter has got a gradient; leave parameters out that do not require one"
+    return Found(values, slips=slips if world_size > 1 else {}, changed="" if model[3].weight.grad is None else frozen)
 
 
-def _judge_averaged(fn: Callable[..., Any]) -> str:
-    cases: list[shares.Shares] = [[[2]], [[3], [3]], [[1], [2]], [[4], [0]], [[2], [1], [5]], [[1], [1], [4], [2]]]
-    for case in cases:
-        name = shares.named(case)
-        results = on_ranks(_averaged, len(case), Without(fn, *shares.LIBRARY), case, case=name)
-        grads, _ = shares.reference(case)
-        for rank, (found, calls) in enumerate(results):
-            if calls != 1:
-                raise Wrong(f"{name}: rank {rank} called average() {calls} times; it is to be called once")
-            if (problem := shares.why_different(found, grads, len(case))) is not None:
-                if shares.why_different(found, shares.mean_of_means(case), len(case)) is None:
-                    problem = _OWN_TOKENS
-                raise Wrong(f"{name}: rank {rank}: {problem}")
-        shares.check_sums(
-            results, shares.GRADIENT_BYTES, 16, name, "average() sends the gradients; you need one number beside it."
-        )
-    return "gradients equal one process for equal and unequal shares, and average() ran once"
+def _averaged_alone(rank: int, world_size: int, counts: list[int]) -> "dict[str, Tensor | None]":
+    return _grads(_backward_of_means(counts, [1 / sum(counts)] * world_size))
+
+
+def _backward_of_means(counts: list[int], weights: list[float]) -> "nn.Sequential":
+    """A model after one backward of all ranks' losses, each token of a rank with that rank's weight."""
+    from torch.nn.functional import cross_entropy
+
+    model = _model()
+    for rank, weight in enumerate(weights):
+        tokens, targets = _valid_tokens(counts, rank)
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        (loss * weight).backward()
+    return model
+
+
+def _model() -> "nn.Sequential":
+    """An embedding, a linear layer and a frozen scale, equal in every process."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(11)
+    head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Tanh(), head, nn.PReLU()).double()
+    model[3].requires_grad_(False)
+    return model
+
+
+def _grads(model: "nn.Sequential") -> "dict[str, Tensor | None]":
+    return {"the gradient of the table": model[0].weight.grad, "the gradient of the head": model[2].weight.grad}
+
+
+def _valid_tokens(counts: list[int], rank: int) -> "tuple[Tensor, Tensor]":
+    """A rank's tokens and targets, in rows of 4; as many targets as it has are valid, at least one row is there."""
+    import torch
+
+    generator = torch.Generator().manual_seed(100 * rank)
+    shape = (max(-(-counts[rank] // ROW), 1), ROW)
+    tokens, targets = (torch.randint(0, VOCABULARY, shape, generator=generator) for _ in range(2))
+    targets.view(-1)[counts[rank] :] = IGNORE_INDEX
+    return tokens, targets
+
+
+def _one_average(world_size: int, counts: list[int]) -> list[Limit]:
+    gradients, beside = 2 * VOCABULARY * WIDTH * 8, 16  # bytes
+    others = 2 * (world_size - 1)
+    return [Limit("bytes", others * (gradients + beside), _ONE_AVERAGE, least=others * gradients)]
 
 
 def _summed(rank: int, world_size: int, ranks: list[int], batch: Batch) -> Found:
@@ -161,7 +201,7 @@ def _microbatches(batch: Batch, place: int) -> "list[tuple[Tensor, Tensor]]":
     generator, found = torch.Generator().manual_seed(17 + place), []
     for num, valid in batch[place]:
         tokens, targets = (torch.randint(0, 7, (num,), generator=generator) for _ in range(2))
-        targets[torch.randperm(num, generator=generator)[valid:]] = shares.IGNORE_INDEX
+        targets[torch.randperm(num, generator=generator)[valid:]] = IGNORE_INDEX
         found.append((tokens, targets))
     return found
 
@@ -229,7 +269,14 @@ averaged = Repair(
     "data_parallel-3",
     "Right in spite of the average",
     "Repair `backward_and_average(model, tokens, targets, average)` for ranks with unequal numbers of tokens.",
-    judge=_judge_averaged,
+    cases=((1, [2]), (2, [3, 3]), (2, [1, 2]), (2, [4, 0]), (3, [2, 1, 5]), (4, [1, 1, 4, 2])),
+    run=_averaged,
+    reference=_averaged_alone,
+    limits=_one_average,
+    why=_why_not_summed,
+    named="{0} rank(s) with {1} valid token(s)",
+    without=OFF,
+    right="gradients equal one process for equal and unequal shares, and average() ran once",
     minutes=15,
     points=3,
     trail=True,

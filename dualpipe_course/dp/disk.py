@@ -1,12 +1,12 @@
 """A disk that forgets: what was not synced may be lost when the power fails.
 
-Chapter: book/dp/io.  In: operations on files and folders.  Out: the disk as it is found after a power failure.
+Chapter: book/dp/crash-safety.  In: operations on files and folders.  Out: the disk as a power failure leaves it.
   data of a file     kept by sync(file); otherwise what was kept before, or half of the new, or all of it
   names in a folder  kept by sync(folder): files made in it, folders made in it, names changed by rename
 Source: Pillai et al. 2014, All File Systems Are Not Created Equal (OSDI).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Union
 
@@ -98,15 +98,31 @@ class Disk:
             return False
         return True
 
-    def after_failure(self) -> Iterator["Disk"]:
-        """Every disk that may be found when the power is back.
+    def replace(self, old: str, new: str) -> None:
+        """Give a file another name, in one step; what had the name before is gone."""
+        self._operate("replace", f"{old} {new}")
+        source, name = self._parent(old)
+        target, other = self._parent(new)
+        if name not in source.names:
+            raise FileNotFoundError(old)
+        target.names[other] = source.names.pop(name)
 
-        Each lost or not: the new names in `run`, those in the folders below, the new data, of which half may be there.
-        """
-        for above, below, data in product((True, False), (True, False), ("all", "half", "kept")):
-            found = Disk()
-            found.root = _survivor(self.root, [True, above, below], data)
-            yield found
+    def after_failure(self) -> Iterator["Disk"]:
+        """Every disk that may be found: each name in `run`, the names below, the data, kept or not."""
+        run = self.root.names["run"]
+        assert isinstance(run, Folder)  # it is there from the start
+        pending = [name for name in {**run.kept, **run.names} if run.kept.get(name) is not run.names.get(name)]
+        for choice in product((True, False), repeat=len(pending)):
+            there = dict(run.kept)
+            for name, survives in zip(pending, choice, strict=True):
+                if survives and name in run.names:
+                    there[name] = run.names[name]
+                elif survives:
+                    del there[name]
+            for names, data in product((True, False), ("all", "half", "kept")):
+                found = Disk()
+                found.root.names["run"] = _left(there, names, data)
+                yield found
 
     def listing(self, path: str) -> dict[str, bytes | None]:
         """The names in a folder, with the data of files."""
@@ -135,15 +151,13 @@ class Disk:
         return node, name
 
 
-def _survivor(folder: Folder, all_names: list[bool], data: str) -> Folder:
-    """What is left of a folder; `all_names` says at each depth whether names that were not synced are there."""
-    found, deeper = Folder(), all_names[1:] or all_names
-    for name, node in (folder.names if all_names[0] else folder.kept).items():
+def _left(there: Mapping[str, "Node"], names: bool, data: str) -> Folder:
+    found = Folder()
+    for name, node in there.items():
         if isinstance(node, Folder):
-            found.names[name] = _survivor(node, deeper, data)
+            found.names[name] = _left(node.names if names else node.kept, names, data)
         else:
             half = node.data[: len(node.data) // 2] if node.data != node.kept else node.kept
-            kept = {"all": node.data, "half": half, "kept": node.kept}[data]
-            found.names[name] = File(kept, kept)
+            found.names[name] = File(*[{"all": node.data, "half": half, "kept": node.kept}[data]] * 2)
     found.kept = dict(found.names)
     return found

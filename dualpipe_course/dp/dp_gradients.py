@@ -1,36 +1,31 @@
-"""Exercises of "DP gradients": the part `buckets`, a sum too often, a plan of buckets.
+"""Exercises of "DP gradients": the part `buckets`, a plan of buckets.
 
-Chapter: book/dp/dp-gradients.  Sums are judged by their values, their bytes and their moments: those of the part by the
-bytes that have left when the backward of each layer begins.
+Chapter: book/dp/dp-gradients.  Sums are judged by their values, their bytes and their moments: by the bytes that have
+left when the backward of each layer begins.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found, check_limit, in_words
-from dualpipe_course.declared import Puzzle, Repair
-from dualpipe_course.dp.shares import LIBRARY
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
+from dualpipe_course.declared import Puzzle
 from dualpipe_course.meter import Meter
 from dualpipe_course.own.part import OnRanks, Part
 from dualpipe_course.plain import plain
 from dualpipe_course.start.ranks import all_waited_for
-from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import on_ranks, partial_score
+from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from dualpipe_lab.launch.launcher import Results
+    from torch import Tensor
 
 
 BACKWARDS = (9, 11, 7, 6, 4, 4, 12, 2)  # ticks of each layer's backward, last layer first
 MESSAGES = (6, 9, 8, 10, 2, 6, 9, 10)  # ticks of each layer's gradient on the link, last layer first
 LATENCY, BEST, WHOLE = 5, 89, 120  # ticks: of each bucket's sum; of the best plan; of a single bucket
-BACKWARD, MS = 10, 1_000_000  # ms of each layer; nanoseconds
-SIZES = (4, 8, 4, 16, 8)  # elements of each layer's weight, in float64
+BACKWARD = 10  # ms of each layer
 LINK = Link(gbps=0.001)  # 125 bytes take a millisecond
 NUM_STEPS = 2
 SHAPES = ((5,), (7,), (2, 2), (16,), (8,), (0, 3))  # of the part's layers, in float64
@@ -54,128 +49,6 @@ def _plan(given: object) -> list[int]:
     if sum(answer) != len(BACKWARDS):
         raise Wrong(f"the buckets hold {sum(answer)} layers, and the model has {len(BACKWARDS)}")
     return list(answer)
-
-
-def _check_once(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
-    """Raise `Wrong` unless `fn(parameters, num_microbatches)` sums each gradient once a step, in the last backward."""
-    case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es), {NUM_STEPS} steps"
-    answer = Without(fn, *LIBRARY)
-    results = on_ranks(_once, num_ranks, answer, num_microbatches, case=case, clock="virtual", link=LINK)
-    what = "one sum for each trained parameter and step"
-    _check_traffic(results, NUM_STEPS, NUM_STEPS * len(SIZES), case, what)
-    _check_waits(results, NUM_STEPS * len(SIZES), case)
-    earlier = (num_microbatches - 1) * len(SIZES)
-    _check_moments(results, [(earlier + 1 + place) * BACKWARD for place in range(len(SIZES))], case)
-    _check_values(results, num_microbatches, case)  # a sum that starts early may still meet the right numbers
-
-
-def _check_traffic(results: "Results", num_steps: int, num_sums: int, case: str, what: str) -> None:
-    others = len(results) - 1
-    needed, most = num_steps * 2 * others * 8 * sum(SIZES), num_sums * 2 * others
-    words = f"the ranks sent {{found:,}} bytes, expected {{most:,}}: {what}"
-    check_limit(results, Limit("bytes", needed, words, needed), case)
-    words = f"rank {{rank}} sent {{found}} messages, and {{most}} are enough for {num_sums} sums: {what}"
-    check_limit(results, Limit("messages", most, words, scope="each"), case)
-
-
-def _check_waits(results: "Results", expected: int, case: str) -> None:
-    for rank, spans in enumerate(results.collectives if len(results) > 1 else []):
-        waited = sum(span.label == "all_reduce" for span in spans)
-        if waited != expected:
-            raise Wrong(f"{case}: finish() on rank {rank} waited for {waited} sums, expected {expected}")
-
-
-def _check_values(results: "Results", num_microbatches: int, case: str) -> None:
-    right: dict[str, Numbers | None] = {}
-    for layer, size in enumerate(SIZES):
-        parts = [_gradient(layer, rank, m) for rank in range(len(results)) for m in range(num_microbatches)]
-        right[f"layer {layer}"] = Numbers((size,), [sum(column) for column in zip(*parts, strict=True)])
-    check_found(results, case, lambda: [right] * len(results), _sum_in_words, tolerance=0, at=": on rank {rank} ")
-
-
-def _sum_in_words(off: Off) -> str:
-    begins = [] if off.found is None else off.found.flat[:1]
-    return (
-        f"the gradient of {off.name} begins with {begins}, expected {off.expected.flat[:1]}, the sum over ranks and "
-        "microbatches"
-    )
-
-
-def _check_moments(results: "Results", ready: Sequence[int], case: str) -> None:
-    """Compare the start of each sum of the last step, in ms after the step began, with when it could start."""
-    if len(results) == 1:
-        return  # nothing travels
-    spans = [span for span in results.collectives[0] if span.label == "all_reduce"]
-    sums = sorted(spans, key=lambda span: span.start)[-len(ready) :]  # whichever was waited for first
-    began, free = max(found.costs["began"] for found in results), 0
-    for place, (span, moment) in enumerate(zip(sums, ready, strict=True)):
-        expected = max(moment * MS, free)
-        if span.start - began != expected:
-            raise Wrong(
-                f"{case}: sum number {place} started {(span.start - began) / MS:g} ms after the step, expected "
-                f"{expected / MS:g}: when its gradients were complete and the sums before it had left. Start it in the "
-                "hook, with async_op=True, and wait in finish()"
-            )
-        free = expected + int(span.duration)
-
-
-def _gradient(layer: int, rank: int, microbatch: int) -> list[float]:
-    """Whole numbers, whose sums are exact in any order."""
-    return [float((1 + layer + place) * (1 + rank) + 7 * microbatch) for place in range(SIZES[layer])]
-
-
-def _parameters() -> "tuple[list[nn.Parameter], list[nn.Parameter]]":
-    """The weights of the layers; all parameters, a frozen one among them."""
-    import torch
-    from torch import nn
-
-    weights = [nn.Parameter(torch.ones(size, dtype=torch.float64)) for size in SIZES]
-    frozen = nn.Parameter(torch.ones(3, dtype=torch.float64), requires_grad=False)
-    return weights, [*weights[:1], frozen, *weights[1:]]
-
-
-def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int) -> "Tensor":
-    """A sum whose gradient is known; the backward of each layer takes its time, the last layer's first."""
-    import torch
-
-    from dualpipe_lab.launch.context import compute
-
-    class Slow(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(context: Any, *grads: torch.Tensor) -> torch.Tensor:
-            compute(BACKWARD)
-            return grads[0]
-
-    x = torch.zeros((), dtype=torch.float64)
-    for layer, weight in enumerate(weights):
-        x = x + (weight * torch.tensor(_gradient(layer, rank, microbatch), dtype=torch.float64)).sum()
-        x = Slow.apply(x)
-    return x
-
-
-def _found(weights: "list[nn.Parameter]", began: int, meter: Meter) -> Found:
-    """The gradients of the layers; when the last step began, in ns."""
-    values = {f"layer {layer}": Numbers.of(weight.grad) for layer, weight in enumerate(weights)}
-    return Found(values, costs={"began": began, "messages": meter.lap().messages})
-
-
-def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
-    from dualpipe_lab.launch.context import now
-
-    weights, parameters = _parameters()
-    meter, finish, began = Meter(), fn(parameters, num_microbatches), 0
-    for _ in range(NUM_STEPS):
-        for weight in weights:
-            weight.grad = None
-        began = now()
-        for microbatch in range(num_microbatches):
-            _loss(weights, rank, microbatch).backward()
-        finish()
-    return _found(weights, began, meter)
 
 
 def _in_backward(
@@ -406,21 +279,6 @@ buckets = Part(
     ),
 )
 
-once = Repair(
-    "dp_gradients-3",
-    "A sum too often",
-    "Repair `sum_in_backward(parameters, num_microbatches)`: each gradient is summed once per step, while it runs.",
-    cases=((1, 1), (2, 1), (2, 2), (3, 4)),
-    judge=_check_once,
-    right="one sum per parameter and step, started in the last backward, for 1, 2 and 4 microbatches",
-    minutes=20,
-    points=3,
-    hints=(
-        "Two ranks, two microbatches, each adds 1: after the first sum there is 2 on each rank. And after the second?",
-        "Count in the hook, for each parameter, and let the sum start only with the last microbatch.",
-        "The next step begins with the same hooks: set the counts and the list of works back in finish().",
-    ),
-)
 
 plan = Puzzle(
     "dp_gradients-4",

@@ -1,19 +1,16 @@
-"""Exercises of "Mixed precision: options": five numbers, a master in two halves, noise for every weight.
+"""Exercises of "Mixed precision: options": five numbers, noise for every weight.
 
-Chapter: book/dp/mixed-precision-options.  Halves are put together and compared bit by bit, noises weight by weight.
+Chapter: book/dp/mixed-precision-options.  Noises are compared weight by weight.
 """
 
 import random
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAMES = ("the sum one by one", "the sum in pairs", "attempts that move", "steps", "bytes per parameter")
 _SLIPS = (
@@ -52,55 +49,6 @@ _SLIPS = (
 SEEDS, STEPS, PARAMETERS, TP_RANKS = 4, 2**16, 2**10, 16  # the limits of the statement
 DP_RANKS = (0, 1, 6)
 DRAWS, SEED = 2**20, 1
-
-
-def _masters() -> "dict[str, Tensor]":
-    """Finite numbers of every kind; those in the middle between two bf16 numbers come last."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    high = torch.randint(-(2**15), 2**15, (20_000,), generator=generator)
-    low = torch.randint(0, 2**16, (20_000,), generator=generator)
-    high = high[(high & 0x7F80) < 0x7F00]  # neither inf or nan, nor next to them
-    low = low[: len(high)]
-    whole = high.to(torch.int32) * 2**16
-    return {
-        "a master": torch.tensor([1.0, -1.0, 0.0, 1.001, -0.3, 3e-5, 1 / 3]),
-        "a negative zero": torch.tensor([-0.0]),
-        "a small master": torch.tensor([1e-40, -3e-42]),
-        "a master drawn at random": (whole + low.to(torch.int32)).view(torch.float32),
-        "a bf16 number": whole.view(torch.float32).clone(),
-        "a master in the middle between two bf16 numbers": (whole + 2**15).view(torch.float32),
-    }
-
-
-def _halves(rank: int, world_size: int, split: Callable[..., Any], join: Callable[..., Any]) -> str:
-    import torch
-
-    for name, master in _masters().items():
-        before = master.clone()
-        parts = split(master)
-        if not isinstance(parts, (tuple, list)) or [type(part) for part in parts] != [torch.Tensor] * 2:
-            return "split returns two tensors, the weight and the rest"
-        weight, rest = parts
-        if not master.equal(before):
-            return "split has changed the master; leave it as it is"
-        if weight.dtype != torch.bfloat16 or weight.shape != master.shape or rest.shape != master.shape:
-            return f"the weight is bf16 and both have the master's shape; got {weight.dtype}, {list(weight.shape)}"
-        if rest.element_size() != 2:
-            return f"the rest has {rest.element_size()} bytes per number; two are enough"
-        off = (weight.double() - master.double()).abs() > (master.bfloat16().double() - master.double()).abs()
-        if off.any():
-            place = int(off.nonzero()[0])
-            return f"{name}, {master[place]:.9g}: the weight {float(weight[place]):.9g} is not the nearest bf16 number"
-        found = join(weight.clone(), rest.clone())
-        if not isinstance(found, torch.Tensor) or found.dtype != torch.float32 or found.shape != master.shape:
-            return "join returns an fp32 tensor of the weight's shape"
-        wrong = found.view(torch.int32) != master.view(torch.int32)
-        if wrong.any():
-            place = int(wrong.nonzero()[0])
-            return f"{name}, {master[place]:.9g}, comes back as {found[place]:.9g}"
-    return ""
 
 
 def _noise(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
@@ -145,13 +93,6 @@ def _places() -> Iterator[tuple[int, int, int, int]]:
     yield from ((draw(SEEDS), draw(4), draw(PARAMETERS), draw(TP_RANKS)) for _ in range(4_000))
 
 
-def _judge_halves(split: Callable[..., Any], join: Callable[..., Any]) -> str:
-    problem = on_ranks(_halves, 1, split, join, case="masters on one process")[0]
-    if problem:
-        raise Wrong(problem)
-    return "the nearest bf16 numbers, and every master comes back to the last bit from 4 bytes"
-
-
 def _judge_noise(fn: Callable[..., Any]) -> str:
     problem = on_ranks(_noise, 1, fn, case="drawing on one process", seconds=60.0)[0]
     if problem:
@@ -181,19 +122,6 @@ numbers = Predict(
     called={"x": "each number", "n": "numbers", "w": "weight"},
 )
 
-halves = Implement(
-    "mixed_precision_options-2",
-    "A master in two halves",
-    "Write `split(master)` and `join(weight, rest)`: a bf16 weight and 16 bits, which are the fp32 master together.",
-    judge=_judge_halves,
-    minutes=20,
-    points=3,
-    hints=(
-        "x.view(torch.int32) are the bits. How far, counted in bits, is a master from its nearest bf16 number?",
-        "From -32,768 to 32,767 there are 2^16 remainders. Which side must a master in the middle go to, always?",
-        "upper = (bits + 2**15) & -(2**16); the rest is bits - upper, and join adds the two.",
-    ),
-)
 
 noise = Repair(
     "mixed_precision_options-3",

@@ -1,27 +1,21 @@
-"""Exercises of "ZeRO-3": a layer without its weight, a unit that is away, how far ahead to ask.
+"""Exercises of "ZeRO-3": a layer without its weight, a unit that is away.
 
 Chapter: book/dp/zero-3.  Gradients are judged against one process in float64; what is whole when is counted, and so are
 the bytes that live between forward and backward.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.own.part import OnRanks, Part
-from dualpipe_course.plain import plain
-from dualpipe_course.trial import partial_score
-from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-SIZES, WORK, ROOM = (2, 2, 4, 1, 3, 3), (5, 3, 3, 1, 1, 4), 8  # of the puzzle: GB, ticks, GB
-LAZY, BEST = 32, 20
 UNITS, INS, HIDDEN, OUTS = 4, 23, 17, 23  # weights of 17 x 23 and 23 x 17, far larger than activations
 NUMBER = 8  # bytes
 _KEPT = (
@@ -36,32 +30,6 @@ _TRAFFIC = (
     "rank {rank} sent {found:,} bytes, expected {most:,}: each weight is gathered once in a forward and once in a "
     "backward, and its gradient is scattered once"
 )
-
-
-def _asked(given: object) -> list[int]:
-    answer = plain(given)
-    if not isinstance(answer, (list, tuple)) or len(answer) != len(SIZES):
-        raise Wrong(f"expected a list of {len(SIZES)} turns, one for each unit")
-    if not all(type(turn) is int for turn in answer):
-        raise Wrong("a turn is the whole number of a unit")
-    if (late := next((unit for unit, turn in enumerate(answer) if not 0 <= turn <= unit), None)) is not None:
-        raise Wrong(f"unit {late} is asked for at turn {answer[late]}; it is needed at turn {late}, and the first is 0")
-    if any(first > second for first, second in pairwise(answer)):
-        raise Wrong("units are asked for in their order, so that no turn may be before that of the unit before")
-    return list(answer)
-
-
-def _memory(asked: list[int], turn: int) -> int:
-    return sum(size for unit, size in enumerate(SIZES) if unit >= turn and asked[unit] <= turn)
-
-
-def _ticks(asked: list[int]) -> int:
-    now, link, there = 0, 0, [0] * len(SIZES)
-    for turn, work in enumerate(WORK):
-        for unit in (unit for unit, when in enumerate(asked) if when == turn):
-            there[unit] = link = max(now, link) + SIZES[unit]
-        now = max(now, there[turn]) + work
-    return now
 
 
 def _sharded_limits(num_ranks: int, groups: list[list[int]], rows: list[int]) -> list[Limit]:
@@ -310,15 +278,6 @@ def _connect(rank: int, world_size: int, fn: Callable[..., Any], num_microbatche
     )
 
 
-def _judge_how_far_ahead(answer: object) -> str:
-    asked = _asked(answer)
-    if (over := next((turn for turn in range(len(SIZES)) if _memory(asked, turn) > ROOM), None)) is not None:
-        raise Wrong(f"before the forward of unit {over}, {_memory(asked, over)} GB are taken; there is room for {ROOM}")
-    if (ticks := _ticks(asked)) > BEST:
-        raise Wrong(f"it fits and takes {ticks} ticks; {BEST} are possible", score=partial_score(ticks, LAZY, BEST))
-    return f"{BEST} ticks within {ROOM} GB, {sum(WORK)} of them work; one unit ahead takes 24"
-
-
 zero3 = Part(
     "zero_3-5",
     "zero3",
@@ -373,19 +332,5 @@ away = Repair(
         "Which units have NaN in their gradients: the last one too?",
         "register_full_backward_hook calls its function when the gradients of the module's inputs have been computed.",
         "There is a hook that comes before the module's backward; or hook the output's gradient.",
-    ),
-)
-
-how_far_ahead = Puzzle(
-    "zero_3-4",
-    "How far ahead",
-    "Choose when to ask for each of six units: within 8 GB, as few ticks as possible.",
-    judge=_judge_how_far_ahead,
-    minutes=25,
-    points=2,
-    hints=(
-        "Which units fit into 8 GB before the first forward?",
-        "A long forward early on is time for the link. Let it work on unit 2 while unit 0 computes.",
-        "Whenever a unit has been freed, ask for the next one that fits.",
     ),
 )

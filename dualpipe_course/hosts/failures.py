@@ -1,48 +1,16 @@
-"""Exercises of "Failures": how often to save, a watchdog without clocks.
+"""The exercise of "Failures": a watchdog without clocks.
 
 Chapter: book/hosts/failures.
 """
 
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from dualpipe_course.declared import Predict, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
-
-NAMES = ("seconds between two saves", "% of the time lost", "seconds with four times the hosts", "first step", "steps")
-_SLIPS: tuple[dict[int, str], ...] = (
-    {
-        509: "twice the seconds of a save are under the root",
-        518_400: "the root is missing",
-        12: "that is in minutes",
-    },
-    {
-        5: "both terms count: saving, and what a failure throws away",
-        15: "a failure throws away half an interval on average, not a whole one",
-        20: "a failure throws away half an interval on average, and a save takes 36 s of 720",
-    },
-    {
-        180: "failures come four times as often, and the interval follows the root of that",
-        720: "with four times as many hosts a failure comes four times as often",
-        1_440: "with more hosts failures come sooner, so the interval is shorter",
-    },
-    {
-        240: "the save of step 240 holds the weights after that step",
-        253: "what was done after the last save is lost with the host",
-        254: "what was done after the last save is lost with the host",
-        281: "step 280 was never reached",
-        1: "the last save is there, and the training goes on from it",
-    },
-    {
-        13: "step 253 was not finished, so it is computed to its end only once",
-        40: "only the steps since the last save",
-        11: "steps 241 to 252, both of them included",
-    },
-)
 
 Look: TypeAlias = tuple[float, dict[int, tuple[int, float]]]
 
@@ -157,36 +125,6 @@ def _judge_watchdog(fn: Callable[..., Any]) -> str:
                     f"\n  {_history(case, now, rank)}"
                 )
     return f"right for {len(cases)} runs, with clocks that are wrong, jump and drift"
-
-
-numbers = Predict(
-    "failures-1",
-    "How often to save",
-    NAMES,
-    lambda save, every, at: (
-        120 * math.sqrt(save),
-        5 / 3 * math.sqrt(save),
-        60 * math.sqrt(save),
-        (at - 1) // every * every + 1,
-        (at - 1) % every,
-    ),
-    "A save takes {save} seconds",
-    "a save still takes {save} seconds",
-    "after every {every}th step",
-    "in the middle of step {at}.",
-    minutes=8,
-    points=2,
-    hints=(
-        "The page has the formula of the best interval, and the two terms of the share that is lost.",
-        "With four times as many hosts a failure comes four times as often. What does the root make of that?",
-        "Which multiple of 40 was the last one that was reached, and which steps were finished after it?",
-    ),
-    slips=_SLIPS,
-    save=(36, 9, 81),
-    every=(40, 30, 50, 60),
-    at=(253, 218, 274, 287),
-    called={"save": "seconds of a save", "every": "steps between saves", "at": "step"},
-)
 
 
 watchdog = Repair(

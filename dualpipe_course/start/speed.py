@@ -51,8 +51,6 @@ _FORGOTTEN = {
     "recompute": "the hardware does a second forward, a third of forward and backward; the MFU does not count it",
 }
 
-BUDGET, START = 3_200, 3_482  # of eight layers on each of four stages
-
 
 def shares_of(run: Run, forgotten: str = "") -> tuple[float, float]:
     """MFU and share of the hardware; with a factor forgotten, what that makes of them.

@@ -1,4 +1,4 @@
-"""Exercises of "Latent attention": what is cached, held and sent, a token that unfolds nothing, a cache that goes bad.
+"""Exercises of "Latent attention": what is cached, held and sent, a token that unfolds nothing.
 
 Chapter: book/tp/latent-attention.  Outputs are judged against unfolded keys and values, FLOPs by torch's counter.
 """
@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
-from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.differences import TOLERANCE
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.tp.layers import draw
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ _SLIPS = (
         4: "keys travel, and values too",
     },
 )
-EPS = 1e-6
 
 
 class Case(NamedTuple):
@@ -107,35 +105,6 @@ def _attend(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> F
     )
 
 
-def _remember(rank: int, world_size: int, fn: Callable[..., Any], first: int, num_tokens: int) -> Found:
-    import torch
-    from torch.nn.functional import rms_norm
-
-    from dualpipe_lab.tp.rope import apply_rope, rope_cos_sin
-
-    size, features = 3, 4
-    gamma, down = draw("gamma", (size,)), draw("down", (num_tokens, size + features))
-    cache = down.new_empty(0, size + features)
-    found: dict[str, Numbers | None] = {}
-    expected, slips = {}, {}
-    again = "it was right before this token and has changed: a row of the cache is normed or rotated already"
-    for number in range(num_tokens):
-        cache = fn(cache, down[number].clone(), gamma.clone(), first + number)
-        angles = rope_cos_sin(torch.arange(first, first + number + 1), features, 10_000.0, down.dtype)
-        latent, position = down[: number + 1].split([size, features], -1)
-        position = torch.cat((position[:, 0::2], position[:, 1::2]), -1)[None, None]
-        right = torch.cat((rms_norm(latent, (size,), gamma, EPS), apply_rope(position, *angles)[0, 0]), -1)
-        for row in range(number + 1):
-            name = f"row {row} after {number + 1} token(s)"
-            found[name] = Numbers.of(cache[row]) if row < len(cache) else None
-            expected[name] = Numbers.of(right[row])
-            if row < number and (before := found[f"row {row} after {number} token(s)"]):
-                slips[name] = {again: found[name]} if before.equals(expected[name], TOLERANCE) else {}
-        name = f"the number of rows after {number + 1} token(s)"
-        found[name], expected[name] = Numbers((), [float(len(cache))]), Numbers((), [float(number + 1)])
-    return Found(found, expected, slips)
-
-
 def _judge_one_token(fn: Callable[..., Any]) -> str:
     words = (
         "{found:,} FLOPs in matrix products, {most:,} are enough where no cached token is unfolded: fold the query of "
@@ -190,22 +159,5 @@ one_token = Implement(
         "The key position is no product: its features meet the query's last ones as they are.",
         "An output is the sum of weights times W_v c. Add up the latents with their weights first, then unfold one sum "
         "per head.",
-    ),
-)
-
-growing = Repair(
-    "latent_attention-3",
-    "A cache that goes bad",
-    "Repair `remember(cache, down, gamma, position)`, so that earlier rows of a cache stay as they are.",
-    cases=((1, 0, 1), (1, 0, 2), (1, 3, 4)),
-    run=_remember,
-    named="{2} token(s) from position {1}",
-    right="every row is normed once and rotated once, by its own position",
-    minutes=10,
-    points=2,
-    hints=(
-        "After the first token everything is right. Look at row 0 after the second one.",
-        "Which rows has a call to norm and to rotate? A cache has rows that were normed and rotated already.",
-        "Norm and rotate the new row alone, at its position, and put it behind the others.",
     ),
 )

@@ -1,31 +1,15 @@
-"""Exercises of "LM head": what a rank holds and sends, words that do not exist, the likeliest word of all ranks.
+"""Exercises of "LM head": what a rank holds and sends, words that do not exist.
 
-Chapter: book/tp/lm-head.  Losses and gradients are judged against one process in float64, messages by the ledger.
+Chapter: book/tp/lm-head.  Losses and gradients are judged against one process in float64.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
-from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.switched_off import Without
-
-if TYPE_CHECKING:
-    pass
+from dualpipe_course.comparison import Found, Numbers
+from dualpipe_course.declared import Predict, Repair
 
 TOKENS, WIDTH = 5, 3
-
-
-_TWO_SUMS = "the ranks sent {found:,} bytes in all; two all-reduces of one number per token: {most:,}"
-
-
-def _entry_in_words(off: Off) -> str:
-    assert off.found is not None, "return entries"
-    if off.has_other_shape:
-        return f"entries of shape {list(off.found.shape)}, expected {list(off.expected.shape)}"
-    ours, theirs = int(off.found.flat[off.place]), int(off.expected.flat[off.place])
-    rule = "of equal logits the smallest entry counts, also across ranks"
-    return f"token {off.place} got entry {ours}, expected {theirs}; {rule}"
 
 
 def _padded(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, level: int) -> Found:
@@ -55,21 +39,6 @@ def _padded(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int,
     return Found(found, right)
 
 
-def _likeliest(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, dtype: str) -> Found:
-    import torch
-
-    from dualpipe_lab.tp.shard import TensorParallel
-
-    y = torch.randint(-9, 0, (TOKENS, vocabulary), generator=torch.Generator().manual_seed(3)).double()
-    y[0, :], y[1, -1], y[2, 0] = -5, 8192, 8192
-    y[3, 1], y[3, -1] = -0.5, -0.5
-    y = y.to(getattr(torch, dtype))
-    start, stop = TensorParallel().span(vocabulary)
-    found = fn(y[:, start:stop].clone(), start)
-    entries, expected = [int(entry) for entry in found], [row.index(max(row)) for row in y.tolist()]
-    return Found({"entries": Numbers.of(entries)}, {"entries": Numbers.of(expected)})
-
-
 _SLIPS = (
     {
         1_966_080_000: "that is what one rank alone would hold",
@@ -87,32 +56,6 @@ _SLIPS = (
         86_016: "each byte passes a rank twice",
     },
 )
-
-
-def _judge_likeliest(fn: Callable[..., Any]) -> str:
-    library = ("dualpipe_lab.tp.mappings",)
-    for num_ranks, vocabulary, dtype in (
-        (1, 4, "float64"),
-        (2, 40, "float64"),
-        (3, 4, "float64"),
-        (4, 39, "float64"),
-        (2, 600, "bfloat16"),
-    ):
-        case = f"{vocabulary} entries on {num_ranks} rank(s)" + ", logits in bf16" * (dtype == "bfloat16")
-        allowed = 2 * (num_ranks - 1) * 2 * TOKENS * 8
-        compare_on_ranks(
-            _likeliest,
-            num_ranks,
-            Without(fn, *library),
-            vocabulary,
-            dtype,
-            case=case,
-            why=_entry_in_words,
-            limits=[Limit("bytes", allowed, _TWO_SUMS, least=allowed / 2)],
-            tolerance=0,
-            at=", rank {rank}: ",
-        )
-    return "the smallest of the largest, on 1 to 4 ranks, for two numbers per token"
 
 
 numbers = Predict(
@@ -150,19 +93,5 @@ padded = Repair(
         "With all logits 0, a vocabulary of 7 on 2 ranks has a loss of ln 8. Where does the eighth word come from?",
         "Column j of this rank is entry first + j. Entries from vocabulary_size on are padding.",
         "logits.masked_fill(is_padding, -torch.inf): the exponential is 0, and so is the gradient of the padding rows.",
-    ),
-)
-
-likeliest = Implement(
-    "lm_head-3",
-    "The likeliest word",
-    "Write `likeliest(y, first)`: the entry with the largest logit, the smallest of several, on every rank.",
-    judge=_judge_likeliest,
-    minutes=15,
-    points=3,
-    hints=(
-        "First the largest logit of all ranks, by an all-reduce with 'max'. A rank without columns contributes -inf.",
-        "A rank with a logit equal to it knows an entry: first + column. What do all others contribute to a 'min'?",
-        "A number larger than any entry. Of several equal columns take the smallest: (y == M).int().argmax(1).",
     ),
 )

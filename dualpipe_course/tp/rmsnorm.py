@@ -1,4 +1,4 @@
-"""Exercises of "RMSNorm": what norms send, a norm whose features are cut, weights that drift apart.
+"""Exercises of "RMSNorm": what norms send, a norm whose features are cut.
 
 Chapter: book/tp/rmsnorm.  Outputs and gradients are judged against one process, messages by the ledger.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.wrong import Wrong
@@ -57,10 +57,6 @@ def _norm(x: "Tensor", gamma: "Tensor") -> "Tensor":
     return rms_norm(x, gamma.shape, gamma, EPS)
 
 
-def _scale(normal: "Tensor", gamma: "Tensor") -> "Tensor":
-    return normal * gamma
-
-
 def _judge_cut_norm(function: Any) -> str:
     if not hasattr(function, "apply"):
         raise Wrong(f"this check takes the class CutNorm, got {type(function).__name__}")
@@ -72,19 +68,6 @@ def _judge_cut_norm(function: Any) -> str:
         answer, hints = _given(fn, shape[-1]), _OF_CUT_NORM | (_OF_ONE_RANK if num_ranks == 1 else {})
         layers.check_layer(answer, _norm, case, forward=size, backward=size, because=why, hints=hints)
     return f"outputs and gradients equal one process in {len(SIZES)} cases, for one number per token each way"
-
-
-def _judge_drifting(fn: Callable[..., Any], num_ranks: int, shape: Any) -> None:
-    for is_cut in (True, False):
-        cut = 0 if is_cut else None
-        shapes = {"normal": shape, "gamma": shape[-1:]}
-        case = layers.Case(num_ranks, shapes, {"normal": cut, "gamma": None}, shape, cut)
-        where = "tokens cut" if is_cut else "all tokens on every rank"
-        try:
-            size, why = layers.num_bytes(shape[-1:]) * is_cut, "Only the gradient of the weight may travel."
-            layers.check_layer(_given(fn, is_cut), _scale, case, backward=size, because=why)
-        except Wrong as wrong:
-            raise Wrong(f"{where}: {wrong.message}") from None
 
 
 numbers = Predict(
@@ -120,21 +103,5 @@ cut_norm = Implement(
         "This rank's squares add up to one number per token. Sum it over the ranks before you divide by hidden_size.",
         "dx is (gamma dy - normal * mean) / root. Over which features does that mean of gamma dy normal run?",
         "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma sends nothing.",
-    ),
-)
-
-drifting = Repair(
-    "rmsnorm-3",
-    "Weights that drift apart",
-    "Repair `scaled(normal, gamma, is_cut)`, so that the weight's gradient is that of one process in both cases.",
-    cases=((1, (3, 2)), (2, (3, 2)), (4, (8, 3)), (4, (5, 3))),
-    judge=_judge_drifting,
-    right="the weight's gradient equals one process with tokens cut or whole, on 1 to 4 ranks",
-    minutes=10,
-    points=2,
-    hints=(
-        "Every rank has the whole weight. Do all ranks use it for the same tokens?",
-        "The backward of a copy that ranks use differently is a sum. Which operator copies forward and sums back?",
-        "copy_to_ranks(gamma), and only where tokens are cut: otherwise every rank has the complete gradient.",
     ),
 )

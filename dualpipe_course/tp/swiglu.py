@@ -1,15 +1,13 @@
-"""Exercises of "SwiGLU": what it holds and sends, its backward by hand, a packed matrix that is cut as one.
+"""Exercises of "SwiGLU": what it holds and sends, a packed matrix that is cut as one.
 
-Chapter: book/tp/swiglu.  Outputs and gradients are judged against one process, messages by the ledger.
+Chapter: book/tp/swiglu.  Outputs are judged against one process.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course.comparison import Unchanged
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.differences import TOLERANCE
-from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
@@ -46,58 +44,13 @@ _SLIPS = (
         1728: "down needs no message in the backward",
     },
 )
-C = 1.702  # of the gate a * sigmoid(C a), nearly GELU
-BY_HAND = "torch.autograd:grad", "torch:enable_grad"  # switched off: the equations are the exercise
-# ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
-SIZES = ((1, (3, 2), 2), (2, (1, 2), 2), (2, (2, 3, 4), 5), (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8))
 PACKED = ((1, 4), (2, 2), (2, 6), (3, 6), (4, 8))  # ranks, features
-
-
-class _Layer:
-    """A layer whose forward is written here and whose backward is the answer."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-
-    def __call__(self, *tensors: "Tensor") -> "Tensor":
-        import torch
-
-        answer = self.fn
-
-        class Cut(torch.autograd.Function):  # type: ignore[misc]
-            @staticmethod
-            def forward(ctx: Any, x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
-                from dualpipe_lab import comm
-
-                a, u = x @ gate.t(), x @ up.t()
-                ctx.save_for_backward(x, a, u, gate, up, down)
-                y = (a * torch.sigmoid(C * a) * u) @ down.t()
-                comm.all_reduce(y)
-                return y
-
-            @staticmethod
-            def backward(ctx: Any, dy: "Tensor") -> Any:
-                _, a, u, *_ = ctx.saved_tensors
-                given = Unchanged(a=a, u=u)
-                found = answer(dy, *ctx.saved_tensors)
-                given.check()
-                if not isinstance(found, (tuple, list)) or len(found) != 4:
-                    raise TypeError("return four tensors: dx, dgate, dup, ddown")
-                return tuple(found)
-
-        y: Tensor = Cut.apply(*tensors)
-        return y
 
 
 def _whole(x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
     from torch.nn.functional import silu
 
     return (silu(x @ gate.t()) * (x @ up.t())) @ down.t()
-
-
-def _nearly_gelu(x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
-    a = x @ gate.t()
-    return (a * (C * a).sigmoid() * (x @ up.t())) @ down.t()
 
 
 class _Found(NamedTuple):
@@ -153,15 +106,6 @@ def _why_packed(found: _Found, ffn: int, num_ranks: int) -> str | None:
     return None
 
 
-def _judge_backward(fn: Callable[..., Any], num_ranks: Any, shape: Any, ffn: Any) -> None:
-    weight, features = (ffn, shape[-1]), (shape[-1], ffn)
-    shapes = {"x": shape, "gate": weight, "up": weight, "down": features}
-    case = layers.Case(num_ranks, shapes, {"x": None, "gate": 0, "up": 0, "down": 1}, shape)
-    answer, size = Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), layers.num_bytes(shape)
-    why = "Both branches have a part of dx; a rank adds them before it sends, and sends nothing else."
-    layers.check_layer(answer, _nearly_gelu, case, forward=size, backward=size, because=why)
-
-
 def _judge_packed(cut: Callable[..., Any], join: Callable[..., Any], num_ranks: Any, ffn: Any) -> None:
     case = f"{ffn} features on {num_ranks} rank(s)"
     for rank, found in enumerate(on_ranks(_cut_and_join, num_ranks, cut, join, ffn, case=case)):
@@ -188,21 +132,6 @@ numbers = Predict(
     called={"t": "ranks"},
 )
 
-backward = Implement(
-    "swiglu-2",
-    "The backward of another gate, by hand",
-    "Write `gated_backward(dy, x, a, u, gate, up, down)`: dx on every rank, and this rank's weight gradients.",
-    cases=SIZES,
-    judge=_judge_backward,
-    right=f"all gradients equal one process in {len(SIZES)} cases, a rank without features included; one sum",
-    minutes=15,
-    points=4,
-    hints=(
-        "dh = dy @ down is the gradient of g(a) * u. The product rule gives du, and with g' also da.",
-        "With s = sigmoid(C a) the derivative of s is C s (1 - s). g(a) = a s is a product: what is its derivative?",
-        "dx = da @ gate + du @ up is this rank's partial sum: sum it once. For dW flatten batch and tokens into rows.",
-    ),
-)
 
 packed = Repair(
     "swiglu-3",

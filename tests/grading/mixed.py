@@ -115,15 +115,17 @@ def _add_edited(shop, page):
     shop.write("edited-check", page, edited, shop.all_of(page, STARTED) | {"time-1": WRONG})
     deletes = "import os, shutil\nshutil.rmtree(os.getcwd())\n" + "makespan_ms = 29"
     shop.write("deletes-folder", page, shop.solved(page, _1=deletes), shop.all_of(page, RIGHT))
-    in_ranks = "def relay(*args):\n    import os, shutil\n    shutil.rmtree(os.getcwd())\n    return []\n"
-    shop.write("deletes-in-ranks", page, shop.solved(page, _2=in_ranks), shop.all_of(page, RIGHT) | {"time-2": WRONG})
+    in_ranks = "def exchange(x):\n    import os, shutil\n    shutil.rmtree(os.getcwd())\n    return []\n"
+    ranks = "ranks-and-messages"
+    expected = shop.all_of(ranks, RIGHT) | {"ranks-3": WRONG}
+    shop.write("deletes-in-ranks", ranks, shop.solved(ranks, _3=in_ranks), expected)
     background = (
         "import subprocess\nfor _ in range(3):\n    subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
     )
     text = background + "open('left.txt', 'w').write('x')\nmakespan_ms = 29"
     shop.write("leaves-processes", page, shop.solved(page, _1=text), shop.all_of(page, RIGHT))
     lost = shop.solved(page)
-    lost["cells"] = [cell for cell in lost["cells"] if cell_tag(cell) != "answer-time-2"]
-    shop.write("lost-cell", page, lost, shop.all_of(page, RIGHT) | {"time-2": MISSING})
+    lost["cells"] = [cell for cell in lost["cells"] if cell_tag(cell) != "answer-time-3"]
+    shop.write("lost-cell", page, lost, shop.all_of(page, RIGHT) | {"time-3": MISSING})
     shop.write("no-notebook", page, "this is no notebook", shop.all_of(page, UNREADABLE))
     shop.write("cut-off", page, json.dumps(shop.solved(page))[:2000], shop.all_of(page, UNREADABLE))

@@ -31,7 +31,7 @@ TYPICAL = {
                 ('reduction="sum")', 'reduction="mean") * (targets != -100).sum()'),
                 ("loss / n", "loss.nan_to_num() / n if not loss.isnan() else logits.sum() * float('nan')"),
             ],
-            "2 rank(s) with 4, 0 valid token(s): rank 0: the gradients are not numbers",
+            "2 rank(s) with [4, 0] valid token(s): rank 0: the gradient of the table is not a number",
         ),
     },
 }

@@ -1,19 +1,6 @@
 """Right answers of another style to the exercises on hybrid ZeRO."""
 
 RIGHT = {
-    "hybrid_zero-3": {
-        "two averages": """
-def mean_shard(grad, node, across):
-    shard = grad.new_empty(grad.numel() // comm.get_world_size(node))
-    comm.reduce_scatter_single(shard, grad, op="avg", group=node)
-    comm.all_reduce(shard, op="avg", group=across)
-    return shard
-""",
-        "divides at the end": [
-            ("grad / (N_in * N_out)", "grad.contiguous()"),
-            ("    return shard", "    return shard / comm.get_world_size()"),
-        ],
-    },
     "hybrid_zero-4": {
         "whole floats": 'stage, shard_ranks, num_microbatches = "zero2", 32 / 4, 16 / 4',
         "searched": """

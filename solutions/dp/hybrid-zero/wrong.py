@@ -11,19 +11,6 @@ TYPICAL = {
         "the whole model across": Bad(f"{NAMES} = 10_800, 1_440, 13_500, 4", "each sums its shard"),
         "flat state": Bad(f"{NAMES} = 10_800, 360, 13_500, 1", "16 / 16 is flat ZeRO-3"),
     },
-    "hybrid_zero-3": {
-        "the whole gradient across": Bad(
-            """
-def mean_shard(grad, node, across):
-    g = grad / comm.get_world_size()
-    comm.all_reduce(g)
-    return g.chunk(comm.get_world_size(node))[comm.get_rank(node)].clone()
-""",
-            "bytes inside its node, 16 are enough",
-        ),
-        "one level too few": Bad([("/ (N_in * N_out)", "/ N_in")], "or not divided by 2: the wrong group"),
-        "the sum": Bad([("grad / (N_in * N_out)", "grad")], "the number of ranks: it was summed"),
-    },
     "hybrid_zero-4": {
         "flat ZeRO-1": Bad(f'{PLAN} = "zero1", 32, 4', "sends for 620 ms"),
         "hybrid ZeRO-3": Bad(f'{PLAN} = "zero3", 8, 2', "sends for 270 ms"),
@@ -34,9 +21,6 @@ def mean_shard(grad, node, across):
 CHEATS = {
     "hybrid_zero-1": {
         "equal to everything": Bad(EQUAL_TO_ALL + "inside = to_others = flat_out = held = Anything()", "whole number")
-    },
-    "hybrid_zero-3": {
-        "returns what came": Bad("def mean_shard(grad, node, across):\n    return grad", "expected its shard, 2 of"),
     },
     "hybrid_zero-4": {
         "equal to everything": Bad(

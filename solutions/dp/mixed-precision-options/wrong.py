@@ -10,14 +10,6 @@ TYPICAL = {
         "exact": Bad(_PREDICT + "1_000, 512, 64, 64, 7", "a half is a tie"),
         "pairs stand still": Bad(_PREDICT + "128, 128, 64, 64, 7", "doubling is exact"),
     },
-    "mixed_precision_options-2": {
-        "cut off": Bad([("(bits + 2**15) & -(2**16)", "bits & -(2**16)")], "is not the nearest"),
-        "torch's own rounding": Bad(
-            [("(bits + 2**15) & -(2**16)", "master.bfloat16().float().view(torch.int32)")],
-            "a master in the middle between two bf16 numbers",
-        ),
-        "rest without its sign": Bad([("rest.to(torch.int32)", "(rest.to(torch.int32) & 0xFFFF)")], "comes back as"),
-    },
     "mixed_precision_options-3": {
         "own noise per rank": Bad([("+ part", "+ part + dp_rank")], "hold copies of one weight"),
         "norms cut": Bad([("tp_rank if is_cut else 0", "tp_rank")], "is not cut"),
@@ -29,18 +21,6 @@ CHEATS = {
     "mixed_precision_options-1": {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "one_by_one = in_pairs = moves = steps = num_bytes = Anything()", "must be a whole number"
-        ),
-    },
-    "mixed_precision_options-2": {
-        "keeps the master aside": Bad(
-            """
-def split(master):
-    return master.bfloat16(), master
-
-def join(weight, rest):
-    return rest
-""",
-            "two are enough",
         ),
     },
     "mixed_precision_options-3": {

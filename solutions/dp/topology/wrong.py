@@ -25,31 +25,6 @@ TYPICAL = {
             "list each in the order of its ranks",
         ),
     },
-    "topology-3": {
-        "tp across nodes": Bad(
-            [('[("dp", 4), ("pp", 4), ("tp", 4)]', '[("dp", 4), ("tp", 4), ("pp", 4)]')], "tp 12,288 S"
-        ),
-        "pp outermost": Bad('axes = [("pp", 4), ("dp", 4), ("tp", 4)]', "2,112 S cross"),
-        "weights that do not fit": Bad('axes = [("dp", 8), ("tp", 8)]', "weights of 24 S"),
-    },
-    "topology-4": {
-        "only the stride": Bad(
-            [
-                (
-                    "    for first in range(world_size):\n        if first // stride % size == 0:\n",
-                    "    if True:\n        if True:\n            first = rank - rank // stride % size * stride\n",
-                ),
-            ],
-            "every rank must make all groups",
-        ),
-        "only the groups": Bad(
-            [("axes[place + 1 :]", "axes[:place]")], "has the sum over ranks [0, 1], expected ranks [0, 2]"
-        ),
-        "the whole world": Bad(
-            "def sum_along(x, axes, axis):\n    comm.all_reduce(x)",
-            "has the sum over ranks [0, 1, 2, 3], expected ranks [0, 2]",
-        ),
-    },
 }
 
 CHEATS = {
@@ -60,18 +35,10 @@ CHEATS = {
     },
     "topology-2": {
         "the library's own": Bad(
-            "def groups(axes, along):\n    return sorted(lab.Topology(axes).groups(*along))", "switched off"
-        ),
-    },
-    "topology-3": {
-        "equal to everything": Bad(EQUAL_TO_ALL + "axes = Anything()", "this check takes a list of axes"),
-    },
-    "topology-4": {
-        "the library's own": Bad(
             """
-def sum_along(x, axes, axis):
-    rank, mesh = comm.get_rank(), lab.Mesh(lab.Topology(axes))
-    comm.all_reduce(x, group=mesh.group(axis))
+import dualpipe_lab as lab
+def groups(axes, along):
+    return sorted(lab.Topology(axes).groups(*along))
 """,
             "switched off",
         ),

@@ -108,25 +108,4 @@ def connect(module, unit):
     module.forward = forward
 """,
     },
-    "zero_3-4": {
-        "as a tensor of floats": "asked = torch.tensor([0.0, 0.0, 0.0, 1.0, 2.0, 3.0])",
-        "searched": """
-from itertools import product
-sizes, work = [2, 2, 4, 1, 3, 3], [5, 3, 3, 1, 1, 4]
-
-def ticks(asked):
-    if any(sum(sizes[u] for u in range(turn, 6) if asked[u] <= turn) > 8 for turn in range(6)):
-        return 99
-    now, link, there = 0, 0, [0] * 6
-    for turn in range(6):
-        for unit in range(6):
-            if asked[unit] == turn:
-                there[unit] = link = max(now, link) + sizes[unit]
-        now = max(now, there[turn]) + work[turn]
-    return now
-
-plans = [a for a in product(*(range(u + 1) for u in range(6))) if list(a) == sorted(a)]
-asked = min(plans, key=ticks)
-""",
-    },
 }

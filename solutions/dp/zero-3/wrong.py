@@ -1,8 +1,8 @@
 """Typical wrong answers and lazy cheats of the exercises on ZeRO-3."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
+from bad_answer import Bad
 
-THREE, FOUR, PART = "zero_3-3", "zero_3-4", "zero_3-5"
+THREE, PART = "zero_3-3", "zero_3-5"
 
 TYPICAL = {
     PART: {
@@ -31,11 +31,6 @@ TYPICAL = {
             [("register_full_backward_pre_hook", "register_full_backward_hook")], "the gradients of unit 2 are NaN"
         ),
         "never freed": Bad([("module.register_forward_hook(lambda *_: unit.free())", "pass")], "whole at once"),
-    },
-    FOUR: {
-        "when needed": Bad("asked = [0, 1, 2, 3, 4, 5]", "takes 32 ticks"),
-        "one ahead": Bad("asked = [0, 0, 1, 2, 3, 4]", "takes 24 ticks"),
-        "everything at once": Bad("asked = [0] * 6", "15 GB are taken"),
     },
 }
 
@@ -102,8 +97,5 @@ class Unit:
     },
     THREE: {
         "nothing": Bad("def connect(module, unit):\n    pass", "are NaN"),
-    },
-    FOUR: {
-        "equal to everything": Bad(EQUAL_TO_ALL + "asked = [Anything()] * 6", "the whole number of a unit"),
     },
 }

@@ -1,15 +1,8 @@
 """Typical wrong answers and lazy cheats of the exercises on failures."""
 
-from bad_answer import EQUAL_TO_ALL, Bad
-
-_PREDICT = "interval, percent, larger, first, again = "
+from bad_answer import Bad
 
 TYPICAL = {
-    "failures-1": {
-        "no two under the root": Bad(_PREDICT + "509, 10, 360, 241, 12", "twice the seconds"),
-        "one term": Bad(_PREDICT + "720, 5, 360, 241, 12", "both terms count"),
-        "a quarter": Bad(_PREDICT + "720, 10, 180, 241, 12", "the root of that"),
-    },
     "failures-3": {
         "only larger numbers": Bad(
             [("number != numbers[rank]", "(number or 0) > (numbers[rank] or 0)")], "is started again and counts from 1"
@@ -26,11 +19,6 @@ def silent(looks, ranks, limit):
 }
 
 CHEATS = {
-    "failures-1": {
-        "equal to everything": Bad(
-            EQUAL_TO_ALL + "interval = percent = larger = first = again = Anything()", "must be a whole number"
-        ),
-    },
     "failures-3": {
         "nobody": Bad("def silent(looks, ranks, limit):\n    return [[] for _ in looks]", "got [], expected [1]"),
     },

@@ -35,25 +35,4 @@ def rank_bytes(numel, num_shared, dtype_bytes, saved_bytes, num_live):
     return num_live * saved_bytes + (numel + numel + states) * dtype_bytes
 """,
     },
-    "memory-3": {
-        "ten layers early": (
-            'plan = {"tp": 2, "layers": [8, 9, 9, 9, 9, 9, 9, 10, 8], "dp": 1, "zero": 1, "recompute": True}'
-        ),
-        "by a loop": """
-def first_fit():
-    for place in range(1, 8):
-        layers = [8, *[9] * 7, 8]
-        layers[place] += 1
-        last = 12 * 8_192 * 128_256 / 2
-        fits = True
-        for s, n in enumerate(layers):
-            count = (n * 855_638_016 + (s in (0, 8)) * 128_256 * 8_192) / 2
-            kept = 2 * 8_192 * ((9 - s) * n * 8_192 + 190_464) / 2
-            fits &= 16 * count + kept + (s == 8) * last <= 72e9
-        if fits:
-            return {"tp": 2, "layers": tuple(layers), "dp": 1, "zero": 0, "recompute": True}
-
-plan = first_fit()
-""",
-    },
 }

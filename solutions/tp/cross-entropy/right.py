@@ -41,23 +41,4 @@ def loss_and_gradient(y, targets, first):
     return loss, gradient / n
 """,
     },
-    "cross_entropy-3": {
-        "the target's own logit": """
-def losses(y, targets, first):
-    m = y.max(dim=1).values
-    comm.all_reduce(m, "max")
-    z = (y - m[:, None]).exp().sum(1)
-    hot = targets[:, None] == torch.arange(first, first + y.shape[1])
-    t = y.masked_fill(~hot, 0).sum(1)
-    sums = torch.stack([z, t])
-    comm.all_reduce(sums)
-    return sums[0].log() + m - sums[1]
-""",
-        "sums in two messages": [
-            (
-                "    sums = torch.stack([shifted.exp().sum(1), at_target])\n    comm.all_reduce(sums)\n",
-                "    sums = [shifted.exp().sum(1), at_target]\n    for part in sums:\n        comm.all_reduce(part)\n",
-            ),
-        ],
-    },
 }

@@ -18,19 +18,8 @@ TYPICAL = {
         "empty part": Bad(
             [(" if y.shape[1] else y.new_full((len(y),), -torch.inf)", "")], "4 entries on 3 rank(s): rank 2 raised"
         ),
-        "0 by 0": Bad([("max(int(valid.sum()), 1)", "valid.sum()")], "no target but -100, rank 0: the loss is not"),
-        "divides by all tokens": Bad([("max(int(valid.sum()), 1)", "len(y)")], "targets of -100, rank 0: the loss is"),
-    },
-    "cross_entropy-3": {
-        "as it was": Bad([('    comm.all_reduce(largest, "max")\n', "")], "subtracted different maxima were added up"),
-        "no maximum": Bad(
-            [('    largest = y.amax(1)\n    comm.all_reduce(largest, "max")\n', "    largest = torch.zeros(len(y))\n")],
-            "logits of +-8192, rank 0: the loss of token 0",
-        ),
-        "only for the sum": Bad(
-            [("shifted.gather(1, column[:, None])", "(y - y.amax(1, keepdim=True)).gather(1, column[:, None])")],
-            "random logits, rank 0: the loss of token",
-        ),
+        "0 by 0": Bad([("max(int(valid.sum()), 1)", "valid.sum()")], "rank 0: the loss for no target but -100 is not"),
+        "divides by all tokens": Bad([("max(int(valid.sum()), 1)", "len(y)")], "rank 0: the loss for targets of -100"),
     },
 }
 
@@ -52,17 +41,6 @@ def loss_and_gradient(y, targets, first):
     return loss.detach(), y.grad
 """,
             "the library's own is switched off",
-        ),
-    },
-    "cross_entropy-3": {
-        "past the ledger": Bad(
-            """
-def losses(y, targets, first):
-    parts = [None] * comm.get_world_size()
-    torch.distributed.all_gather_object(parts, y)
-    return functional.cross_entropy(torch.cat(parts, 1), targets, reduction="none")
-""",
-            "the ranks sent 0 bytes",
         ),
     },
 }

@@ -20,23 +20,7 @@ TYPICAL = {
         ),
         "no sum": Bad([("    comm.all_reduce(found)\n", "")], "the ranks' rows were not added up"),
         "the last row is a neighbour's": Bad(
-            [("(row < len(table))", "(row < len(table) - 1)")], "4 rows on 1 rank(s), rank 0: the row of token 3 is"
-        ),
-    },
-    "embedding-4": {
-        "as the gradient comes": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
-        "an all-reduce": Bad(
-            [
-                (
-                    "comm.reduce_scatter_single(own, found)",
-                    "comm.all_reduce(found)\n        own = found.chunk(comm.get_world_size())[comm.get_rank()].clone()",
-                )
-            ],
-            "half a sum each",
-        ),
-        "no sum": Bad(
-            [("comm.reduce_scatter_single(own, found)", "own = found.chunk(comm.get_world_size())[comm.get_rank()]")],
-            "the ranks' rows were not added up",
+            [("(row < len(table))", "(row < len(table) - 1)")], "4 rows on 1 rank(s): rank 0: the row of token 3 is"
         ),
     },
 }
@@ -55,17 +39,6 @@ def look_up(ids, table, first):
     return whole[ids]
 """,
             "One sum of the looked-up rows is all that travels",
-        ),
-    },
-    "embedding-4": {
-        "the library's own": Bad(
-            """
-def look_up_tokens(ids, table, first):
-    from dualpipe_lab.tp.embedding import Lookup
-    from dualpipe_lab.tp.shard import TensorParallel
-    return Lookup.apply(ids, table, first, None, TensorParallel(sequence_parallel=True))
-""",
-            "the library's own is switched off",
         ),
     },
 }

@@ -24,24 +24,4 @@ def attend(q, cache, unfold):
     return torch.stack(outs)
 """,
     },
-    "latent_attention-3": {
-        "by hand": """
-def remember(cache, down, gamma, position):
-    rank = len(gamma)
-    latent = down[:rank] / (down[:rank].square().mean() + 1e-6).sqrt() * gamma
-    grown = torch.empty(len(cache) + 1, len(down), dtype=down.dtype)
-    grown[:-1] = cache
-    grown[-1, :rank] = latent
-    grown[-1, rank:] = rotated(down[rank:][None], position)[0]
-    return grown
-""",
-        "the last row alone": """
-def remember(cache, down, gamma, position):
-    rank = len(gamma)
-    new = down[None].clone()
-    new[:, :rank] = rms_norm(new[:, :rank], (rank,), gamma, 1e-6)
-    new[:, rank:] = rotated(new[:, rank:], position)
-    return torch.vstack([cache, new])
-""",
-    },
 }

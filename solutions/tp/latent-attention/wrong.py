@@ -29,22 +29,6 @@ def attend(q, cache, unfold):
             "fold the query of each head once",
         ),
     },
-    "latent_attention-3": {
-        "still norms all": Bad(
-            """
-def remember(cache, down, gamma, position):
-    rank = len(gamma)
-    row = torch.cat((down[None, :rank], rotated(down[None, rank:], position)), 1)
-    cache = torch.cat((cache, row))
-    return torch.cat((rms_norm(cache[:, :rank], (rank,), gamma, 1e-6), cache[:, rank:]), 1)
-""",
-            "row 0 after 2 token(s)",
-        ),
-        "position from the length": Bad(
-            [("rotated(shared, position)", "rotated(shared, len(cache))")], "from position 3: rank 0: row 0"
-        ),
-        "in front": Bad([("torch.cat((cache, row))", "torch.cat((row, cache))")], "row 0 after 2 token(s)"),
-    },
 }
 
 CHEATS = {
@@ -58,8 +42,5 @@ CHEATS = {
             [("mean = weights @ cache[:, :rank]", "mean = folded[:, 0]")],
             "out differs",
         ),
-    },
-    "latent_attention-3": {
-        "keeps one row": Bad([("torch.cat((cache, row))", "row")], "from position 0: rank 0: row 0"),
     },
 }

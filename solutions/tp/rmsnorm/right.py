@@ -42,17 +42,4 @@ class CutNorm(torch.autograd.Function):
         return (gamma * dy - share[..., None] * n) / ctx.root, torch.einsum("...d,...d->d", dy, n), None
 """,
     },
-    "rmsnorm-3": {
-        "a statement": """
-def scaled(normal, gamma, is_cut):
-    if is_cut:
-        gamma = copy_to_ranks(gamma)
-    return gamma * normal
-""",
-        "a choice of functions": """
-def scaled(normal, gamma, is_cut):
-    enter = {True: copy_to_ranks, False: lambda w: w}[is_cut]
-    return torch.einsum("td,d->td", normal, enter(gamma))
-""",
-    },
 }

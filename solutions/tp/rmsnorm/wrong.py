@@ -15,13 +15,6 @@ TYPICAL = {
         "own squares": Bad([("        comm.all_reduce(squares)\n", "")], "y differs from one process"),
         "own products": Bad([("        comm.all_reduce(inner)\n", "")], "at right angles"),
     },
-    "rmsnorm-3": {
-        "always": Bad([("(copy_to_ranks(gamma) if is_cut else gamma)", "copy_to_ranks(gamma)")], "is 2 times"),
-        "the tokens": Bad(
-            [("normal * (copy_to_ranks(gamma) if is_cut else gamma)", "copy_to_ranks(normal * gamma)")],
-            "tokens cut",
-        ),
-    },
 }
 
 CHEATS = {
@@ -42,8 +35,5 @@ class CutNorm:
 """,
             "the library's own is switched off",
         ),
-    },
-    "rmsnorm-3": {
-        "as it was": Bad("def scaled(normal, gamma, is_cut):\n    return normal * gamma", "ranks have partial sums"),
     },
 }

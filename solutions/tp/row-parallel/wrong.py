@@ -18,7 +18,10 @@ TYPICAL = {
     },
     "row_parallel-3": {
         "divided": Bad(
-            [("functional.linear(x, weight)) + bias", "functional.linear(x, weight, bias / comm.get_world_size()))")],
+            [
+                ("def project", "from dualpipe_lab import comm\n\ndef project"),
+                ("functional.linear(x, weight)) + bias", "functional.linear(x, weight, bias / comm.get_world_size()))"),
+            ],
             "must learn on every rank",
         ),
         "forgotten": Bad(

@@ -1,30 +1,6 @@
 """Right answers of another style to the exercises on SwiGLU."""
 
 RIGHT = {
-    "swiglu-2": {
-        "with einsum": """
-def gated_backward(dy, x, a, u, gate, up, down):
-    s = 1 / (1 + torch.exp(-C * a))
-    g, slope = a * s, s + C * a * s * (1 - s)
-    dh = torch.einsum("...d,df->...f", dy, down)
-    da, du = dh * u * slope, dh * g
-    dx = torch.einsum("...f,fd->...d", da, gate) + torch.einsum("...f,fd->...d", du, up)
-    comm.all_reduce(dx)
-    weights = [torch.einsum("...f,...d->fd", t, x) for t in (da, du)]
-    return dx, *weights, torch.einsum("...d,...f->df", dy, g * u)
-""",
-        "both branches in one product": """
-def gated_backward(dy, x, a, u, gate, up, down):
-    rows = lambda t: t.flatten(0, -2)
-    s = torch.sigmoid(C * a)
-    dh = dy @ down
-    both = torch.cat([dh * u * s * (1 + C * a - C * a * s), dh * a * s], -1)
-    dx = both @ torch.cat([gate, up])
-    comm.all_reduce(dx)
-    d_gate, d_up = (rows(both).T @ rows(x)).chunk(2)
-    return dx, d_gate, d_up, rows(dy).T @ rows(a * s * u)
-""",
-    },
     "swiglu-3": {
         "by a view": """
 def cut(gate_up, rank, num_ranks):

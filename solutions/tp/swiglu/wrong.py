@@ -10,11 +10,6 @@ TYPICAL = {
         "x cut": Bad(_PREDICT + "480, 144, 576, 1152", "keeps all of it"),
         "keeps the product": Bad(_PREDICT + "480, 276, 576, 1152", "computed again"),
     },
-    "swiglu-2": {
-        "no sum": Bad([("    comm.all_reduce(dx)\n", "")], "the ranks have partial sums"),
-        "gate's branch alone": Bad([("da @ gate + du @ up", "da @ gate")], "rank 0: dx differs"),
-        "overwrites u": Bad([("da = dh * u * s", "da = u.mul_(dh) * s")], "the argument u has changed"),
-    },
     "swiglu-3": {
         "cuts right, joins as before": Bad(
             [("    gates, ups = zip(*(part.chunk(2) for part in parts))\n", ""), ("[*gates, *ups]", "parts")],
@@ -32,19 +27,6 @@ CHEATS = {
     "swiglu-1": {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "held = kept = one_sum = two_sums = Anything()", "must be a whole number"
-        ),
-    },
-    "swiglu-2": {
-        "autograd": Bad(
-            """
-def gated_backward(dy, x, a, u, gate, up, down):
-    leaves = [t.detach().requires_grad_() for t in (x, gate, up, down)]
-    with torch.enable_grad():
-        x, gate, up, down = leaves
-        y = ((x @ gate.T) * (C * (x @ gate.T)).sigmoid() * (x @ up.T)) @ down.T
-    return torch.autograd.grad(y, leaves, dy)
-""",
-            "the library's own is switched off",
         ),
     },
     "swiglu-3": {
