@@ -1,4 +1,4 @@
-"""Exercises of "Softmax": gradients of a row, a temperature that learns, a sink beside rows that see nothing.
+"""Exercises of "Softmax": gradients of a row, and a temperature that learns.
 
 Chapter: book/cp/softmax.  Weights and gradients are judged in float64 against torch where torch has numbers, against
 zero where it has none; every tensor that an answer makes is counted, so that no matrix of derivatives passes.
@@ -7,7 +7,7 @@ zero where it has none; every tensor that an answer makes is counted, so that no
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.differences import apart
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import on_ranks
@@ -200,18 +200,6 @@ def _judge_temperature(forward: Callable[..., Any], backward: Callable[..., Any]
     return f"weights, scores and temperature are right for {len(CASES)} kinds of rows, without a matrix"
 
 
-def _judge_padded(fn: Callable[..., Any]) -> str:
-    results = on_ranks(_in_one, 1, Without(fn, *LIBRARY), None, case="your function")
-    for case, found, *_ in results[0]:
-        try:
-            _check(case, found)
-        except Wrong as wrong:
-            is_nan = "not a number" in wrong.message and "gradient" in wrong.message
-            known = ". The weights are right: a number on the way was infinite, or NaN, and was thrown away before"
-            raise Wrong(wrong.message + known * is_nan) from None
-    return "weights and gradients are finite, and right, for rows with anything hidden and scores far from the sink"
-
-
 numbers = Predict(
     "softmax-1",
     "Three scores and four ranks",
@@ -244,19 +232,5 @@ temperature = Implement(
         "Let s be the scaled scores, x / temperature. First write ds as in the chapter; then dx and the temperature.",
         "The temperature's gradient is the sum of ds * (-x / temperature**2) over all rows and columns.",
         "A hidden score has ds = 0 and x = -inf, and their product is NaN. Its share is 0: fill x with 0 there.",
-    ),
-)
-
-padded = Repair(
-    "softmax-3",
-    "A padded query with a sink",
-    "Repair a softmax with a sink whose gradients are NaN as soon as one row is hidden.",
-    judge=_judge_padded,
-    minutes=15,
-    points=2,
-    hints=(
-        "torch.where passes a gradient of 0 to what it did not choose. What does a backward do with 0 if y is NaN?",
-        "Print the powers and the sum for a row whose scores are all near -8,000. Which number of the row is infinite?",
-        "The sink is one of the row's scores as far as maximum and sum are concerned. What is the largest of them all?",
     ),
 )

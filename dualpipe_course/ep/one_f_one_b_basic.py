@@ -1,4 +1,4 @@
-"""Exercises of "1F1B basic": times and bytes of the serial order, a way back without results, a router's gradient.
+"""Exercises of "1F1B basic": times and bytes of the serial order, and a router's gradient.
 
 Chapter: book/ep/one-f-one-b-basic.  Gradients are judged against autograd on one process.
 One expert per rank, every token at one expert, experts taken in turn: x_M = x + tanh(x W_A^T), w_M = sigmoid(x_M w_R),
@@ -8,9 +8,8 @@ y_M = tanh(x_M W_M^T), y = x_M + w_M y_M.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.differences import difference
-from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
@@ -165,11 +164,6 @@ def _flat(tensor: "Tensor") -> list[float]:
     return numbers
 
 
-def _judge_way_back(fn: Callable[..., Any]) -> str:
-    _check_backward(Without(fn, *AUTOGRAD), keeps_results=False)
-    return f"all gradients equal autograd's on one process in {len(CASES)} cases, with two exchanges of H + 1 numbers"
-
-
 numbers = Predict(
     "one_f_one_b_basic-1",
     "Four layers",
@@ -191,19 +185,6 @@ numbers = Predict(
     called={"travel": "all-to-all"},
 )
 
-way_back = Implement(
-    "one_f_one_b_basic-2",
-    "Nothing kept at home",
-    "Write `backward(W_A, w_R, W_M, saved, dy, exchange)` without y_M: dx and the gradients of the three weights.",
-    judge=_judge_way_back,
-    minutes=25,
-    points=3,
-    hints=(
-        "dw_M = <dy, y_M>, and y_M is on the expert's rank. What must come there for dw_M, and what for dW_M?",
-        "If w_M dy travels, <w_M dy, y_M> is w_M times dw_M. With w_M in a column of its own, dy can travel as it is.",
-        "What the expert's rank finds for each row goes home as one more column, too. x_M gets three gradients.",
-    ),
-)
 
 router = Repair(
     "one_f_one_b_basic-3",
