@@ -4,11 +4,10 @@ Chapter: book/cp/online-softmax.  States merge in any order and grouping, in flo
 Functions that know all scores at once are switched off for the entropy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, in_words, other_dtype
-from dualpipe_course.cp.passing import SPOILT, check_once, once
 from dualpipe_course.declared import Repair
 from dualpipe_course.differences import apart
 from dualpipe_course.own.part import OnRanks, Part
@@ -158,6 +157,21 @@ def _why_no_state(off: Off) -> str:
     return in_words(off)
 
 
+def _once(blocks: "tuple[Tensor, ...]", alive: list[int]) -> "Iterator[Tensor]":
+    """Hand out blocks, each of which turns to NaN when the next one is asked for, and note what is alive after each."""
+    import torch
+
+    from dualpipe_lab.dp.measure import live_tensors, storage_bytes
+
+    alive.append(0)
+    for part in blocks:
+        block = part.clone()
+        yield block
+        block.fill_(torch.nan)
+        del block
+        alive.append(storage_bytes(live_tensors()))
+
+
 def _run_entropy(
     rank: int, world_size: int, fn: Callable[..., Any]
 ) -> list[tuple[str, list[float], float, float, dict[str, float], int, list[int]]]:
@@ -170,7 +184,7 @@ def _run_entropy(
     for name, keys in ROWS_OF_BLOCKS:
         x = _scores(name, keys)
         alive: list[int] = []
-        out = torch.as_tensor(fn(scores for (scores,) in once(((part.clone(),) for part in x.split(keys)), alive)))
+        out = torch.as_tensor(fn(_once(x.split(keys), alive)))
         log_p = torch.log_softmax(x, 0)
         expected = float(-(log_p.exp() * log_p).sum())
         # a power of x - LSE is off by eps |x|, relative to itself, and is multiplied by x
@@ -217,10 +231,16 @@ def _judge_entropy(fn: Callable[..., Any]) -> str:
     for case, found, expected, allowed, slips, number, alive in results[0]:
         if any(value != value for value in found):
             raise Wrong(
-                f"{case}: the entropy is not a number. A block's {SPOILT}; exp(710) is inf, and inf / inf and "
-                "0 * inf are NaN"
+                f"{case}: the entropy is not a number. A block's numbers are overwritten with NaN once the next one is "
+                "asked for; exp(710) is inf, and inf / inf and 0 * inf are NaN"
             )
-        check_once(case, "blocks", number, alive, "three numbers are known of all blocks so far, however many")
+        if len(alive) - 1 != number:
+            raise Wrong(f"{case}: {max(len(alive) - 1, 0)} of {number} blocks were asked for")
+        if len(alive) > 4 and alive[-1] > alive[2]:
+            raise Wrong(
+                f"{case}: tensors of {alive[2]:,} bytes are alive after two blocks and {alive[-1]:,} at the end; three "
+                "numbers are known of all blocks so far, however many"
+            )
         problem = _why(found, [expected], allowed)
         like = [
             words for words, value in slips.items() if problem is not None and _why(found, [value], allowed) is None

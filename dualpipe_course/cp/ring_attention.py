@@ -1,52 +1,28 @@
-"""Exercises of "Ring attention": the part `ring_attention`, a layout, an LSE that is not the row's.
+"""Exercises of "Ring attention": the part `ring_attention`, and an LSE that is not the row's.
 
 Chapter: book/cp/ring-attention.  The part is judged beside attention to the whole sequence, bytes by the ledger.
-The puzzle shards a packed sequence over the ranks of a ring:
-  a query sees     the keys of its own document, up to itself
-  a step           rank r has the block of rank r - i; it lasts as long as its busiest rank
-  bound            all visible pairs over the ranks, rounded up
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
-from dualpipe_course.cp.flash_attention import LIBRARY
-from dualpipe_course.cp.tiles import Row, check_kept
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.meter import MemoryMeter, Meter
 from dualpipe_course.own import rules
 from dualpipe_course.own.part import OnRanks, Part
-from dualpipe_course.plain import plain
 from dualpipe_course.start.ranks import all_waited_for
-from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import partial_score
-from dualpipe_course.wrong import Wrong
-from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_course.switched_off import AUTOGRAD
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Case(NamedTuple):
-    """A layout by name, its positions and ranks."""
-
-    layout: str
-    length: int
-    num_ranks: int
-
-    def __str__(self) -> str:
-        return f"{self.length} positions on {self.num_ranks} rank(s), {self.layout}"
-
-    def where(self) -> list[list[int]]:
-        """The positions of each rank."""
-        layout = make_layout(self.layout, self.length, self.num_ranks)
-        return [layout.positions(rank) for rank in range(self.num_ranks)]
-
-
-RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
+LIBRARY = tuple(
+    f"dualpipe_lab.cp.{name}"
+    for name in ("flash_attention", "torch_flash", "online_softmax", "ring", "ring_attention", "all_gather_attention")
+)
 HEADS, SIZE = 2, 3
-CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 # ranks, the group, positions of each of its ranks, by what scores are larger, microbatches under way
 RINGS = (
     (1, [0], 3, 1, 1),
@@ -59,20 +35,31 @@ RINGS = (
     (2, [0, 1], 2, 1, 2),
     (2, [0, 1], 0, 1, 1),
 )
-KEPT = [
+
+
+class Row(NamedTuple):
+    """Queries, blocks of keys by their lengths, the last key that a query sees less its number (None: all), scale.
+
+    A rise is by how much scores are larger in each block than in the one before; for odd queries they are smaller.
+    """
+
+    queries: int
+    lengths: tuple[int, ...]
+    offset: int | None = None
+    scale: float = 1.0
+    rise: float = 0.0
+
+    def __str__(self) -> str:
+        mask = "" if self.offset is None else f", query i sees the keys up to i{self.offset:+}"
+        large = ", large scores" if self.scale > 1 else ""
+        rise = f", scores {self.rise:g} higher in each block than in the last (odd queries: lower)" if self.rise else ""
+        return f"{self.queries} queries, blocks of {list(self.lengths)} keys{mask}{large}{rise}"
+
+
+KEPT = (
     Row(2, (3,)), Row(2, (2, 2)), Row(4, (2, 2), 0), Row(4, (2, 2, 2), 1), Row(4, (2, 3, 1), -2),
     Row(2, (3, 3), None, 60.0), Row(3, (2, 1, 2), 0, 1.0, 1600.0),
-]  # fmt: skip
-PARTS = (
-    (Case("contiguous", 4, 1), [4]), (Case("contiguous", 6, 2), [6]), (Case("contiguous", 6, 2), [2, 4]),
-    (Case("striped", 5, 2), [1, 3, 1]), (Case("zigzag", 12, 3), [5, 7]), (Case("zigzag", 12, 3), [3, 1, 8]),
 )  # fmt: skip
-DOCUMENTS = (16, 8)  # lengths
-RANKS, BUDGET = 4, 46
-LENGTH = sum(DOCUMENTS)
-ROOM = LENGTH // RANKS
-_DOCUMENT = [number for number, size in enumerate(DOCUMENTS) for _ in range(size)]
-BOUND = -(-sum(size * (size + 1) // 2 for size in DOCUMENTS) // RANKS)
 
 
 def _round_the_ring(
@@ -210,65 +197,86 @@ def _why_not_attention(off: Off) -> str:
     return in_words(off)
 
 
-def _parse(answer: object) -> list[list[int]]:
-    """Return an answer as positions by rank; raise `Wrong` for anything that is no way to deal them out."""
-    found = plain(answer)
-    if not isinstance(found, list) or len(found) != RANKS:
-        raise Wrong(f"this check takes {RANKS} lists of positions, one per rank")
-    ranks: list[list[Any]] = [held if isinstance(held, list) else [held] for held in found]
-    given = [position for held in ranks for position in held]
-    if any(position is ... for position in given):
-        raise Wrong("not answered yet: put the positions of each rank in place of the dots")
-    if not all(type(position) is int for position in given):
-        raise Wrong("positions are whole numbers, from 0")
-    for position in range(LENGTH):
-        if (times := given.count(position)) != 1:
-            raise Wrong(f"position {position} is on {times} ranks; each of 0 to {LENGTH - 1} belongs to one")
-    if len(given) != LENGTH:
-        raise Wrong(f"there are positions 0 to {LENGTH - 1}, got {sorted(set(given) - set(range(LENGTH)))} as well")
-    if (most := max(map(len, ranks))) > ROOM:
-        raise Wrong(f"a rank has room for {ROOM} positions, and one would hold {most}")
-    return ranks
+def _drawn(row: Row) -> "tuple[list[Tensor], Tensor]":
+    """Queries, keys, values and the gradient of the output, and which pairs are hidden."""
+    import torch
+
+    keys = sum(row.lengths)
+    generator = torch.Generator().manual_seed(keys)
+    sizes = row.queries, keys, keys, row.queries
+    q, k, v, do = (torch.randn(size, SIZE, dtype=torch.float64, generator=generator) for size in sizes)
+    q, k = row.scale * q, row.scale * k
+    if row.rise:  # in the first column, as large in q as in k: no gradient is off by much
+        factor, blocks = SIZE**0.25 * row.rise**0.5, torch.arange(len(row.lengths)).double()
+        q[:, 0] = factor * (1 - 2 * (torch.arange(row.queries) % 2))
+        k[:, 0] = row.rise * blocks.repeat_interleave(torch.tensor(row.lengths)) * SIZE**0.5 / factor
+    last = keys if row.offset is None else torch.arange(row.queries)[:, None] + row.offset
+    return [q, k, v, do], (torch.arange(keys) > last).expand(row.queries, keys)
 
 
-def _pairs(ranks: list[list[int]]) -> list[list[int]]:
-    """Visible pairs by rank and step."""
-    return [
-        [sum(_sees(i, j) for i in held for j in ranks[(rank - step) % RANKS]) for step in range(RANKS)]
-        for rank, held in enumerate(ranks)
-    ]
+def block_backward(
+    do: "Tensor", q: "Tensor", k: "Tensor", v: "Tensor", out: "Tensor", lse: "Tensor", hidden: "Tensor"
+) -> "tuple[Tensor, Tensor, Tensor]":
+    """What one block adds to dQ, its dK and its dV, if output and LSE are those of whole rows."""
+    scale = q.shape[1] ** -0.5
+    p = (scale * q @ k.T - lse[:, None]).exp().masked_fill(hidden, 0)
+    ds = scale * p * (do @ v.T - (do * out).sum(1, keepdim=True))
+    return ds @ k, ds.T @ q, p.T @ do
 
 
-def _critical_path(ranks: list[list[int]]) -> int:
-    """The sum over the steps of what the busiest rank computes.
+def _from_blocks(rank: int, world_size: int, fn: Callable[..., Any], row: Row) -> Found:
+    """Gradients by an answer, which knows output and LSE of each block."""
+    import torch
 
-    >>> _critical_path([list(range(rank, 24, 4)) for rank in range(4)])
-    52
-    """
-    return sum(max(step) for step in zip(*_pairs(ranks), strict=True))
+    (q, k, v, do), hidden = _drawn(row)
+    blocks = list(zip(*(x.split(row.lengths) for x in (k, v)), hidden.split(row.lengths, 1), strict=True))
+    found = []
+    for keys, values, mask in blocks:
+        scores = (q @ keys.T * SIZE**-0.5).masked_fill(mask, -torch.inf)
+        found.append((scores.softmax(1).nan_to_num(0) @ values, scores.logsumexp(1)))
+    lse = torch.stack([own for _, own in found]).logsumexp(0)
+    slips: dict[str, dict[str, Numbers | None]] = {}
+    for words, known in {
+        "of each block alone: its weights add up to 1 in every block": found,
+        "with the output of the block: what is subtracted from dP is a sum over the keys of all blocks": [
+            (out, lse) for out, _ in found
+        ],
+    }.items():
+        parts = [
+            block_backward(do, q, keys, values, *of, mask)
+            for (keys, values, mask), of in zip(blocks, known, strict=True)
+        ]
+        for name, value in _by_name(sum(part[0] for part in parts), [part[1:] for part in parts]).items():
+            slips.setdefault(name, {})[f"that is the gradient {words}"] = Numbers.of(value)
+    answer = fn(do.clone(), q.clone(), blocks, found, block_backward)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return Found({}, refused=f"expected (dq, list of (dk, dv)), got {type(answer).__name__}")
+    pairs = answer[1]
+    if not isinstance(pairs, (list, tuple)) or [len(pair) for pair in pairs] != [2] * len(blocks):
+        return Found({}, refused=f"expected a pair (dk, dv) for each of {len(blocks)} block(s)")
+    return Found({name: Numbers.of(value) for name, value in _by_name(*answer).items()}, slips=slips)
 
 
-def _sees(i: int, j: int) -> bool:
-    return j <= i and _DOCUMENT[i] == _DOCUMENT[j]
+def _by_name(dq: Any, pairs: Any) -> dict[str, Any]:
+    named = {f"dV of block {place}": dv for place, (_, dv) in enumerate(pairs)}
+    return named | {f"dK of block {place}": dk for place, (dk, _) in enumerate(pairs)} | {"dQ": dq}
 
 
-def _judge_layout(answer: object) -> str:
-    ranks = _parse(answer)
-    path, budget, bound = _critical_path(ranks), BUDGET, BOUND
-    if path > budget:
-        steps = list(zip(*_pairs(ranks), strict=True))
-        slowest = max(range(len(steps)), key=lambda i: max(steps[i]) - min(steps[i]))
-        raise Wrong(
-            f"the critical path is {path}, the budget {budget}; no layout is below {bound}. Least even is step "
-            f"{slowest}, with {', '.join(map(str, steps[slowest]))} pairs on the four ranks",
-            score=partial_score(path, CONTIGUOUS, bound),
-        )
-    return f"a path within {budget}; a ring cannot go below {bound}"
+def _of_whole_rows(rank: int, world_size: int, row: Row) -> "dict[str, Tensor]":
+    import torch
+
+    (q, k, v, do), hidden = _drawn(row)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    is_blind = hidden.all(1, keepdim=True)
+    scores = (q @ k.T * SIZE**-0.5).masked_fill(hidden & ~is_blind, -torch.inf)
+    dq, dk, dv = torch.autograd.grad(scores.softmax(1).masked_fill(is_blind, 0) @ v, leaves, do)
+    return _by_name(dq, list(zip(*(x.split(row.lengths) for x in (dk, dv)), strict=True)))
 
 
-def _judge_whole_rows(fn: Callable[..., Any]) -> str:
-    check_kept(Without(fn, *LIBRARY, *RING, *AUTOGRAD), KEPT)
-    return f"gradients equal the formula in {len(KEPT)} cases, queries that see nothing of a block, or of any, included"
+def _why_not_whole_rows(off: Off) -> str:
+    if off.found is not None and any(value != value for value in off.found.flat):
+        return f"{off.name} contains NaN; a query may see nothing, and -inf - (-inf) is not a number"
+    return in_words(off)
 
 
 ring_attention = Part(
@@ -302,25 +310,19 @@ ring_attention = Part(
     ),
 )
 
-layout = Puzzle(
-    "ring_attention-3",
-    "Two documents",
-    "Deal out a sequence of two documents so that the ring's critical path is within the budget.",
-    judge=_judge_layout,
-    minutes=15,
-    points=3,
-    hints=(
-        "The zigzag of the whole sequence has a path of 75, stripes have 52. What does zigzag assume about pairs?",
-        "A document is a triangle of its own. What balances one triangle?",
-        "Eight chunks of two positions of the first document, eight of one of the second. Which does rank 0 get?",
-    ),
-)
 
 whole_rows = Repair(
     "ring_attention-4",
     "The LSE at hand",
     "Repair a backward that gives every block its own output and LSE.",
-    judge=_judge_whole_rows,
+    cases=[(1, row) for row in KEPT],
+    run=_from_blocks,
+    reference=_of_whole_rows,
+    why=_why_not_whole_rows,
+    named="{1}",
+    tolerance=1e-9,
+    without=(*LIBRARY, *AUTOGRAD),
+    right=f"gradients equal the formula in {len(KEPT)} cases, queries that see nothing of a block, or of any, included",
     minutes=15,
     points=3,
     trail=True,

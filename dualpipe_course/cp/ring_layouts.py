@@ -1,17 +1,15 @@
-"""Exercises of "Layouts for context parallelism": a window on three layouts, the work of steps, a layout for two masks.
+"""Exercises of "Layouts for context parallelism": a window on three layouts, and a layout for two masks.
 
 Chapter: book/cp/ring-layouts.  A query at position i sees the keys i - window + 1 to i, or all up to i.
   work of rank r in step s    its queries' pairs with keys of rank (r - s) mod c
   critical path               the sum over the steps of the busiest rank's pairs
 """
 
-from collections.abc import Callable, Sequence
-from random import Random
-from typing import Any
+from collections.abc import Sequence
 
-from dualpipe_course.declared import Implement, Predict, Puzzle
+from dualpipe_course.declared import Predict, Puzzle
 from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
 
 NAMES = ("visible pairs", "contiguous", "striped", "zigzag", "hops")
@@ -49,7 +47,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
 
 LENGTH, RANKS, ROOM, WINDOW, LOCAL = 24, 4, 6, 6, 5
 BUDGET, START, LEAST = 248, 309, 240
-LARGE = 100_000
 
 
 def _window_on(length: int, window: int) -> Sequence[int]:
@@ -86,49 +83,6 @@ def critical_path(pairs: Sequence[Sequence[int]]) -> int:
     return sum(max(step) for step in zip(*pairs, strict=True))
 
 
-def _cases() -> list[tuple[list[int], int, int | None]]:
-    chance = Random(4)  # noqa: S311 (cases, no secret)
-    drawn = [chance.randrange(3) for _ in range(20)]
-    large = [min(p // 12_500, 7 - p // 12_500) for p in range(LARGE)]
-    return [
-        ([0], 1, None),
-        ([0, 0, 1, 1], 2, None),
-        ([0, 1, 0, 1], 2, 1),
-        ([0, 0, 1, 1, 2, 2], 3, 2),
-        ([p % 4 for p in range(16)], 4, 4),
-        ([min(p // 2, 7 - p // 2) for p in range(16)], 4, 4),
-        (drawn, 3, 5),
-        (drawn, 4, 50),
-        (large, 4, None),
-        (large, 4, 30_000),
-    ]
-
-
-def _difference(found: Any, expected: list[list[int]], owner: list[int], num_ranks: int, window: int | None) -> str:
-    if (
-        not isinstance(found, list)
-        or [len(row) if isinstance(row, list) else -1 for row in found] != [num_ranks] * num_ranks
-    ):
-        return f"return {num_ranks} list(s), one per rank, of {num_ranks} whole number(s), one per step"
-    sender = [[expected[r][(r - o) % num_ranks] for o in range(num_ranks)] for r in range(num_ranks)]
-    slips = {
-        "that is by owner of the keys; in step s the keys are those of rank r - s": sender,
-        "the other way round the ring: in step s rank r has the keys of rank r - s, not r + s": [
-            [row[-step] for step in range(num_ranks)] for row in expected
-        ],
-    }
-    if window is not None:
-        slips["that is without the window"] = work_of(owner, num_ranks, None)
-        slips["a window holds the query's own position and window - 1 before it"] = work_of(
-            owner, num_ranks, window + 1
-        )
-    for words, value in slips.items():
-        if found == value:
-            return words
-    rank, step = next((r, s) for r in range(num_ranks) for s in range(num_ranks) if found[r][s] != expected[r][s])
-    return f"rank {rank}, step {step}: got {found[rank][step]}, expected {expected[rank][step]}"
-
-
 def _parse(answer: object) -> list[int]:
     """Return an answer as the owner of every position; raise `Wrong` for anything that is no layout."""
     owner = plain(answer)
@@ -140,19 +94,6 @@ def _parse(answer: object) -> list[int]:
         if (count := owner.count(rank)) != ROOM:
             raise Wrong(f"rank {rank} holds {count} positions; each rank holds {ROOM}")
     return owner
-
-
-def _judge_work(fn: Callable[..., Any]) -> str:
-    cases = list(_cases())
-    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        owner, num_ranks, window = case
-        said = f"owners {owner}" if len(owner) < 30 else f"{len(owner):,} positions"
-        where = f"{said}, {num_ranks} rank(s), " + (f"window {window}" if window else "no window")
-        if not fine:
-            raise Wrong(ended(where, value))
-        if (found := plain(value)) != (expected := work_of(owner, num_ranks, window)):
-            raise Wrong(f"{where}: {_difference(found, expected, owner, num_ranks, window)}")
-    return f"pairs of every rank and step in {len(cases)} cases, among them {LARGE:,} positions"
 
 
 def _judge_two_masks(answer: object) -> str:
@@ -183,19 +124,6 @@ numbers = Predict(
     window=(4, 3, 5, 6, 7, 8),
 )
 
-work = Implement(
-    "ring_layouts-2",
-    "The work of every step",
-    "Write `work(owner, num_ranks, window)`: visible pairs by rank and step, without going through the pairs.",
-    judge=_judge_work,
-    minutes=20,
-    points=3,
-    hints=(
-        "The keys that a query sees lie together, from some position up to its own. How many of them has each rank?",
-        "Keep a count for each rank of the keys seen so far. What enters when i grows by one, and what leaves?",
-        "For query i of rank r: work[r][(r - o) % c] += count[o], for every owner o of keys.",
-    ),
-)
 
 two_masks = Puzzle(
     "ring_layouts-3",

@@ -1,4 +1,4 @@
-"""Exercises of "Softmax": gradients of a row, a temperature that learns, a sink beside rows that see nothing.
+"""Exercises of "Softmax": gradients of a row, and a temperature that learns.
 
 Chapter: book/cp/softmax.  Weights and gradients are judged in float64 against torch where torch has numbers, against
 zero where it has none; every tensor that an answer makes is counted, so that no matrix of derivatives passes.
@@ -7,7 +7,8 @@ zero where it has none; every tensor that an answer makes is counted, so that no
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.comparison import Unchanged
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.differences import apart
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import on_ranks
@@ -24,8 +25,7 @@ CASES = (
     "ordinary scores", "one column", "scores of +-8,000", "hidden scores", "a row that is hidden",
     "scores below -20,000",
 )  # fmt: skip
-TOLERANCE = 1e-10
-SINK = 0.5
+TOLERANCE, THETA = 1e-10, 0.5
 READY_MADE = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax")
 Found = tuple[str, list[float], list[float], float]  # what it is, as returned, expected, largest error that passes
 
@@ -46,12 +46,12 @@ def _batch(case: str) -> "Tensor":
     return x
 
 
-def _expected(x: "Tensor", dy: "Tensor", theta: float) -> "tuple[Tensor, Tensor, Tensor]":
+def _expected(x: "Tensor", dy: "Tensor") -> "tuple[Tensor, Tensor, Tensor]":
     """Weights, gradient of the scores and of the temperature, by torch, row by row; rows without a score are 0."""
     import torch
 
     sees = (x > -torch.inf).any(-1)
-    scale = torch.tensor(theta, dtype=torch.float64, requires_grad=True)
+    scale = torch.tensor(THETA, dtype=torch.float64, requires_grad=True)
     y, dx = torch.zeros_like(x), torch.zeros_like(x)
     leaf = x[sees].clone().requires_grad_()
     hidden = leaf == -torch.inf
@@ -63,19 +63,7 @@ def _expected(x: "Tensor", dy: "Tensor", theta: float) -> "tuple[Tensor, Tensor,
     return y, dx, scale.grad
 
 
-def _with_sink(x: "Tensor", dy: "Tensor") -> "tuple[Tensor, Tensor, Tensor]":
-    """Weights, gradient of the scores and of the sink: one more column, whose weight is thrown away."""
-    import torch
-
-    leaf, sink = x.clone().requires_grad_(), torch.tensor(SINK, dtype=torch.float64, requires_grad=True)
-    y = torch.softmax(torch.cat([leaf, sink.expand(len(x), 1)], 1), -1)[:, :-1]
-    y.backward(dy)
-    assert leaf.grad is not None
-    assert sink.grad is not None
-    return y.detach(), leaf.grad, sink.grad
-
-
-def _allowed(x: "Tensor", dy: "Tensor", y: "Tensor", theta: float) -> tuple[float, float, float]:
+def _allowed(x: "Tensor", dy: "Tensor", y: "Tensor") -> tuple[float, float, float]:
     """Errors of weights, dx and dT that rounding explains in any way to write a softmax.
 
     A power of s - logsumexp(s) is off by the rounding of its exponent, eps |s|, relative to itself.  dT is a sum of
@@ -83,27 +71,24 @@ def _allowed(x: "Tensor", dy: "Tensor", y: "Tensor", theta: float) -> tuple[floa
     """
     import torch
 
-    s = (x / theta).masked_fill(x == -torch.inf, 0)
+    s = (x / THETA).masked_fill(x == -torch.inf, 0)
     relative = max(TOLERANCE, 4 * torch.finfo(x.dtype).eps * float(s.abs().max()))
     terms = y * (dy.abs() + (y * dy.abs()).sum(-1, keepdim=True))
-    size = max(1.0, float((terms * s.abs()).sum()) / theta)
-    return relative, relative * max(1.0, float(terms.max()) / theta), relative * size
+    size = max(1.0, float((terms * s.abs()).sum()) / THETA)
+    return relative, relative * max(1.0, float(terms.max()) / THETA), relative * size
 
 
-def _by_hand(
-    forward: Callable[..., Any], backward: Callable[..., Any], x: "Tensor", dy: "Tensor", theta: float
-) -> list[Any]:
+def _by_hand(forward: Callable[..., Any], backward: Callable[..., Any], x: "Tensor", dy: "Tensor") -> list[Any]:
     import torch
 
     with torch.no_grad():
-        y = forward(x, theta)
-        dx, d_theta = backward(x, y, dy, theta)
-    is_tensor = isinstance(d_theta, torch.Tensor)
-    return [y, dx, d_theta if is_tensor else torch.tensor(float(d_theta), dtype=torch.float64)]
+        y = forward(x, THETA)
+        dx, d_theta = backward(x, y, dy, THETA)
+    return [y, dx, torch.as_tensor(d_theta, dtype=torch.float64)]
 
 
 def _in_one(
-    rank: int, world_size: int, fn: Callable[..., Any], pair: object
+    rank: int, world_size: int, fn: Callable[..., Any], forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> list[tuple[str, list[Found], int, str, int, int]]:
     """Run the answer on every case: what it returned beside what is expected, the largest tensor, ready-made calls."""
     import torch
@@ -118,38 +103,21 @@ def _in_one(
             self.largest = max([self.largest, *(t.numel() for t in (out,) if isinstance(t, torch.Tensor))])
             return out
 
-    results, theta = [], 0.5 if pair is not None else 1.0
+    results = []
     given = [(x := _batch(case), torch.linspace(-1, 2, x.numel()).double().view_as(x).sin()) for case in CASES]
-    right = [  # before autograd may be switched off
-        _with_sink(x, dy) if pair is None else _expected(x, dy, theta) for x, dy in given
-    ]
-    last = "the gradient of the " + ("sink" if pair is None else "temperature")
+    right = [_expected(x, dy) for x, dy in given]  # before autograd is switched off
+    names = "the weights", "the gradient of the scores", "the gradient of the temperature"
     for case, (x, dy), expected in zip(CASES, given, right, strict=True):
-        allowed = _allowed(x, dy, expected[0], theta)
-        before = x.clone(), dy.clone()
+        unchanged = Unchanged(scores=x, dy=dy)
         with Sizes() as sizes:
-            returned = fn(pair, x, dy, theta) if pair is not None else _autograd(fn, x, dy)
-        assert x.equal(before[0]), "the scores have changed; work on a copy"
-        assert dy.equal(before[1]), "the gradient that came in has changed; work on a copy"
-        names = ("the weights", "the gradient of the scores", last)
+            returned = fn(forward, backward, x, dy)
+        unchanged.check()
         found = [
             (name, ours.flatten().tolist(), theirs.flatten().tolist(), error)
-            for name, ours, theirs, error in zip(names, returned, expected, allowed, strict=True)
+            for name, ours, theirs, error in zip(names, returned, expected, _allowed(x, dy, expected[0]), strict=True)
         ]
         results.append((case, found, sizes.largest, sizes.ready_made, *x.shape))
     return results
-
-
-def _autograd(fn: Callable[..., Any], x: "Tensor", dy: "Tensor") -> "list[Tensor]":
-    import torch
-
-    leaf, sink = x.clone().requires_grad_(), torch.tensor(SINK, dtype=torch.float64, requires_grad=True)
-    y = fn(leaf, sink)
-    assert y.requires_grad, "no gradient can reach the scores: the weights do not depend on x"
-    y.backward(dy)
-    assert leaf.grad is not None, "no gradient has reached the scores"
-    assert sink.grad is not None, "no gradient has reached the sink"
-    return [y.detach(), leaf.grad, sink.grad]
 
 
 def _check(case: str, found: list[Found]) -> None:
@@ -186,8 +154,7 @@ _SLIPS: list[dict[int, str]] = [
 
 
 def _judge_temperature(forward: Callable[..., Any], backward: Callable[..., Any]) -> str:
-    fn = Without(lambda pair, *args: _by_hand(*pair, *args), *LIBRARY, *AUTOGRAD)
-    results = on_ranks(_in_one, 1, fn, (forward, backward), case="your functions")
+    results = on_ranks(_in_one, 1, Without(_by_hand, *LIBRARY, *AUTOGRAD), forward, backward, case="your functions")
     for case, found, largest, ready_made, rows, columns in results[0]:
         _check(case, found)
         if ready_made:
@@ -198,18 +165,6 @@ def _judge_temperature(forward: Callable[..., Any], backward: Callable[..., Any]
                 "derivatives is needed"
             )
     return f"weights, scores and temperature are right for {len(CASES)} kinds of rows, without a matrix"
-
-
-def _judge_padded(fn: Callable[..., Any]) -> str:
-    results = on_ranks(_in_one, 1, Without(fn, *LIBRARY), None, case="your function")
-    for case, found, *_ in results[0]:
-        try:
-            _check(case, found)
-        except Wrong as wrong:
-            is_nan = "not a number" in wrong.message and "gradient" in wrong.message
-            known = ". The weights are right: a number on the way was infinite, or NaN, and was thrown away before"
-            raise Wrong(wrong.message + known * is_nan) from None
-    return "weights and gradients are finite, and right, for rows with anything hidden and scores far from the sink"
 
 
 numbers = Predict(
@@ -244,19 +199,5 @@ temperature = Implement(
         "Let s be the scaled scores, x / temperature. First write ds as in the chapter; then dx and the temperature.",
         "The temperature's gradient is the sum of ds * (-x / temperature**2) over all rows and columns.",
         "A hidden score has ds = 0 and x = -inf, and their product is NaN. Its share is 0: fill x with 0 there.",
-    ),
-)
-
-padded = Repair(
-    "softmax-3",
-    "A padded query with a sink",
-    "Repair a softmax with a sink whose gradients are NaN as soon as one row is hidden.",
-    judge=_judge_padded,
-    minutes=15,
-    points=2,
-    hints=(
-        "torch.where passes a gradient of 0 to what it did not choose. What does a backward do with 0 if y is NaN?",
-        "Print the powers and the sum for a row whose scores are all near -8,000. Which number of the row is infinite?",
-        "The sink is one of the row's scores as far as maximum and sum are concerned. What is the largest of them all?",
     ),
 )

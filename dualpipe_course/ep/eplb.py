@@ -1,4 +1,4 @@
-"""Exercises of "EPLB": a plan by hand, a plan for ranks of two speeds, a better one in four changes.
+"""Exercises of "EPLB": a plan by hand, and one for ranks of two speeds.
 
 Chapter: book/ep/eplb.  Plans are judged by their loads, not by their slots: any order of equal replicas will do.
 """
@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpipe_course.declared import Implement, Predict, Puzzle
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.differences import apart
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, ended, needs_ints, partial_score
+from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 NAMES = ("replicas of the first", "load of the heaviest rank", "MiB of weights moved", "MiB of gradients sent")
@@ -30,8 +30,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
         12: "an all-reduce over R ranks sends 2 (R - 1) / R of its bytes, and R is the number of replicas",
     },
 )
-LOADS, IN_FORCE = (45, 4, 96, 34, 8, 5, 6, 10, 345), (0, 6, 2, 4, 5, 3, 1, 8, 7, 1, 7, 5)
-RANKS, CHANGES, LEAST, SCRATCH = 4, 4, 143.5, 176.5  # the least by trying all plans with four changes
 # loads, slots, speed of each rank, replicas that an expert may have; whichever way a tie goes, the last rank is
 # done at the same time
 CASES: tuple[tuple[list[float], int, list[float], int], ...] = (
@@ -110,12 +108,6 @@ def _check_legal(
         raise Wrong(f"{where}: expert {missing[0]} has no slot; its tokens would have nowhere to go")
 
 
-def _totals(loads: Sequence[float], plan: Sequence[int], num_ranks: int) -> list[float]:
-    count, size = Counter(plan), len(plan) // num_ranks
-    shares = [loads[expert] / count[expert] for expert in plan]
-    return [sum(shares[rank * size : (rank + 1) * size]) for rank in range(num_ranks)]
-
-
 def _judge_greedy(fn: Callable[..., Any]) -> str:
     given = [(list(loads), slots, list(speeds), most) for loads, slots, speeds, most in CASES]
     for case, (is_fine, found) in zip(CASES, call_each(Without(fn, *_OWN), given), strict=True):
@@ -124,22 +116,6 @@ def _judge_greedy(fn: Callable[..., Any]) -> str:
             raise Wrong(ended(where, found))
         _check_plan(where, found, *case)
     return f"{len(CASES)} layers, loads of zero and beyond 2^24 included: replicas and ranks as light as greedy's"
-
-
-def _judge_four_changes(answer: object) -> str:
-    plan = needs_ints(answer, tuple(f"slot {slot}" for slot in range(len(IN_FORCE))))
-    _check_legal(f"{len(plan)} slots", plan, len(LOADS), len(IN_FORCE))
-    changed = sum(new != old for new, old in zip(plan, IN_FORCE, strict=True))
-    heaviest = max(_totals(LOADS, plan, RANKS))
-    if changed > CHANGES:
-        raise Wrong(f"{changed} slots hold another expert than before, {CHANGES} may; {heaviest:.4g} on the heaviest")
-    if heaviest > LEAST + 1e-9:
-        first = max(_totals(LOADS, list(IN_FORCE), RANKS))
-        beaten = ", below the plan from scratch" if heaviest < SCRATCH else ""
-        totals = ", ".join(f"{total:.4g}" for total in _totals(LOADS, plan, RANKS))
-        says = f"legal, {changed} changed{beaten}; ranks {totals}. The heaviest can come down to {LEAST}"
-        raise Wrong(says, score=partial_score(heaviest, first, LEAST))
-    return f"heaviest rank {LEAST}, mean 138.25; from scratch it was {SCRATCH}. No plan with four changes is lighter"
 
 
 numbers = Predict(
@@ -178,20 +154,5 @@ greedy = Implement(
         "An expert that has `most` replicas drops out of the first loop; the heaviest share of the rest gets the slot.",
         "A rank of speed 2 with 6 tokens is done before a rank of speed 1 with 4. Compare after the replica was added; "
         "a rank that is full takes no more.",
-    ),
-)
-
-four_changes = Puzzle(
-    "eplb-3",
-    "Four changes",
-    "Change at most four slots of a plan, so that its heaviest rank gets as light as four changes allow.",
-    judge=_judge_four_changes,
-    minutes=25,
-    points=3,
-    hints=(
-        "How many replicas of expert 8 can there be, if each is on a rank of its own and no rank is to exceed 143.5?",
-        "Three replicas of 115 leave 28.5 tokens beside each. Expert 2 with 96 needs the fourth rank.",
-        "Expert 0 with 45 fits nowhere as a whole: it needs a second replica, which takes the slot of a light expert "
-        "that has two.",
     ),
 )

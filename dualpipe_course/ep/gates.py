@@ -5,7 +5,7 @@ Chapters: book/ep/topk-gradient, book/ep/gshard.  In: rows of logits.  Out: expe
 
 import random
 from collections.abc import Sequence
-from math import exp, log1p
+from math import exp
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_course.differences import apart, close, shape
@@ -22,17 +22,11 @@ class RoutedTokens(NamedTuple):
     num_experts: int
     k: int
 
-    def part(self, sizes: Sequence[int], rank: int) -> "RoutedTokens":
-        """The tokens of one rank."""
-        start = sum(sizes[:rank])
-        own = slice(start, start + sizes[rank])
-        return self._replace(logits=self.logits[own], indices=self.indices[own])
 
-
-def draw(rows: int, columns: int, shift: float = 0.0, seed: int = 3) -> Matrix:
+def draw(rows: int, columns: int, seed: int = 3) -> Matrix:
     """Numbers that are the same everywhere."""
     chance = random.Random(1000 * seed + 10 * rows + columns)  # noqa: S311 - not for secrets
-    return [[shift + chance.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
+    return [[chance.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
 
 
 def chosen(logits: Matrix, num_experts: int, k: int) -> RoutedTokens:
@@ -85,34 +79,7 @@ def softmax_gradient(routed: RoutedTokens, grad: Matrix, normalised: bool) -> tu
     return weights, gradients
 
 
-def sigmoid_gradient(routed: RoutedTokens, grad: Matrix, scale: float) -> Matrix:
-    """Gradient of all logits, of sigmoid scores that are normalised over the chosen experts and scaled."""
-    rows = []
-    for row, indices, upstream in zip(routed.logits, routed.indices, grad, strict=True):
-        shares = softmax([_log_sigmoid(row[i]) for i in indices])
-        mean = sum(v * g for v, g in zip(shares, upstream, strict=True))
-        gradient = [0.0] * routed.num_experts
-        for i, v, g in zip(indices, shares, upstream, strict=True):
-            gradient[i] = scale * v * (g - mean) * exp(_log_sigmoid(-row[i]))
-        rows.append(gradient)
-    return rows
-
-
-def balance_loss(routed: RoutedTokens) -> tuple[float, Matrix]:
-    """E sum f P over all tokens, and its gradient."""
-    num_experts, num_tokens = routed.num_experts, len(routed.logits)
-    choices = [i for indices in routed.indices for i in indices]
-    f = [choices.count(i) / len(choices) for i in range(num_experts)]
-    shares = [softmax(row) for row in routed.logits]
-    means = [sum(a * b for a, b in zip(f, p, strict=True)) for p in shares]
-    gradient = [
-        [num_experts / num_tokens * p[i] * (f[i] - mean) for i in range(num_experts)]
-        for p, mean in zip(shares, means, strict=True)
-    ]
-    return num_experts * sum(means) / num_tokens, gradient
-
-
-def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: RoutedTokens | None) -> None:
+def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: RoutedTokens) -> None:
     """Raise `Wrong` with the first number that differs, and why it must be zero where no weight contains the logit."""
     if shape(found) != shape(expected):
         raise Wrong(f"{where}: {what}s of shape {shape(found)}, expected {shape(expected)}")
@@ -121,10 +88,6 @@ def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: R
             if close([a], [b]):
                 continue
             text = f"{where}: {what} {place} of token {token} {apart(a, b)}"
-            if what == "gradient" and routed is not None and place not in routed.indices[token] and b == 0:
+            if what == "gradient" and place not in routed.indices[token] and b == 0:
                 text += "; this expert was not chosen, and no weight contains its logit"
             raise Wrong(text + ("; somewhere 0 was divided by 0" if a != a else ""))
-
-
-def _log_sigmoid(value: float) -> float:
-    return min(value, 0.0) - log1p(exp(-abs(value)))

@@ -1,16 +1,16 @@
-"""Exercises of "GShard": slots, bytes and drops, the order of choices, what is kept.
+"""Exercises of "GShard": slots, bytes and drops, and the order of choices.
 
-Chapter: book/ep/gshard.  Slots and weights are judged in plain Python.
+Chapter: book/ep/gshard.  Slots are judged in plain Python.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.differences import shape
 from dualpipe_course.ep import gates
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, ended, on_ranks
+from dualpipe_course.trial import call_each, ended
 from dualpipe_course.wrong import Wrong
 
 NAMES = ("slots", "bytes sent", "choices dropped", "first choices dropped")
@@ -31,8 +31,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
 )
 # tokens, experts, choices, slots of each expert
 SLOT_CASES = ((1, 2, 2, 1), (3, 2, 2, 2), (4, 3, 2, 2), (6, 4, 1, 2), (9, 5, 3, 4), (5, 3, 3, 5), (0, 4, 2, 1))
-WEIGHT_CASES = ((3, 3, 2, 1), (5, 4, 2, 2), (6, 5, 3, 2), (4, 4, 4, 4))
-HIDDEN = 3
 LIBRARY = ("dualpipe_lab.ep.gshard",)
 
 
@@ -57,20 +55,6 @@ def _why(routed: gates.RoutedTokens, found: list[list[int]]) -> str:
     return "; first choices of later tokens come before second choices of earlier ones" if routed.k > 1 else ""
 
 
-def _weights(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any]) -> list[tuple[Any, Any]]:
-    import torch
-
-    results = []
-    for routed, places, grad in cases:
-        logits = torch.tensor(routed.logits, dtype=torch.float64, requires_grad=True)
-        weights = fn(logits, torch.tensor(routed.indices), torch.tensor(places))
-        if weights.requires_grad and weights.shape == (len(grad), len(grad[0])):  # another shape is told below
-            weights.backward(torch.tensor(grad, dtype=torch.float64))
-        gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
-        results.append((weights.tolist(), gradient.tolist()))
-    return results
-
-
 def _judge_slots(fn: Callable[..., Any]) -> str:
     routed = [gates.chosen(gates.draw(tokens, experts), experts, k) for tokens, experts, k, _ in SLOT_CASES]
     cases = [(each.indices, each.k, each.num_experts, case[3]) for each, case in zip(routed, SLOT_CASES, strict=True)]
@@ -84,30 +68,6 @@ def _judge_slots(fn: Callable[..., Any]) -> str:
         if found != (expected := gates.slots_of(each, case[3])):
             raise Wrong(f"{where}: chosen {each.indices}: slots {found}, expected {expected}{_why(each, found)}")
     return f"right in {len(SLOT_CASES)} cases, with every expert chosen and with no token"
-
-
-def _judge_kept(fn: Callable[..., Any]) -> str:
-    cases = []
-    for tokens, experts, k, each in WEIGHT_CASES:
-        routed = gates.chosen(gates.draw(tokens, experts), experts, k)
-        cases.append((routed, gates.slots_of(routed, each), gates.draw(tokens, k, seed=7)))
-    results = on_ranks(_weights, 1, fn, cases, case="your function")[0]
-    for sizes, (routed, places, grad), (found, gradient) in zip(WEIGHT_CASES, cases, results, strict=True):
-        where = f"{sizes[0]} tokens, {sizes[1]} experts, k = {sizes[2]}, {sizes[3]} slot(s) each"
-        stays = [[float(place >= 0) for place in row] for row in places]
-        left = [[g * s for g, s in zip(*rows, strict=True)] for rows in zip(grad, stays, strict=True)]
-        weights, theirs = gates.softmax_gradient(routed, left, normalised=True)
-        expected = [[w * s for w, s in zip(*rows, strict=True)] for rows in zip(weights, stays, strict=True)]
-        for token, row in enumerate(found if shape(found) == shape(expected) else ()):
-            single = sum(stays[token]) == 1 and abs(max(row) - 1) < 1e-9
-            if single and abs(sum(expected[token]) - 1) > 1e-9:
-                raise Wrong(
-                    f"{where}: token {token} has kept one choice, with weight 1 instead of {sum(expected[token]):.6g}: "
-                    "a constant, from which the router learns nothing"
-                )
-        gates.check_rows(where, "weight", found, expected, None)
-        gates.check_rows(where, "gradient", gradient, theirs, None)
-    return f"weights and gradients are right in {len(cases)} cases"
 
 
 numbers = Predict(
@@ -142,20 +102,5 @@ slots = Implement(
         "Put all choices in one line: first choices of all tokens, then second choices. What is indices.t()?",
         "A choice's place is how many before it in the line want the same expert: a cumulative sum, or a stable sort.",
         "Places from C on have no slot. View the line as [K, T] and transpose it back.",
-    ),
-)
-
-
-kept = Repair(
-    "gshard-4",
-    "What the other one left",
-    "Repair weights that are normalised over what is left.",
-    judge=_judge_kept,
-    minutes=10,
-    points=2,
-    hints=(
-        "Take a token that keeps one choice of two. What is its weight, whatever the logits are?",
-        "A constant has no gradient. By which sum must one divide, so that dropping changes no other weight?",
-        "Divide first, by the sum of all chosen scores; then set what is dropped to zero.",
     ),
 )

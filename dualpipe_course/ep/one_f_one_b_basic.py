@@ -1,4 +1,4 @@
-"""Exercises of "1F1B basic": times and bytes of the serial order, a way back without results, a router's gradient.
+"""Exercises of "1F1B basic": times and bytes of the serial order, and a router's gradient.
 
 Chapter: book/ep/one-f-one-b-basic.  Gradients are judged against autograd on one process.
 One expert per rank, every token at one expert, experts taken in turn: x_M = x + tanh(x W_A^T), w_M = sigmoid(x_M w_R),
@@ -8,11 +8,8 @@ y_M = tanh(x_M W_M^T), y = x_M + w_M y_M.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.differences import difference
-from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import on_ranks
-from dualpipe_course.wrong import Wrong
+from dualpipe_course.comparison import Found, Numbers, Off, in_words
+from dualpipe_course.declared import Predict, Repair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +34,6 @@ _SLIPS = (
 )
 WIDTH = 3
 CASES = ((1, 1), (1, 4), (2, 2), (2, 6), (4, 8))  # ranks, tokens of each
-GRADIENTS = ("dx", "dW_A", "dw_R", "dW_M")
 _WHERE = {
     "dW_M": "look at what travels to the expert, and at tanh'",
     "dw_R": "the weight w_M of a token multiplies y_M: what is its gradient, and on whose rows?",
@@ -52,7 +48,7 @@ class Saved(NamedTuple):
     Attributes:
         x, t, x_M: `_TH`: input, tanh(x W_A^T), their sum.
         w: `w_T`, the router's weight of each token's expert.
-        y_M: `y_TH`, what came back, in the order of the tokens; None where nobody has kept it.
+        y_M: `y_TH`, what came back, in the order of the tokens.
         inputs, h: `_RH`: what arrived at the expert, and tanh of its product.
         order, back: tokens by expert, and back into their own order.
     """
@@ -61,39 +57,11 @@ class Saved(NamedTuple):
     t: "Tensor"
     x_M: "Tensor"  # noqa: N815 - the chapter's symbols
     w: "Tensor"
-    y_M: "Tensor | None"  # noqa: N815
+    y_M: "Tensor"  # noqa: N815
     inputs: "Tensor"
     h: "Tensor"
     order: "Tensor"
     back: "Tensor"
-
-
-def _check_backward(fn: Callable[..., Any], keeps_results: bool = True) -> None:
-    """Raise `Wrong` unless all gradients are those of one process, after two all-to-alls.
-
-    Args:
-        fn: the backward.
-        keeps_results: y_M is on the rank of the tokens; otherwise rows may have one more number.
-    """
-    for num_ranks, tokens in CASES:
-        case = f"{num_ranks} rank(s), {tokens} tokens each"
-        results = on_ranks(_backward, num_ranks, fn, tokens, keeps_results, case=case)
-        for rank, (_, widths, problem) in enumerate(results):
-            if problem:
-                raise Wrong(f"{case}: rank {rank}: {problem}")
-            if len(widths) != 2:
-                raise Wrong(f"{case}: rank {rank} exchanged rows {len(widths)} times; C_B and D_B are 2")
-            if max(widths) > (most := WIDTH + 1 - keeps_results):
-                raise Wrong(f"{case}: rank {rank} exchanged rows of {max(widths)} numbers; {most} will do")
-        expected = on_ranks(_judge, 1, num_ranks, tokens, case="the reference")[0]
-        for name in ("dW_M", "dw_R", "dW_A", "dx"):  # in the order of the backward
-            found = [grads[GRADIENTS.index(name)] for grads, *_ in results]
-            whole = [sum(parts) for parts in zip(*found, strict=True)]
-            for place, theirs in enumerate(expected[name]):
-                ours = found[place] if name in ("dx", "dW_M") else whole
-                if (wrong := difference(ours, theirs)) is not None:
-                    where = f" of rank {place}" if name in ("dx", "dW_M") else ", summed over the ranks,"
-                    raise Wrong(f"{case}: {name}{where} {wrong}; {_WHERE[name]}")
 
 
 def _draw(num_ranks: int, tokens: int) -> tuple[list["Tensor"], "Tensor"]:
@@ -105,10 +73,8 @@ def _draw(num_ranks: int, tokens: int) -> tuple[list["Tensor"], "Tensor"]:
     return weights, torch.randn(num_ranks, 2, tokens, WIDTH, dtype=torch.float64)
 
 
-def _backward(
-    rank: int, world_size: int, fn: Callable[..., Any], tokens: int, keeps_results: bool
-) -> tuple[list[list[float]], list[int], str]:
-    """The four gradients, the width of the rows of each exchange, and what was wrong."""
+def _backward(rank: int, world_size: int, fn: Callable[..., Any], tokens: int) -> Found:
+    """The four gradients, those of common weights summed; how many exchanges it took, and how wide rows were."""
     import torch
 
     from dualpipe_lab import comm
@@ -127,20 +93,25 @@ def _backward(
     back, t = order.argsort(), torch.tanh(x @ w_a.T)
     inputs = exchange((x + t)[order])
     h = torch.tanh(inputs @ experts[rank].T)
-    y_m = exchange(h)[back] if keeps_results else None
-    saved = Saved(x, t, x + t, torch.sigmoid((x + t) @ w_r), y_m, inputs, h, order, back)
+    saved = Saved(x, t, x + t, torch.sigmoid((x + t) @ w_r), exchange(h)[back], inputs, h, order, back)
     widths.clear()
     found = fn(w_a, w_r, experts[rank], saved, dy, exchange)
     if not isinstance(found, (tuple, list)) or len(found) != 4:
-        return [], widths, "expected four tensors: dx, dW_A, dw_R, dW_M"
-    for name, grad, like in zip(GRADIENTS, found, (x, w_a, w_r, experts[rank]), strict=True):
-        if not isinstance(grad, torch.Tensor) or grad.shape != like.shape:
-            shape = list(grad.shape) if isinstance(grad, torch.Tensor) else type(grad).__name__
-            return [], widths, f"{name} has shape {shape}, expected {list(like.shape)}"
-    return [grad.flatten().tolist() for grad in found], widths, ""
+        return Found({}, refused="expected four tensors: dx, dW_A, dw_R, dW_M")
+    if len(widths) != 2:
+        return Found({}, refused=f"exchanged rows {len(widths)} times; C_B and D_B are 2")
+    if max(widths) > WIDTH:
+        return Found({}, refused=f"exchanged rows of {max(widths)} numbers; {WIDTH} will do")
+    grads = dict(zip(("dx", "dW_A", "dw_R", "dW_M"), found, strict=True))
+    for name, like in (("dW_A", w_a), ("dw_R", w_r)):
+        if isinstance(grads[name], torch.Tensor) and grads[name].shape == like.shape:
+            grads[name] = grads[name].clone(memory_format=torch.contiguous_format)
+            comm.all_reduce(grads[name])
+    return Found({name: Numbers.of(grad) for name, grad in grads.items()})
 
 
-def _judge(rank: int, world_size: int, num_ranks: int, tokens: int) -> dict[str, list[list[float]]]:
+def _one_process(rank: int, num_ranks: int, tokens: int) -> "dict[str, Tensor | None]":
+    """The gradients of a rank's tokens and expert, and of the common weights, in the order of the backward."""
     import torch
 
     (w_a, w_r, experts), drawn = _draw(num_ranks, tokens)
@@ -151,23 +122,13 @@ def _judge(rank: int, world_size: int, num_ranks: int, tokens: int) -> dict[str,
         x_m = x + torch.tanh(x @ w_a.T)
         y_m = torch.tanh(torch.einsum("ti,toi->to", x_m, experts[torch.arange(tokens) % num_ranks]))
         (x_m + torch.sigmoid(x_m @ w_r)[:, None] * y_m).backward(dy)
-        dx.append(_grad(x))
-    return {"dx": dx, "dW_A": [_grad(leaves[0])], "dw_R": [_grad(leaves[1])], "dW_M": list(map(_flat, experts.grad))}
+        dx.append(x.grad)
+    d_a, d_r, d_m = (leaf.grad for leaf in leaves)
+    return {"dW_M": None if d_m is None else d_m[rank], "dw_R": d_r, "dW_A": d_a, "dx": dx[rank]}
 
 
-def _grad(leaf: "Tensor") -> list[float]:
-    assert leaf.grad is not None
-    return _flat(leaf.grad)
-
-
-def _flat(tensor: "Tensor") -> list[float]:
-    numbers: list[float] = tensor.flatten().tolist()
-    return numbers
-
-
-def _judge_way_back(fn: Callable[..., Any]) -> str:
-    _check_backward(Without(fn, *AUTOGRAD), keeps_results=False)
-    return f"all gradients equal autograd's on one process in {len(CASES)} cases, with two exchanges of H + 1 numbers"
+def _why_wrong(off: Off) -> str:
+    return f"{in_words(off)}; {_WHERE[off.name]}"
 
 
 numbers = Predict(
@@ -191,25 +152,16 @@ numbers = Predict(
     called={"travel": "all-to-all"},
 )
 
-way_back = Implement(
-    "one_f_one_b_basic-2",
-    "Nothing kept at home",
-    "Write `backward(W_A, w_R, W_M, saved, dy, exchange)` without y_M: dx and the gradients of the three weights.",
-    judge=_judge_way_back,
-    minutes=25,
-    points=3,
-    hints=(
-        "dw_M = <dy, y_M>, and y_M is on the expert's rank. What must come there for dw_M, and what for dW_M?",
-        "If w_M dy travels, <w_M dy, y_M> is w_M times dw_M. With w_M in a column of its own, dy can travel as it is.",
-        "What the expert's rank finds for each row goes home as one more column, too. x_M gets three gradients.",
-    ),
-)
 
 router = Repair(
     "one_f_one_b_basic-3",
     "A router that learns from others",
     "Repair a backward whose router gets a wrong gradient.",
-    judge=_check_backward,
+    cases=CASES,
+    run=_backward,
+    reference=_one_process,
+    why=_why_wrong,
+    named="{} rank(s), {} tokens each",
     right=f"all gradients equal autograd's on one process in {len(CASES)} cases",
     minutes=10,
     points=2,

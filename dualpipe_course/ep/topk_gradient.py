@@ -6,11 +6,8 @@ Chapter: book/ep/topk-gradient.  Gradients are judged against the formulas in pl
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dualpipe_course.declared import Implement, Predict, Repair
-from dualpipe_course.differences import apart, close
+from dualpipe_course.declared import Predict, Repair
 from dualpipe_course.ep import gates
-from dualpipe_course.meter import Meter
-from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
@@ -38,20 +35,7 @@ _SLIPS: tuple[dict[int, str], ...] = (
         0: "the load of all tokens is known to no rank before the sum",
     },
 )
-# tokens, experts, k, scale, shift of all logits
-BACKWARD_CASES = (
-    (1, 3, 2, 1.0, 0.0),
-    (1, 2, 1, 1.0, 0.0),
-    (4, 6, 3, 2.5, 0.0),
-    (3, 4, 4, 1.0, 0.0),
-    (0, 4, 2, 1.0, 0.0),
-    (3, 5, 2, 2.5, 30.0),
-    (3, 5, 2, 1.0, -800.0),
-    (3, 5, 3, 1.0, 800.0),
-)
-BALANCE_CASES = (((4,), 2, 1), ((5, 2), 3, 2), ((3, 3), 4, 1), ((4, 0, 2), 5, 2))  # tokens by rank, experts, k
 SWITCH_CASES = ((2, 3, 1), (5, 4, 1), (3, 4, 2), (4, 5, 3), (3, 6, 4), (4, 5, 5), (1, 1, 1))  # tokens, experts, k
-LIBRARY = ("dualpipe_lab.ep.router", "dualpipe_lab.ep.router_losses")
 
 
 class Found(NamedTuple):
@@ -60,21 +44,6 @@ class Found(NamedTuple):
     indices: list[list[int]]
     weights: list[list[float]]
     gradient: list[list[float]]
-
-
-def _gradients(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any]) -> list[list[list[float]]]:
-    import torch
-
-    results = []
-    for routed, grad, scale in cases:
-        shape = len(routed.logits), routed.num_experts
-        logits = torch.tensor(routed.logits, dtype=torch.float64).view(shape)
-        indices = torch.tensor(routed.indices, dtype=torch.int64).view(shape[0], routed.k)
-        with torch.no_grad():
-            found = fn(logits, indices, torch.tensor(grad, dtype=torch.float64).view(shape[0], routed.k), scale)
-        assert tuple(found.shape) == shape, f"the gradient has shape {list(found.shape)}, the logits {list(shape)}"
-        results.append(found.tolist())
-    return results
 
 
 def _routes(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any]) -> list[Found]:
@@ -89,66 +58,6 @@ def _routes(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any]
         gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
         results.append(Found(indices.tolist(), weights.tolist(), gradient.tolist()))
     return results
-
-
-def _check_shares(fn: Callable[..., Any], sizes: tuple[int, ...], experts: int, k: int) -> None:
-    routed = gates.chosen(gates.draw(sum(sizes), experts), experts, k)
-    results = on_ranks(_share, len(sizes), fn, routed, sizes, case=str(sizes))
-    where = f"ranks with {', '.join(map(str, sizes))} tokens, {experts} experts, k = {k}"
-    loss, gradient = gates.balance_loss(routed)
-    total = sum(share for share, *_ in results)
-    if not close([total], [loss]):
-        each = [gates.balance_loss(routed.part(sizes, rank))[0] for rank in range(len(sizes)) if sizes[rank]]
-        why = "every rank returns the whole" if abs(total - len(sizes) * loss) < 1e-9 else "count the tokens of all"
-        if abs(total - sum(each)) < 1e-9 or abs(total * len(sizes) - sum(each)) < 1e-9:
-            why = "each rank has taken the load of its own tokens alone"
-        both = apart(total, loss)
-        raise Wrong(
-            f"{where}: the shares add up to {both.found}, the loss of all tokens is {both.expected}{both.why}: {why}"
-        )
-    for rank, (_, found, forward, back) in enumerate(results):
-        start = sum(sizes[:rank])
-        gates.check_rows(f"{where}, rank {rank}", "gradient", found, gradient[start : start + sizes[rank]], None)
-        limit = 2 * (len(sizes) - 1) * 8 * (experts + 1)
-        if forward > limit or back:
-            raise Wrong(
-                f"{where}: rank {rank} sent {forward} bytes forward and {back} backward; one all-reduce of "
-                f"{experts + 1} integers will do, and f is a constant"
-            )
-
-
-def _share(
-    rank: int, world_size: int, fn: Callable[..., Any], routed: gates.RoutedTokens, sizes: tuple[int, ...]
-) -> tuple[float, list[list[float]], int, int]:
-    import torch
-
-    part = routed.part(sizes, rank)
-    logits = torch.tensor(part.logits, dtype=torch.float64).view(-1, routed.num_experts).requires_grad_()
-    meter = Meter()
-    share = fn(logits, torch.tensor(part.indices, dtype=torch.int64).view(-1, routed.k))
-    forward = meter.lap()
-    if share.requires_grad:
-        share.backward()
-    gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
-    return float(share.detach()), gradient.tolist(), forward.bytes, meter.lap().bytes
-
-
-def _judge_backward(fn: Callable[..., Any]) -> str:
-    cases = []
-    for tokens, experts, k, scale, shift in BACKWARD_CASES:
-        routed = gates.chosen(gates.draw(tokens, experts, shift), experts, k)
-        cases.append((routed, gates.draw(tokens, k, seed=7), scale))
-    results = on_ranks(_gradients, 1, Without(fn, *LIBRARY, *AUTOGRAD), cases, case="your function")[0]
-    for sizes, (routed, grad, scale), found in zip(BACKWARD_CASES, cases, results, strict=True):
-        expected = gates.sigmoid_gradient(routed, grad, scale)
-        near = f", logits near {sizes[4]:g}" if sizes[4] else ""
-        where = f"{sizes[0]} token(s), {sizes[1]} experts, k = {sizes[2]}, scale {scale:g}{near}"
-        gates.check_rows(where, "gradient", found, expected, routed)
-    return f"right in {len(cases)} cases, with logits of -800 and 800, and without a token"
-
-
-def _judge_balance(fn: Callable[..., Any], sizes: Any, experts: Any, k: Any) -> None:
-    _check_shares(Without(fn, "dualpipe_lab.ep.router_losses"), sizes, experts, k)
 
 
 def _judge_switch(fn: Callable[..., Any]) -> str:
@@ -188,35 +97,6 @@ numbers = Predict(
     called={"h": "hidden size", "n": "ranks"},
 )
 
-backward = Implement(
-    "topk_gradient-2",
-    "DeepSeek's weights, backward",
-    "Write the gradient of normalised sigmoid weights by hand.",
-    judge=_judge_backward,
-    minutes=20,
-    points=3,
-    hints=(
-        "Normalised scores are the softmax of the scores' logarithms. Write v for them; the weights are scale * v.",
-        "dv = scale * grad, and the logarithm of a score gets v * (dv - sum of v dv). Then comes its slope, 1 - p.",
-        "torch.nn.functional.logsigmoid does not underflow, and 1 - sigmoid(u) is sigmoid(-u).",
-    ),
-)
-
-balance = Implement(
-    "topk_gradient-3",
-    "A loss of all tokens",
-    "Write a rank's share of the balance loss of all tokens.",
-    cases=BALANCE_CASES,
-    judge=_judge_balance,
-    right=f"shares add up and gradients are those of one process in {len(BALANCE_CASES)} cases, one without tokens",
-    minutes=20,
-    points=3,
-    hints=(
-        "f needs the choices of all ranks, and the mean of p the number of all tokens. Both are integers: sum them.",
-        "P is a sum over all tokens, divided by their number. Which part of that sum is this rank's?",
-        "E * (f * sum of own p).sum() / all tokens. f has no gradient, so nothing is sent on the way back.",
-    ),
-)
 
 switch = Repair(
     "topk_gradient-4",

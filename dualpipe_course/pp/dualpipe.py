@@ -1,4 +1,4 @@
-"""Exercises of "DualPipe": its rows, a queue of weight gradients, a step of two copies.
+"""Exercises of "DualPipe": its rows, and a queue of weight gradients.
 
 Chapter: book/pp/dualpipe.  Rows are judged by the validator, the simulator and the library's rows, which for 8 ranks
 and 20 microbatches are DeepSeek's action by action; the queue by what has been added after every word.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dualpipe_course.declared import Repair
 from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.own.part import Alone, Part
-from dualpipe_course.pp import clipping, programs
+from dualpipe_course.pp import programs
 from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp.cost import Cost
@@ -263,23 +263,5 @@ queue = Repair(
         "Where W follows its I at once the gradient is right. Try I0 I0 W W on paper: what are x and dy when W runs?",
         "A function made in a loop does not keep the loop's variables, it looks at them when it runs.",
         "Keep a tuple of flow, dy and x. W takes from the front of the queue: the oldest holds its activation longest.",
-    ),
-)
-
-clipped_step = Repair(
-    "dualpipe-5",
-    "Two copies, one step",
-    "Repair `clipped_step(rank, world_size, stages, max_norm, lr)`: both copies make the step of one process.",
-    cases=((2, 4, 0.1), (4, 8, 0.1), (4, 8, 10.0)),
-    judge=clipping.check_clipped_step,
-    right="2 and 4 ranks, clipped or not: the norm of one process, its step, and both copies equal to the last bit",
-    minutes=25,
-    points=3,
-    hints=(
-        "After the step, compare the copies of stage 0 on the first and on the last rank. Are they still equal?",
-        "A rank and its mirror have seen different microbatches. Sum each gradient over a group of these two; all "
-        "ranks make all groups, and both mirrors take their stages in one order.",
-        "Afterwards both mirrors have the same gradients, and a sum over all ranks counts each twice. Let rank r add "
-        "the squares of stage r alone.",
     ),
 )

@@ -1,16 +1,15 @@
-"""Exercises of "Gradient checkpointing": where to cut, a recomputation of one's own, what to forget, a stream of masks.
+"""Exercises of "Gradient checkpointing": where to cut, and a recomputation of one's own.
 
 Chapter: book/pp/gradient-checkpointing.  What is kept is counted by autograd's own hooks, gradients are compared with
 a run that keeps everything, bitwise.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_course.declared import Implement, Predict, Puzzle, Repair
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import on_ranks, partial_score
+from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 
 if TYPE_CHECKING:
@@ -18,19 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-# of the puzzle: what an operation keeps (units) and how long its forward takes (ticks)
-OPERATIONS = {
-    "norm 1": (2, 1),
-    "qkv": (1, 12),
-    "scores": (12, 5),
-    "values": (4, 3),
-    "projection": (1, 4),
-    "norm 2": (2, 1),
-    "up": (1, 16),
-    "gelu": (4, 2),
-    "down": (4, 16),
-}
-ROOM = 12
 CASES = (
     "one input",
     "dropout",
@@ -46,28 +32,6 @@ WIDTH, ROWS = 4, 3
 def _segments(best: int, units: int, size: int, blocks: int) -> Sequence[float] | None:
     kept = blocks / size
     return None if size == best else (kept, kept + units * size, best)
-
-
-def _names(answer: object) -> list[str]:
-    if not isinstance(answer, (list, tuple, set)) or not all(type(name) is str for name in answer):
-        raise Wrong(f"expected a list of names such as ['norm 1', 'gelu'], got {type(answer).__name__}")
-    if unknown := sorted(set(answer) - set(OPERATIONS)):
-        raise Wrong(f"there is no operation named {unknown[0]!r}; use {', '.join(OPERATIONS)}")
-    return [name for name in OPERATIONS if name in answer]
-
-
-def _ticks(names: Iterable[str]) -> int:
-    return sum(OPERATIONS[name][1] for name in names)
-
-
-def _least() -> int:
-    needed = sum(units for units, _ in OPERATIONS.values()) - ROOM
-    return min(
-        _ticks(names)
-        for size in range(len(OPERATIONS) + 1)
-        for names in combinations(OPERATIONS, size)
-        if sum(OPERATIONS[name][0] for name in names) >= needed
-    )
 
 
 class _Segment:
@@ -92,37 +56,6 @@ def _try_case(rank: int, world_size: int, fn: Callable[..., Any], case: str) -> 
     calls: list[int] = []
     found = _run(lambda *args: fn(_counted(segment, calls), *args), segment, inputs)
     return _difference(found, expected) or _wrong_runs(len(calls), 1)
-
-
-def _try_stream(rank: int, world_size: int, fn: Callable[..., Any], num_steps: int) -> str | None:
-    """Run several steps with dropout; say what differs from keeping everything, if anything."""
-    import torch
-
-    blocks, other = [_segment(dropout=True), _segment(dropout=True)], _segment(dropout=True)
-    start = torch.ones(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
-    if (problem := _too_much(fn, other, (start,))) is not None:
-        return problem
-    calls: list[int] = []
-
-    def steps(run: Callable[..., Any]) -> list[list["Tensor | None"]]:
-        torch.manual_seed(5)
-        results = []
-        for _ in range(num_steps):
-            x = torch.ones(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
-            run(blocks[1], run(blocks[0], x)).sum().backward()
-            results.append([x.grad, *(_take(p) for block in blocks for p in block.parameters()), torch.rand(1)])
-        return results
-
-    expected = steps(lambda block, x: block(x))
-    for block in blocks:
-        block.register_forward_pre_hook(lambda *_: calls.append(1))
-    found = steps(fn)
-    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1):
-        if not _all_equal(ours[:-1], theirs[:-1]):
-            return f"the gradients of step {number} differ from a run that keeps everything"
-        if not _all_equal(ours[-1:], theirs[-1:]):
-            return f"after step {number} the next random number is another one"
-    return _wrong_runs(len(calls), num_steps * len(blocks))
 
 
 def _without_others(fn: Callable[..., Any]) -> Without:
@@ -242,25 +175,6 @@ def _judge_function(fn: Callable[..., Any], case: Any) -> None:
         raise Wrong(f"{case}: {problem}")
 
 
-def _judge_what_to_forget(answer: object) -> str:
-    chosen = _names(answer)
-    kept = sum(units for name, (units, _) in OPERATIONS.items() if name not in chosen)
-    ticks, best = _ticks(chosen), _least()
-    if kept > ROOM:
-        raise Wrong(f"recomputing {', '.join(chosen) or 'nothing'} keeps {kept} units, there is room for {ROOM}")
-    if ticks > best:
-        everything = _ticks(OPERATIONS)
-        score = partial_score(ticks, everything, best)
-        raise Wrong(f"it fits, for {ticks} ticks more; {best} are enough", score=score)
-    return f"{kept} units kept for {ticks} more ticks of {_ticks(OPERATIONS)}"
-
-
-def _judge_masks(fn: Callable[..., Any], num_steps: int) -> None:
-    case = f"{num_steps} step{'s' * (num_steps > 1)}"
-    if (problem := on_ranks(_try_stream, 1, _without_others(fn), num_steps, case=case)[0]) is not None:
-        raise Wrong(f"{case} of two blocks with dropout: {problem}")
-
-
 numbers = Predict(
     "gradient_checkpointing-1",
     "Where to cut the blocks",
@@ -302,36 +216,5 @@ function = Implement(
         "Detach every tensor among the inputs; one that asked for a gradient before must ask again. "
         "The backward returns one gradient per input, None where none was asked for.",
         "torch.get_rng_state() in the forward; set it before the second run, and set the present one again after it.",
-    ),
-)
-
-what_to_forget = Puzzle(
-    "gradient_checkpointing-3",
-    "What to forget",
-    "Choose the operations of one block to recompute: at most 12 units kept, as few ticks as possible.",
-    judge=_judge_what_to_forget,
-    minutes=10,
-    points=2,
-    hints=(
-        "Compare units per tick: which operation frees much for little time?",
-        f"Everything together keeps {sum(units for units, _ in OPERATIONS.values())} units; "
-        f"at least {sum(units for units, _ in OPERATIONS.values()) - ROOM} have to go.",
-        "The greedy choice by units per tick is good here; check whether its last member is needed.",
-    ),
-)
-
-masks = Repair(
-    "gradient_checkpointing-4",
-    "The masks that come again",
-    "Repair the recomputation after which the random stream goes on from the wrong place.",
-    cases=((1,), (2,), (3,)),
-    judge=_judge_masks,
-    right="1 to 3 steps: gradients and random stream as if everything were kept",
-    minutes=10,
-    points=2,
-    hints=(
-        "One step is right. Run two in a row and compare the second with a run that keeps everything.",
-        "Which random numbers does the forward after a backward draw?",
-        "The second run needs the old random state. What comes afterwards needs the one that was there before it.",
     ),
 )

@@ -1,22 +1,17 @@
-"""Exercises of "Interleaved and breadth-first": its numbers, any number of microbatches, a choice.
+"""Exercises of "Interleaved and breadth-first": its numbers, and any number of microbatches.
 
 Chapter: book/pp/interleaved.  Programs are judged by the validator and the simulator: ticks with free links and with
 messages that take time, and what each rank holds.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
-from dualpipe_course.declared import Implement, Predict, Puzzle
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.pp import gradients
 from dualpipe_course.pp.loops import check_loop
-from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score
+from dualpipe_course.trial import call_each, ended, needs_function
 from dualpipe_course.wrong import Wrong
-from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.ranking import Score, score
-from dualpipe_lab.pp.schedules.looped import interleaved
-from dualpipe_lab.timeline import Time
 
 NUMBERS = ("makespan", "peak of rank 0", "messages", "makespan for 2 microbatches")
 MISTAKES = {
@@ -25,19 +20,7 @@ MISTAKES = {
     702: "F takes 2 ticks and B 4 for one small stage; the three stages of a rank have 6 and 12 together",
 }
 UNITS = ("rank(s)", "microbatch(es)", "stage(s) per rank")
-# of the puzzle: 4 ranks, 24 microbatches, 12 layers per rank
-RANKS, MICROBATCHES, LAYERS, ROOM, TICKS, SLOWEST = 4, 24, 12, 8, 1788, 1968
-COST = Cost(F=24, I=24, W=24, latency=4)  # of a rank's whole share
 Size = tuple[int, ...]
-
-
-@cache
-def _score(v: int, size: int) -> Score:
-    return score(interleaved(RANKS, MICROBATCHES, v, round_size=size), COST)
-
-
-def _decimal(value: Time) -> str:
-    return f"{float(value):.4g}"
 
 
 def _try_sizes(fn: Callable[..., Any], sizes: Sequence[Size], units: Sequence[str], check: Callable[..., None]) -> int:
@@ -63,26 +46,6 @@ def _judge_program(fn: Callable[..., Any]) -> str:
     sizes = [(p, m, v) for p in range(1, 5) for m in range(1, 10) for v in (1, 2, 3)]
     number = _try_sizes(fn, [*sizes, (4, 13, 2), (8, 20, 2), (8, 5, 3)], UNITS, check_loop)
     return f"{number} sizes: valid, no tick too many with free links and with slow ones, no activation too many"
-
-
-def _judge_choice(num_virtual_stages: object, round_size: object) -> str:
-    v, size = needs_ints((num_virtual_stages, round_size), ("stages per rank", "round size"))
-    if v < 1 or LAYERS % v:
-        raise Wrong(f"{v} stages per rank: a rank has {LAYERS} layers, which {v} equal stages cannot share")
-    if not RANKS <= size <= MICROBATCHES:
-        raise Wrong(f"a round of {size}: it has at least {RANKS} microbatches, as many as ranks, at most all 24")
-    found = _score(v, size)
-    if found.peak > ROOM:
-        raise Wrong(
-            f"{v} stages per rank in rounds of {size} take {found.makespan} ticks, but rank 0 holds "
-            f"{_decimal(found.peak)} activations; there is room for {ROOM}"
-        )
-    if found.makespan > TICKS:
-        raise Wrong(
-            f"it fits, with {_decimal(found.peak)} activations and {found.makespan} ticks; {TICKS} are possible",
-            score=partial_score(found.makespan, SLOWEST, TICKS),
-        )
-    return f"{found.makespan} ticks, {_decimal(found.peak)} activations; rounds of 4 would take {_score(v, 4).makespan}"
 
 
 numbers = Predict(
@@ -133,21 +96,5 @@ program = Implement(
         "Backwards: the same with the stages reversed.",
         "Warm up with (v - 1) times the first round's size, plus 2 (p - 1 - rank) forwards; then a forward and a "
         "backward in turn, as long as there are forwards. The larger rounds come first: why?",
-    ),
-)
-
-choice = Puzzle(
-    "interleaved-3",
-    "How small, how many at once",
-    "Choose stages per rank and round size for 4 ranks, 24 microbatches, slow messages and room for 8 activations.",
-    judge=_judge_choice,
-    minutes=10,
-    points=2,
-    hints=(
-        "lab.simulate and dualpipe_lab.pp.ranking.score tell the numbers of any choice; try v = 3 and 4 first.",
-        "More stages per rank shorten the wait at both ends. What do they do to the wait within, if a message takes 4 "
-        "ticks and a small forward 24 / v?",
-        "Rounds larger than p leave a microbatch's lap time for its messages. They cost activations: how large may "
-        "they be with room for 8?",
     ),
 )

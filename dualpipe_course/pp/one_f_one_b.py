@@ -14,8 +14,6 @@ from dualpipe_course.pp.several_pipelines import check_step
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp import schedules
 
-RANKS, MICROBATCHES = 4, 10
-SLOWEST, BUDGET, ROOM = 57, 52, 13  # ticks of 1F1B, ticks and activations of the puzzle, a message takes a tick
 SIZES = ((1, 1), (2, 1), (2, 3), (3, 4), (4, 2), (4, 8), (3, 0), (6, 6), (8, 20))  # stages, microbatches
 PIPELINES: tuple[tuple[list[list[int]], int], ...] = (
     ([[0, 1, 2]], 4),

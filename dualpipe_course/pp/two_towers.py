@@ -1,13 +1,13 @@
-"""Exercises of "Pipelines that are not a line": negatives and bytes, yes or no, a gradient that is lost.
+"""Exercises of "Pipelines that are not a line": negatives and bytes, and yes or no.
 
 Chapter: book/pp/two-towers.  Gradients are judged against one process in float64, messages by the ledger.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, in_words
-from dualpipe_course.declared import Implement, Predict, Repair
+from dualpipe_course.comparison import Found, Limit, Numbers, Unchanged, compare_on_ranks
+from dualpipe_course.declared import Implement, Predict
 from dualpipe_course.switched_off import AUTOGRAD, Without
 
 NAMES = ("negatives", "bytes gathered", "bytes of two matrices", "negatives of 8 microbatches", "bytes sent back")
@@ -42,7 +42,6 @@ _SLIPS: tuple[dict[int, str], ...] = (
 )
 WIDTH, NUMBER = 3, 8  # features of the second exercise, bytes of a float64
 LIBRARY = ("dualpipe_lab.models.contrastive:contrastive_loss", "dualpipe_lab.models.contrastive:_Contrastive")
-CUTS = ((5, 6), (1, 5, 5), (6, 1, 4), (3, 3, 2, 3), (2, 4, 1, 1, 3))
 
 
 _BYTES = "the ranks sent {found:,} bytes; a gather of the texts, its way back and one number of each rank need {most:,}"
@@ -81,90 +80,6 @@ def _tensor(value: Any, name: str) -> Any:
     return value.reshape(1) if name == "dscale" and value.numel() == 1 else value
 
 
-def _chain(rank: int, world_size: int, fn: Callable[..., Any], sizes: Sequence[int] | None) -> Found:
-    """Run a chain of stages forward and, with the learner's function, backward."""
-    import torch
-
-    from dualpipe_lab.models.clip import ClipConfig, clip_layers, clip_loss, clip_stages
-
-    torch.manual_seed(4)
-    if sizes is None:
-        return _one_stage(fn)
-    config = ClipConfig(image_layers=4, text_layers=3)
-    batch = {
-        "pixels": torch.randn(3, config.image_size, config.image_size, dtype=torch.float64),
-        "ids": torch.randint(config.vocabulary_size, (3, config.text_length)),
-    }
-    layers, reference = clip_layers(config), clip_layers(config)
-    runs, payload = [], batch
-    for stage in clip_stages(layers, sizes):
-        inputs = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in payload.items()}
-        payload = stage(**inputs)
-        runs.append((inputs, payload))
-    last = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in payload.items()}
-    clip_loss()(last, None).backward()
-    grads = {name: x.grad for name, x in last.items() if x.is_floating_point()}
-    for stage, (inputs, outputs) in reversed(list(enumerate(runs))):
-        grads = fn(
-            inputs, outputs, {name: grads[name].clone() for name in outputs if outputs[name].is_floating_point()}
-        )
-        if problem := _why_not_gradients(grads, inputs):
-            return Found({}, {}, refused=f"stage {stage}: {problem}")
-    for layer in reference:
-        batch = layer(batch)
-    clip_loss()(batch, None).backward()
-    pairs = zip(layers, reference, strict=True)
-    found: dict[str, Numbers | None] = {}
-    expected: dict[str, Numbers | None] = {}
-    for number, (ours, theirs) in enumerate(pairs):
-        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            found[f"{number}.{name}"], expected[f"{number}.{name}"] = Numbers.of(p.grad), Numbers.of(q.grad)
-    return Found(found, expected)
-
-
-def _one_stage(fn: Callable[..., Any]) -> Found:
-    """A stage that uses `a` and passes it on, passes on `b`, uses `c` alone, and has no use for the result of `d`."""
-    import torch
-
-    inputs = {name: torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for name in "abcd"}
-    inputs["ids"] = torch.arange(2)
-    outputs = {"a": inputs["a"], "b": inputs["b"], "x": inputs["a"] * inputs["c"], "ids": inputs["ids"]}
-    grads = {name: torch.randn(2, 3, dtype=torch.float64) for name in "abx"}
-    expected = {
-        "a": grads["a"] + grads["x"] * inputs["c"],
-        "b": grads["b"],
-        "c": grads["x"] * inputs["a"],
-        "d": torch.zeros(2, 3),
-    }
-    returned = fn(dict(inputs), dict(outputs), {name: grad.clone() for name, grad in grads.items()})
-    if problem := _why_not_gradients(returned, inputs):
-        return Found({}, {}, refused=problem)
-    values = {f"the gradient of {name}": Numbers.of(returned[name]) for name in expected}
-    return Found(values, {f"the gradient of {name}": Numbers.of(grad) for name, grad in expected.items()})
-
-
-def _why_not_gradients(grads: Any, inputs: Any) -> str:
-    import torch
-
-    wanted = sorted(name for name, x in inputs.items() if x.is_floating_point())
-    if not isinstance(grads, dict) or sorted(map(str, grads)) != wanted:
-        got = sorted(map(str, grads)) if isinstance(grads, dict) else type(grads).__name__
-        return f"return the gradients of {', '.join(wanted) or 'nothing'} by name, got {got}"
-    for name in wanted:
-        if not isinstance(grads[name], torch.Tensor) or grads[name].shape != inputs[name].shape:
-            return f"the gradient of {name} is no tensor of its shape, which the stage before waits for"
-    return ""
-
-
-def _tower_in_words(off: Off) -> str:
-    number, _, name = off.name.partition(".")
-    tower = "image" if int(number) < 6 else "text"
-    if off.found is None or not any(off.found.flat):
-        what = "no gradient" if off.found is None else "gradient 0"
-        return f"{name} of layer {number} has {what}: the {tower} tower does not learn"
-    return in_words(off._replace(name=f"{name} of layer {number}, {tower} tower,"))
-
-
 def _judge_pairwise(fn: Callable[..., Any], num_ranks: int, num_pairs: int) -> None:
     case = f"{num_pairs} pair(s) on each of {num_ranks} rank(s)"
     everyone = num_ranks * num_pairs * WIDTH * NUMBER
@@ -179,14 +94,6 @@ def _judge_pairwise(fn: Callable[..., Any], num_ranks: int, num_pairs: int) -> N
         limits=[Limit("bytes", most, _BYTES)],
         at=", rank {rank}: ",
     )
-
-
-def _judge_stage_backward(fn: Callable[..., Any]) -> str:
-    for sizes in CUTS:
-        case = f"stages of {', '.join(map(str, sizes))} layers"
-        compare_on_ranks(_chain, 1, fn, sizes, case=case, why=_tower_in_words, at=": ")
-    compare_on_ranks(_chain, 1, fn, None, case="a stage that uses a tensor and passes it on", why=in_words, at=": ")
-    return f"all gradients are those of one process for {len(CUTS)} cuts of the two towers"
 
 
 numbers = Predict(
@@ -224,21 +131,5 @@ pairwise = Implement(
         "d loss / d logits = -signs * sigmoid(-signs * logits) / b, and all three gradients follow from it.",
         "The rows of texts go back with a reduce-scatter. The loss asked for is the mean over the ranks: divide by N "
         "once. The gradient of the scale is a sum over the ranks, too.",
-    ),
-)
-
-
-stage_backward = Repair(
-    "two_towers-4",
-    "A tower that does not learn",
-    "Repair `stage_backward(inputs, outputs, grads)`, with which one tower of two does not learn.",
-    judge=_judge_stage_backward,
-    minutes=10,
-    points=3,
-    hints=(
-        "Which tensor is in the outputs of a text stage and was not computed there?",
-        "The gradient of `image` comes from the loss, behind the text tower. Which stages must pass it on?",
-        "A tensor that is passed on is the input itself. A backward from that tensor leaves the gradient in its .grad, "
-        "beside what the stage's own use of it gives.",
     ),
 )

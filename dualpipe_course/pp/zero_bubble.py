@@ -1,4 +1,4 @@
-"""Exercises of "Zero Bubble": two parts of the trainer (late weight gradients, ZB-H1's rows), less room, sums.
+"""Exercises of "Zero Bubble": two parts of the trainer (late weight gradients, ZB-H1's rows), and sums.
 
 Chapter: book/pp/zero-bubble.  Split backwards are judged word by word: results, matrix products, what is still held.
 """
@@ -9,24 +9,21 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course.comparison import Found, Limit, Numbers, Off, in_words
-from dualpipe_course.declared import Puzzle, Repair
+from dualpipe_course.declared import Repair
 from dualpipe_course.own.part import Alone, OnRanks, Part
 from dualpipe_course.pp import split_rows
 from dualpipe_course.pp.gradients import OLD
-from dualpipe_course.pp.programs import check_actions, parse
+from dualpipe_course.pp.programs import check_actions
 from dualpipe_course.start.ranks import all_waited_for
-from dualpipe_course.trial import on_ranks, partial_score
+from dualpipe_course.trial import on_ranks
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.program import B, F, I, W
-from dualpipe_lab.pp.simulator import simulate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-# of the puzzle, all ticks 1
-RANKS, MICROBATCHES, ROOM, TICKS, SLOWEST = 4, 6, (4, 3, 3, 3), 22, 27
 WIDTH, HIDDEN, WORDS = 5, 7, 6
 ROWS = (3, 5, 4, 2)  # of each microbatch; of one row an einsum makes no matrix product
 
@@ -285,25 +282,6 @@ def _look_at_rows(p: int, m: int) -> str:
     return ""
 
 
-def _judge_less_room(answer: object) -> str:
-    timeline = simulate(parse(answer, RANKS, MICROBATCHES))
-    held = [timeline.peak_activations(rank) for rank in range(RANKS)]
-    for rank, (number, room) in enumerate(zip(held, ROOM, strict=True)):
-        if number > room:
-            raise Wrong(
-                f"{timeline.makespan} ticks, but rank {rank} holds {number} activations and has room for {room}; "
-                "an activation is held until its W",
-                picture=timeline,
-            )
-    if timeline.makespan > TICKS:
-        raise Wrong(
-            f"it fits, with {timeline.makespan} ticks; {TICKS} are possible",
-            score=partial_score(timeline.makespan, SLOWEST, TICKS),
-            picture=timeline,
-        )
-    return f"{timeline.makespan} ticks with {sum(held)} activations; 1F1B takes 27 with 10, ZB-H1 21 with 16"
-
-
 def _judge_follow(fn: Callable[..., Any]) -> str:
     if problem := on_ranks(split_rows.try_rows, 1, fn, case="calling your function")[0]:
         raise Wrong(problem)
@@ -377,21 +355,6 @@ rows_zb_h1 = Part(
     ),
 )
 
-
-less_room = Puzzle(
-    "zero_bubble-3",
-    "Less room than H1",
-    "Find a program for 4 ranks and 6 microbatches: 22 ticks, activations within 4, 3, 3 and 3.",
-    judge=_judge_less_room,
-    minutes=40,
-    points=3,
-    hints=(
-        "Write I and W in place of each B first: 24 ticks, and the memory of 1F1B. Why is it quicker already?",
-        "Rank 3 waits for no rank but rank 2. Let its W wait while it has room, so that its I come sooner.",
-        "Ranks 0 and 1 may keep 1F1B's order, each I followed by its W. Rank 2 starts with three forwards. Rank 3 runs "
-        "F0 I0 F1 I1, and at the end leaves three W for after its last I.",
-    ),
-)
 
 follow = Repair(
     "zero_bubble-4",

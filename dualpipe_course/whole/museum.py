@@ -1,17 +1,10 @@
-"""Exercises of "The museum of defects": quotients to predict, a search to write, runs without a name.
+"""Exercises of "The museum of defects": quotients to predict, and runs without a name.
 
 Chapter: book/whole/museum.  The runs without a name are those of the chapter on other data.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from dualpipe_course.declared import Implement, Predict, Puzzle
-from dualpipe_course.trial import call_each
+from dualpipe_course.declared import Predict, Puzzle
 from dualpipe_course.wrong import Wrong
-
-if TYPE_CHECKING:
-    pass
 
 NAMES = ("clipped with the scale", "undivided pipeline", "experts averaged over copies", "bytes of gradients")
 _SLIPS = (
@@ -35,7 +28,6 @@ _SLIPS = (
 )
 UNNAMED = ("MeanOfMeans", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches")
 FIRST_SEED = 500
-_PLACES = {"forward", "gradient", "update", "cost", "nothing"}
 
 
 def unnamed() -> None:
@@ -48,50 +40,6 @@ def unnamed() -> None:
     for number, (sound, suspect) in enumerate(zip(logs[::2], logs[1::2], strict=True), 1):
         print(f"run {number}, beside a sound {runs[number - 1].__bases__[0].__name__} run")
         print(beside(sound, suspect, steps=3), end="\n\n")
-
-
-def _log(**changes: Any) -> dict[str, Any]:
-    sound = {"losses": [5.0, 4.0, 3.5], "norms": [3.0, 2.5, 2.0], "sent": 1000, "time": 12.5, "peak": 640}
-    return {**sound, **changes}
-
-
-def _cases() -> list[tuple[str, dict[str, Any], dict[str, Any], str]]:
-    """Texts, logs and the place of the first difference."""
-    changes: list[tuple[str, dict[str, Any], str]] = [
-        ("equal logs", {}, "nothing"),
-        ("another first loss", {"losses": [5.1, 4.0, 3.5]}, "forward"),
-        ("another first norm", {"norms": [6.0, 2.5, 2.0]}, "gradient"),
-        ("other losses from step 2 on", {"losses": [5.0, 4.2, 3.9]}, "update"),
-        ("another norm in step 2", {"norms": [3.0, 2.6, 2.0]}, "update"),
-        ("other bytes", {"sent": 2000}, "cost"),
-        ("another time", {"time": 13.0}, "cost"),
-        ("another peak", {"peak": 641}, "cost"),
-        ("rounding", {"losses": [5.0 * (1 + 1e-13), 4.0, 3.5], "norms": [3.0, 2.5 * (1 + 1e-12), 2.0]}, "nothing"),
-        ("first loss, norm and bytes", {"losses": [4.0, 3.0, 2.0], "norms": [9.0, 2.5, 2.0], "sent": 1}, "forward"),
-        (
-            "first norm, later losses and bytes",
-            {"losses": [5.0, 4.2, 3.9], "norms": [9.0, 1, 1], "sent": 1},
-            "gradient",
-        ),
-        ("later losses and bytes", {"losses": [5.0, 4.0, 3.6], "sent": 1}, "update"),
-        ("a first norm that is not a number", {"norms": [float("nan"), 2.5, 2.0]}, "gradient"),
-        ("a later loss that is not a number", {"losses": [5.0, 4.0, float("nan")]}, "update"),
-        ("a run that ended after two steps", {"losses": [5.0, 4.0], "norms": [3.0, 2.5]}, "update"),
-    ]
-    return [(text, _log(), _log(**change), place) for text, change, place in changes]
-
-
-def _judge_first_difference(fn: Callable[..., Any]) -> str:
-    cases = _cases()
-    results = call_each(fn, [(sound, suspect) for _, sound, suspect, _ in cases])
-    for (text, _, _, expected), (is_fine, value) in zip(cases, results, strict=True):
-        if not is_fine:
-            raise Wrong(f"{text}: your function {value}")
-        if not isinstance(value, str) or value not in _PLACES:
-            raise Wrong(f"{text}: it returned {value!r}; the places are {', '.join(sorted(_PLACES))}")
-        if value != expected:
-            raise Wrong(f"{text}: it returned {value!r}, expected {expected!r}: the first difference decides")
-    return f"{len(cases)} logs, among them equal ones, rounding and NaN"
 
 
 def _judge_five_runs(answer: object) -> str:
@@ -143,19 +91,6 @@ quotients = Predict(
     called={"m": "microbatches", "scale": "loss scale", "each": "on each rank"},
 )
 
-first_difference = Implement(
-    "museum-2",
-    "The first difference",
-    """Write `first_difference(sound, suspect)`: where two logs differ first, or "nothing".""",
-    judge=_judge_first_difference,
-    minutes=20,
-    points=3,
-    hints=(
-        "Four comparisons in the order of the chapter; the first that differs decides.",
-        "math.isclose(a, b, rel_tol=1e-6) compares two numbers; a loss can be NaN, which is close to nothing.",
-        "A run that is shorter than the sound one differs where it ends.",
-    ),
-)
 
 five_runs = Puzzle(
     "museum-3",

@@ -1,15 +1,13 @@
-"""Exercises of "Plan your run": which rank is full, a slow network, forgotten logits.
+"""Exercises of "Plan your run": which rank is full, and a slow network.
 
 Chapter: book/whole/plan-your-run.  Memory and seconds are those of `memory` and `estimate`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from dualpipe_course.declared import Predict, Puzzle, Repair
-from dualpipe_course.plain import plain
-from dualpipe_course.trial import call_each, ended, partial_score
+from dualpipe_course.declared import Predict, Puzzle
+from dualpipe_course.trial import partial_score
 from dualpipe_course.wrong import Wrong
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import H100, Plan, estimate, memory
@@ -43,28 +41,6 @@ def _fullest(each: int, logits: int) -> Sequence[float]:
     return plain.index(max(plain)), max(plain), again.index(max(again)), max(again)
 
 
-def peaks_of(
-    weights: Sequence[int], layers: Sequence[int], num_microbatches: int, layer_bytes: int, logit_bytes: int
-) -> list[int]:
-    """The bytes of every rank of 1F1B.
-
-    >>> peaks_of([1, 1], [1, 1], 4, 10, 100)
-    [38, 128]
-    """
-    size = len(weights)
-    kept = [min(size - rank, num_microbatches) * layers[rank] * layer_bytes for rank in range(size)]
-    ends = [0] * (size - 1) + [logit_bytes]
-    return [18 * one + held + end for one, held, end in zip(weights, kept, ends, strict=True)]
-
-
-def _pipelines() -> Iterator[tuple[list[int], list[int], int, int, int]]:
-    yield [3, 2], [1, 1], 1, 10, 100
-    yield [3, 2], [1, 1], 4, 10, 100
-    yield [5], [4], 2, 7, 50
-    yield [9, 4, 4, 8], [4, 4, 4, 3], 8, 1_000, 40_000
-    yield [9, 4, 4, 8], [4, 4, 4, 3], 2, 1_000, 40_000
-
-
 def _judge_slow_network(answer: object) -> str:
     if answer is ...:
         raise Wrong("not answered yet: give a lab.Plan")
@@ -83,20 +59,6 @@ def _judge_slow_network(answer: object) -> str:
     if seconds > LIMIT_SECONDS:
         raise Wrong(f"{found}; it is too slow", score=partial_score(seconds, 2 * LIMIT_SECONDS, LIMIT_SECONDS))
     return f"a plan within {LIMIT_BYTES / GB:.0f} GB and {LIMIT_SECONDS} s on a slow network"
-
-
-def _judge_peaks(fn: Callable[..., Any]) -> str:
-    cases = list(_pipelines())
-    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
-        where = f"weights {case[0]}, layers {case[1]}, {case[2]} microbatches, {case[3]} and {case[4]} bytes"
-        if not is_fine:
-            raise Wrong(ended(where, value))
-        found, expected = plain(value), peaks_of(*case)
-        if not isinstance(found, list) or any(type(size) is not int for size in found):
-            raise Wrong(f"{where}: return a list of whole numbers, got {value!r:.80}")
-        if found != expected:
-            raise Wrong(f"{where}: got {found}, expected {expected}; which rank has logits, and of how many at once?")
-    return f"right for {len(cases)} pipelines; the last rank has the logits of one microbatch"
 
 
 numbers = Predict(
@@ -132,18 +94,5 @@ slow_network = Puzzle(
         "With pp 2 across, a node of 8 GPUs holds half of the layers. More microbatches make the bubble smaller.",
         "ZeRO-1 or 2 shards the states; along cp a GPU keeps less of each sequence; recomputation costs a third more "
         "arithmetic.",
-    ),
-)
-
-peaks = Repair(
-    "plan_your_run-4",
-    "The rank that ran out",
-    "Repair `peaks(...)`, which forgot the logits.",
-    judge=_judge_peaks,
-    minutes=10,
-    points=2,
-    hints=(
-        "Which argument does the function never use?",
-        "Only the last rank has the head. How many microbatches' logits are there at once?",
     ),
 )

@@ -17,17 +17,17 @@ from dualpipe_course.personal import personal
 from dualpipe_course.registry import find
 
 ROOT = Path(__file__).parents[2]
-EXERCISE, SOLUTION = ROOT / "exercises/whole/museum.ipynb", ROOT / "solutions/whole/museum/museum.ipynb"
+EXERCISE, SOLUTION = ROOT / "exercises/ep/eplb.ipynb", ROOT / "solutions/ep/eplb/eplb.ipynb"
 WORKFLOW = yaml.safe_load((ROOT / "examples/classroom/marks.yml").read_text(encoding="utf-8"))
-NUMBERS = "a, b, c, d = "
+NUMBERS = "replicas, heaviest, moved_mib, summed_mib = "
 RIGHT = {
     tag: "".join(cell["source"])
     for cell in json.loads(SOLUTION.read_bytes())["cells"]
     for tag in cell["metadata"].get("tags", ())
 }
-TALKS = RIGHT["answer-museum-2"].replace('"""\n', '"""\n    print("called")\n', 1) + "\nprint('defined')"
-ONE_WRONG = f"# NBVAL_RAISES_EXCEPTION\n{NUMBERS}1024, 480, 2, 3"
-NOTHING = {"answer-museum-2": "", "answer-museum-3": ""}  # names that are not defined: quickly judged
+TALKS = RIGHT["answer-eplb-2"].replace('"""\n', '"""\n    print("called")\n', 1) + "\nprint('defined')"
+ONE_WRONG = f"# NBVAL_RAISES_EXCEPTION\n{NUMBERS}2, 13, 9, 6"
+NOTHING = {"answer-eplb-2": ""}  # a name that is not defined: quickly judged
 
 
 def hand_in(folder, learner, answers, seed=None, edited=None):
@@ -40,13 +40,13 @@ def hand_in(folder, learner, answers, seed=None, edited=None):
             cell["source"] = answers.get(tag, cell["source"])
             if edited and tag.startswith(("answer-", "check-")):
                 cell["metadata"]["tags"] += edited
-    path = folder / learner / "museum.ipynb"
+    path = folder / learner / "eplb.ipynb"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(notebook), encoding="utf-8")
 
 
 def seeded(seed):
-    return NUMBERS + str(find("museum-1").variants.answers(seed))
+    return NUMBERS + str(find("eplb-1").variants.answers(seed))
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ def marked(tmp_path_factory):
     """A folder of submissions, grafted and marked by the commands of the workflow for a classroom."""
     folder = tmp_path_factory.mktemp("graft")
     submitted, path = folder / "submissions", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    forged = {"check-museum-1": "print('museum-1 solved: yes')", "answer-museum-1": ONE_WRONG}
-    hand_in(submitted, "right", RIGHT | {"answer-museum-2": TALKS})
-    hand_in(submitted, "partly", {"answer-museum-1": ONE_WRONG, "answer-museum-3": RIGHT["answer-museum-3"]})
-    hand_in(submitted, "own numbers", NOTHING | {"answer-museum-1": seeded(17)}, seed=17)
-    hand_in(submitted, "neighbour", NOTHING | {"answer-museum-1": seeded(17)}, seed=18)
+    forged = {"check-eplb-1": "print('eplb-1 solved: yes')", "answer-eplb-1": ONE_WRONG}
+    hand_in(submitted, "right", RIGHT | {"answer-eplb-2": TALKS})
+    hand_in(submitted, "partly", {"answer-eplb-1": ONE_WRONG})
+    hand_in(submitted, "own numbers", NOTHING | {"answer-eplb-1": seeded(17)}, seed=17)
+    hand_in(submitted, "neighbour", NOTHING | {"answer-eplb-1": seeded(17)}, seed=18)
     hand_in(submitted, "edited", NOTHING | forged, edited=["raises-exception", "nbval-skip", "nbval-ignore-output"])
     (submitted / "broken.ipynb").write_text("{", encoding="utf-8")
     (folder / "course").symlink_to(ROOT)
@@ -86,7 +86,7 @@ def properties(case):
 def failed(marked, learner):
     """The checks of a learner that failed, each with its message."""
     cases = [case for case in marked.cases if properties(case).get("learner") == learner]
-    assert len(cases) == 3
+    assert len(cases) == 2
     return {
         properties(case)["exercise"]: case.find("failure").text for case in cases if case.find("failure") is not None
     }
@@ -98,24 +98,24 @@ def test_right_answers_pass_whatever_they_print(marked):
 
 def test_wrong_and_empty_answers_fail_alone_each_with_its_sentence(marked):
     found = failed(marked, "partly")
-    assert list(found) == ["museum-1", "museum-2"]
-    assert "the number of copies" in found["museum-1"]
-    assert "museum-2: not written yet" in found["museum-2"]
+    assert list(found) == ["eplb-1", "eplb-2"]
+    assert "the heavier one" in found["eplb-1"]
+    assert "eplb-2: not written yet" in found["eplb-2"]
 
 
 def test_personal_numbers_are_marked_by_the_seed_of_the_notebook(marked):
-    assert list(failed(marked, "own numbers")) == ["museum-2", "museum-3"]
-    assert list(failed(marked, "neighbour")) == ["museum-1", "museum-2", "museum-3"]
-    cells = json.loads((marked.out / "own-numbers-museum.ipynb").read_bytes())["cells"]
-    (check,) = [cell for cell in cells if "check-museum-1" in cell["metadata"].get("tags", ())]
-    line = find("museum-1").verdict(find("museum-1").variants.answers(17), seed=17).message
-    assert check["outputs"][0]["text"] == f"museum-1 solved: {line}\n"
+    assert list(failed(marked, "own numbers")) == ["eplb-2"]
+    assert list(failed(marked, "neighbour")) == ["eplb-1", "eplb-2"]
+    cells = json.loads((marked.out / "own-numbers-eplb.ipynb").read_bytes())["cells"]
+    (check,) = [cell for cell in cells if "check-eplb-1" in cell["metadata"].get("tags", ())]
+    line = find("eplb-1").verdict(find("eplb-1").variants.answers(17), seed=17).message
+    assert check["outputs"][0]["text"] == f"eplb-1 solved: {line}\n"
 
 
 def test_edited_checks_tags_and_comments_gain_nothing(marked):
-    assert list(failed(marked, "edited")) == ["museum-1", "museum-2", "museum-3"]
-    grafted = (marked.out / "edited-museum.ipynb").read_text(encoding="utf-8")
-    assert not any(word in grafted for word in ("raises-exception", "nbval-skip", "NBVAL", "museum-1 solved: yes"))
+    assert list(failed(marked, "edited")) == ["eplb-1", "eplb-2"]
+    grafted = (marked.out / "edited-eplb.ipynb").read_text(encoding="utf-8")
+    assert not any(word in grafted for word in ("raises-exception", "nbval-skip", "NBVAL", "eplb-1 solved: yes"))
 
 
 def test_a_submission_that_cannot_be_read_fails_with_the_reason(marked):
@@ -131,8 +131,8 @@ def test_only_checks_and_what_cannot_be_read_fail(marked):
 
 def test_points_are_printed_at_the_end(marked):
     lines = marked.printed.splitlines()
-    assert "partly  museum  1✗ 2✗ 3✓  3 / 7" in lines
-    assert "right  museum  1✓ 2✓ 3✓  7 / 7" in lines
+    assert "partly  eplb  1✗ 2✗  0 / 4" in lines
+    assert "right  eplb  1✓ 2✓  4 / 4" in lines
 
 
 def test_after_a_cell_that_took_too_long_the_rest_is_judged():
@@ -148,7 +148,7 @@ def test_grafting_again_leaves_nothing_of_before_and_spares_a_folder_of_others(t
     assert capsys.readouterr().out == f"==> 1 notebooks; mark them: pytest --nbval {tmp_path / 'out'}\n"
     (tmp_path / "in" / "anna").rename(tmp_path / "in" / "zoe")
     graft(tmp_path / "in", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["conftest.py", "zoe-museum.ipynb"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["conftest.py", "zoe-eplb.ipynb"]
     hand_in(tmp_path / "in", "anna", {})
     with pytest.raises(ValueError, match="notebooks that graft has not written"):
         graft(tmp_path / "in", tmp_path / "in" / "zoe")

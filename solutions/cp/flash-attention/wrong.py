@@ -10,25 +10,12 @@ TYPICAL = {
         "copies the keys": Bad(_PREDICT + "1_064_960, 17_301_504, 36, 26", "not copied"),
         "weights alone": Bad(_PREDICT + "802_816, 16_777_216, 36, 26", "Q, K and V are kept too"),
     },
-    "flash_attention-3": {
-        "the page's backward": Bad([(" - dlse[:, None]  # dLSE / dS = P", "")], "a loss that does not use the LSE"),
-        "dlse with the sign of delta": Bad([(" - dlse[:, None]", " + dlse[:, None]")], "with another sign of dlse"),
-        "own delta": Bad(
-            [("(dp - delta)", "(dp - (p * dp).sum(1, keepdim=True))")], "look at what is subtracted from dP"
-        ),
-    },
 }
 
 CHEATS = {
     "flash_attention-1": {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "tiled_bytes = naive_bytes = num_tiles = num_later = Anything()", "must be a whole number"
-        ),
-    },
-    "flash_attention-3": {
-        "one block": Bad(
-            [("range(0, len(k), size)", "range(0, len(k), len(k))"), ("first + size", "len(k)")],
-            "a tensor of 144 numbers was made",
         ),
     },
 }

@@ -1,16 +1,6 @@
 """Right answers of another style to the exercises on ring attention."""
 
 RIGHT = {
-    "ring_attention-3": {
-        "one tensor, unordered": """
-ranks = torch.stack([torch.tensor([23 - r, 16 + r, 2 * r, 15 - 2 * r, 2 * r + 1, 14 - 2 * r]) for r in range(4)])
-""",
-        "an array": """
-import numpy as np
-r = np.arange(4)[:, None]
-ranks = np.concatenate([2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r, 16 + r, 23 - r], 1)
-""",
-    },
     "ring_attention-4": {
         "merged two by two": """
 def gradients(do, q, blocks, found, block_backward):

@@ -3,14 +3,6 @@
 from bad_answer import Bad
 
 TYPICAL = {
-    "ring_attention-3": {
-        "zigzag of the whole": Bad(
-            "ranks = [[3 * r, 3 * r + 1, 3 * r + 2, 21 - 3 * r, 22 - 3 * r, 23 - 3 * r] for r in range(4)]",
-            "the critical path is 75, the budget 46",
-        ),
-        "stripes": Bad("ranks = [list(range(r, 24, 4)) for r in range(4)]", "the critical path is 52"),
-        "forgets one": Bad("ranks = [list(range(1, 7)), [7], [8], [9]]", "position 0 is on 0 ranks"),
-    },
     "ring_attention-4": {
         "as it was": Bad(
             [("found = [(out, lse)] * len(blocks)", "pass")],
@@ -44,9 +36,6 @@ TYPICAL = {
 }
 
 CHEATS = {
-    "ring_attention-3": {
-        "twice the same": Bad("ranks = [list(range(6))] * 4", "position 0 is on 4 ranks"),
-    },
     "ring_attention-4": {
         "autograd": Bad(
             """

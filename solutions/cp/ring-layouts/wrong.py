@@ -10,11 +10,6 @@ TYPICAL = {
         "own block alone": Bad(_PREDICT + "58, 10, 16, 21, 1", "the second step is not empty"),
         "one rank's total": Bad(_PREDICT + "58, 16, 16, 16, 1", "no single rank"),
     },
-    "ring_layouts-2": {
-        "by owner": Bad([("[(rank - other) % num_ranks]", "[other]")], "by owner of the keys"),
-        "other way round": Bad([("(rank - other)", "(other - rank)")], "the other way round"),
-        "no window": Bad([("window is not None and position >= window", "False")], "without the window"),
-    },
     "ring_layouts-3": {
         "stripes": Bad("owner = [p % 4 for p in range(24)]", "= 254 pairs"),
         "zigzag": Bad("owner = [min(p // 3, 7 - p // 3) for p in range(24)]", "= 315 pairs"),
@@ -26,19 +21,6 @@ CHEATS = {
     "ring_layouts-1": {
         "equal to everything": Bad(
             EQUAL_TO_ALL + "visible = contiguous = striped = zigzag = hops = Anything()", "must be a whole number"
-        ),
-    },
-    "ring_layouts-2": {
-        "pair by pair": Bad(
-            """
-def work(owner, num_ranks, window):
-    pairs = [[0] * num_ranks for _ in range(num_ranks)]
-    for i, rank in enumerate(owner):
-        for j in range(0 if window is None else max(0, i - window + 1), i + 1):
-            pairs[rank][(rank - owner[j]) % num_ranks] += 1
-    return pairs
-""",
-            "20",
         ),
     },
     "ring_layouts-3": {

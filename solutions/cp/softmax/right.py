@@ -33,17 +33,4 @@ def backward(x, y, dy, temperature):
     return dx, dt
 """,
     },
-    "softmax-3": {
-        "a column more": """
-def weights(x, sink):
-    return torch.softmax(torch.cat([x, sink.expand(len(x), 1)], -1), -1)[:, :-1]
-""",
-        "a sigmoid of what the scores are worth": """
-def weights(x, sink):
-    dead = (x == -torch.inf).all(-1, keepdim=True)
-    lse = x.masked_fill(dead, 0).logsumexp(-1, keepdim=True)
-    y = (x.masked_fill(dead, 0) - lse).exp() * torch.sigmoid(lse - sink)
-    return y.masked_fill(dead, 0)
-""",
-    },
 }

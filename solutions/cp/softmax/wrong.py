@@ -21,19 +21,6 @@ TYPICAL = {
         ),
         "diagonal alone": Bad([("dy - (y * dy).sum(-1, keepdim=True)", "dy - y * dy")], "the gradient of the scores"),
     },
-    "softmax-3": {
-        "the page's softmax": Bad(
-            "def weights(x, sink):\n    return torch.softmax(x, -1) + 0 * sink", "ordinary scores: the weights"
-        ),
-        "repaired behind": Bad(
-            "def weights(x, sink):\n"
-            "    m = x.detach().amax(-1, keepdim=True)\n"
-            "    powers = torch.exp(x - m)\n"
-            "    return (powers / (torch.exp(sink - m) + powers.sum(-1, keepdim=True))).nan_to_num(0)",
-            "is not a number",
-        ),
-        "the sink has no gradient": Bad([("torch.exp(sink - largest)", "torch.exp(sink.detach() - largest)")], "sink"),
-    },
 }
 
 CHEATS = {
@@ -48,13 +35,6 @@ CHEATS = {
             "def forward(x, temperature):\n"
             + _LIBRARY
             + "    return softmax(x / temperature)\ndef backward(x, y, dy, temperature):\n    return dy, 0",
-            "the library's own is switched off",
-        ),
-    },
-    "softmax-3": {
-        "the library's own": Bad(
-            "def weights(x, sink):\n    from dualpipe_lab.cp.softmax import Softmax\n"
-            "    return Softmax.apply(torch.cat([x, sink.expand(len(x), 1)], -1))[:, :-1]",
             "the library's own is switched off",
         ),
     },

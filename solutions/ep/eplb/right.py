@@ -49,8 +49,4 @@ def make_plan(loads, num_slots, speeds, most):
     return [i for _, rank in ranks for i in rank]
 """,
     },
-    "eplb-3": {
-        "another slot for expert 0": "plan = [0, 6, 8, 4, 2, 3, 1, 8, 7, 0, 8, 5]",
-        "as a tensor": "plan = torch.tensor([0, 6, 8, 4, 2, 3, 1, 8, 7, 8, 0, 5])",
-    },
 }

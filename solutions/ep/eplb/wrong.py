@@ -15,13 +15,6 @@ TYPICAL = {
         "one speed": Bad([("(totals[r] + shares[expert]) / speeds[r]", "totals[r]")], "the replicas are right"),
         "drops the idle": Bad([("in sorted(replicas,", "in sorted([i for i in replicas if loads[i]],")], "has no slot"),
     },
-    "eplb-3": {
-        "one change": Bad([("plan = [", "plan = [0, 6, 2, 4, 5, 3, 1, 8, 7, 1, 7, 8]\nrest = [")], "ranks 147"),
-        "three changes": Bad(
-            [("plan = [", "plan = [0, 6, 2, 4, 8, 3, 3, 8, 7, 1, 8, 5]\nrest = [")], "below the plan from scratch"
-        ),
-        "five changes": Bad([("plan = [", "plan = [8, 6, 8, 4, 2, 3, 1, 8, 0, 8, 7, 5]\nrest = [")], "5 slots hold"),
-    },
 }
 
 CHEATS = {
@@ -32,12 +25,10 @@ CHEATS = {
     },
     "eplb-2": {
         "the library's own": Bad(
+            "from dualpipe_lab.ep.eplb import rebalance_experts\n"
             "def make_plan(loads, num_slots, speeds, most):\n"
             "    return rebalance_experts([loads], num_slots, 1, 1, len(speeds))[0][0].tolist()",
             "the library's own is switched off",
         ),
-    },
-    "eplb-3": {
-        "from scratch": Bad("plan = scratch[0][0].tolist()", "12 slots hold another expert"),
     },
 }

@@ -24,15 +24,4 @@ def assign(indices, num_experts, num_slots_each):
     return slots.reshape(indices.shape[::-1]).T
 """,
     },
-    "gshard-4": {
-        "softmax of the chosen": """
-def weights_of(logits, indices, slots):
-    return torch.where(slots >= 0, logits.gather(-1, indices).softmax(-1), 0.0)
-""",
-        "normalize": """
-def weights_of(logits, indices, slots):
-    scores = torch.take_along_dim(torch.softmax(logits, dim=1), indices, dim=1)
-    return torch.nn.functional.normalize(scores, p=1, dim=1).masked_fill(slots.lt(0), 0)
-""",
-    },
 }

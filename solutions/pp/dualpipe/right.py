@@ -149,33 +149,4 @@ def backwards(words, weights, grads, inputs, dys):
     return [dys[f][i] @ weights[f] for f, i in names]
 """,
     },
-    "dualpipe-5": {
-        "gradients as one tensor": """
-def clipped_step(rank, world_size, stages, max_norm, lr):
-    mirror = world_size - 1 - rank
-    groups = {r: comm.new_group([r, world_size - 1 - r]) for r in range(world_size // 2)}
-    flat = {s: torch.cat([w.grad.reshape(-1) for w in stages[s].parameters()]) for s in sorted(stages)}
-    both = torch.cat(list(flat.values()))
-    comm.all_reduce(both, group=groups[min(rank, mirror)])
-    parts = dict(zip(flat, both.split([part.numel() for part in flat.values()])))
-    half = sum(part @ part for part in parts.values()) / 2
-    comm.all_reduce(half)
-    norm = half.sqrt().item()
-    factor = lr * (max_norm / norm if norm > max_norm else 1.0)
-    with torch.no_grad():
-        for s, part in parts.items():
-            sizes = [w.numel() for w in stages[s].parameters()]
-            for w, g in zip(stages[s].parameters(), part.split(sizes)):
-                w -= factor * g.view_as(w)
-    return norm
-""",
-        "the norm by the upper half of the ranks": [
-            (
-                "    for w in stages[rank].parameters():  # every stage once\n"
-                "        squares += w.grad.square().sum()\n",
-                "    for module in stages.values() if rank < world_size // 2 else ():\n"
-                "        for w in module.parameters():\n            squares += w.grad.norm() ** 2\n",
-            )
-        ],
-    },
 }

@@ -40,34 +40,4 @@ def recompute(segment, *inputs):
             ),
         ],
     },
-    "gradient_checkpointing-3": {
-        "a set": 'recomputed = {"gelu", "scores", "norm 1", "norm 2"}',
-        "the best of all choices": """
-from itertools import combinations
-
-table = check.gradient_checkpointing.OPERATIONS
-total = sum(units for units, _ in table.values())
-fits = [
-    names
-    for size in range(len(table) + 1)
-    for names in combinations(table, size)
-    if total - sum(table[name][0] for name in names) <= 12
-]
-recomputed = min(fits, key=lambda names: sum(table[name][1] for name in names))
-""",
-    },
-    "gradient_checkpointing-4": {
-        "a fork of the stream": [
-            ("        now = torch.get_rng_state()\n        torch.set_rng_state(ctx.random_state)\n", ""),
-            (
-                "with torch.enable_grad():\n            y = ctx.segment(x)\n        torch.set_rng_state(now)",
-                "with torch.random.fork_rng(), torch.enable_grad():\n"
-                "            torch.set_rng_state(ctx.random_state)\n            y = ctx.segment(x)",
-            ),
-        ],
-        "restores in the end": [
-            ("        torch.set_rng_state(now)\n", ""),
-            ("        return None, x.grad", "        torch.set_rng_state(now)\n        return None, x.grad"),
-        ],
-    },
 }

@@ -52,15 +52,4 @@ def loop_rows(num_ranks, num_microbatches, num_virtual_stages):
     return rows
 """,
     },
-    "interleaved-3": {
-        "another least number": "stages_per_rank, round_size = 6, 7",
-        "the best of all that fit": """
-from dualpipe_lab.pp.ranking import score
-
-cost = lab.Cost(F=24, I=24, W=24, latency=4)
-choices = [(v, n) for v in (1, 2, 3, 4, 6, 12) for n in range(4, 25)]
-scores = {c: score(lab.schedules.interleaved(4, 24, c[0], round_size=c[1]), cost) for c in choices}
-stages_per_rank, round_size = min((c for c in choices if scores[c].peak <= 8), key=lambda c: scores[c].makespan)
-""",
-    },
 }

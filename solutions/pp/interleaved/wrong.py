@@ -18,11 +18,6 @@ TYPICAL = {
         "warm-up of 1F1B": Bad([("2 * (p - 1 - rank)", "(p - 1 - rank)")], "to leave messages time"),
         "breadth first": Bad([("(v - 1) * len(rounds[0]) + 2 * (p - 1 - rank)", "m * v")], "are enough"),
     },
-    "interleaved-3": {
-        "as small as can be": Bad([("6, 8", "12, 4")], "are possible"),
-        "rounds of p": Bad([("6, 8", "3, 4")], "1888 ticks; 1788 are possible"),
-        "too much room": Bad([("6, 8", "6, 9")], "there is room for 8"),
-    },
 }
 
 CHEATS = {
@@ -35,8 +30,5 @@ CHEATS = {
         "the library's own": Bad(
             _LIBRARY + "def loop_rows(p, m, v):\n    return schedules.interleaved(p, m, v).rows()", "switched off"
         ),
-    },
-    "interleaved-3": {
-        "equal to everything": Bad(EQUAL_TO_ALL + "stages_per_rank = round_size = Anything()", "whole number"),
     },
 }

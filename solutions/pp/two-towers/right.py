@@ -34,42 +34,4 @@ def gradients(a, c, scale):
     return da / (b * ranks), dc / b, ds / b
 """,
     },
-    "two_towers-4": {
-        "torch.autograd.grad": """
-def stage_backward(inputs, outputs, grads):
-    leaves = {name: x for name, x in inputs.items() if x.is_floating_point()}
-    weights, seen, stack = [], set(), [y.grad_fn for y in outputs.values() if y.grad_fn is not None]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        stack += [other for other, _ in node.next_functions if other is not None]
-        if hasattr(node, "variable"):
-            weights.append(node.variable)
-    mine = {id(x) for x in leaves.values()}
-    weights = [w for w in weights if id(w) not in mine]
-    ends = [outputs[name] for name in grads if outputs[name].requires_grad]
-    found = torch.autograd.grad(
-        ends, [*leaves.values(), *weights], [grads[n] for n in grads if outputs[n].requires_grad], allow_unused=True
-    )
-    for weight, grad in zip(weights, found[len(leaves):]):
-        if grad is not None:
-            weight.grad = grad if weight.grad is None else weight.grad + grad
-    pairs = zip(leaves.items(), found)
-    return {name: torch.zeros_like(x) if grad is None else grad for (name, x), grad in pairs}
-""",
-        "added by hand": """
-def stage_backward(inputs, outputs, grads):
-    made = [name for name in grads if outputs[name] is not inputs.get(name)]
-    torch.autograd.backward([outputs[name] for name in made], [grads[name] for name in made])
-    found = {}
-    for name, x in inputs.items():
-        if x.is_floating_point():
-            found[name] = torch.zeros_like(x) if x.grad is None else x.grad
-            if outputs.get(name) is x:
-                found[name] = found[name] + grads[name]
-    return found
-""",
-    },
 }

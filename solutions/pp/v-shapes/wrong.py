@@ -21,35 +21,11 @@ TYPICAL = {
             "rank 0 works on stages [0, 3]",
         ),
     },
-    "v_shapes-3": {
-        "one backward through both": Bad(
-            [
-                ("y.detach() if tip", "y if tip"),
-                (
-                    ").requires_grad_()\n        z,",
-                    ")\n        turned.requires_grad_() if not tip else turned.retain_grad()\n        z,",
-                ),
-                ("(y, penalty), (dy, share)", "(penalty,) if tip else (y, penalty), (share,) if tip else (dy, share)"),
-                ("(share, share))", "(share, share), retain_graph=True)"),
-                ("(receive(like, rank - 1), share))", "(receive(like, rank - 1), share), retain_graph=True)"),
-            ],
-            "all gradients are right, and on rank 0 the backwards of the two stages ran 2 and 1 times",
-        ),
-        "penalties below the turn forgotten": Bad(
-            [("(y, penalty), (dy, share)", "y, dy")], "stage 0: its gradients differ from one process"
-        ),
-        "no mean": Bad(
-            [("torch.tensor(1 / len(batch), dtype=like.dtype)", "torch.ones((), dtype=like.dtype)")], "are 3 times"
-        ),
-    },
 }
 
 CHEATS = {
     "v_shapes-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 5", "whole number")},
     "v_shapes-2": {
         "empty": Bad("rows = []", "0 rows"),
-    },
-    "v_shapes-3": {
-        "nothing": Bad("def v_step(rank, world_size, near, far, batch, like):\n    pass", "its gradients are all zero"),
     },
 }

@@ -106,15 +106,6 @@ def zb_h1_rows(p, m):
     return rows
 """,
     },
-    "zero_bubble-3": {
-        "B where W follows at once": [(f"0I{m} 0W{m}", f"0B{m}") for m in range(6)],
-        "one text of four lines": [
-            ("rows = [\n", "rows = '''\n"),
-            ('    "', ""),
-            ('",\n', "\n"),
-            ("\n]", "\n'''"),
-        ],
-    },
     "zero_bubble-4": {
         "backward with inputs": """
 def follow(stage, row, inputs, dys):

@@ -2,7 +2,7 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-ONE, FOUR = "deepseek-1", "deepseek-4"
+ONE = "deepseek-1"
 NUMBERS = "copies, labels, all_to_alls, milliseconds = "
 
 TYPICAL = {
@@ -11,14 +11,8 @@ TYPICAL = {
         "all labels": Bad(NUMBERS + "4, 20, 120, 49", "half of the microbatches"),
         "every layer for every microbatch": Bad(NUMBERS + "4, 10, 240, 49", "the other 10 pass the copy"),
     },
-    FOUR: {
-        "the starter": Bad([("        comm.all_reduce(load, group=pp)\n", "")], "its own microbatches alone"),
-        "without ep": Bad([("        comm.all_reduce(load, group=ep)\n", "")], "are missing"),
-        "each in its own order": Bad([("sorted(biases)", "biases")], "loads of two stages were added"),
-    },
 }
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
-    FOUR: {"nothing": Bad("def balance(*args):\n    pass", "biases of stage 0")},
 }

@@ -2,7 +2,7 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
-ONE, TWO, THREE = "museum-1", "museum-2", "museum-3"
+ONE, THREE = "museum-1", "museum-3"
 NAMES = '["MeanOfMeans", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches"]'
 
 TYPICAL = {
@@ -10,13 +10,6 @@ TYPICAL = {
         "the share of one rank": Bad("a, b, c, d = 1024, 120, 8, 3", "the targets of the step"),
         "the copies": Bad("a, b, c, d = 1024, 480, 2, 3", "the number of copies"),
         "all microbatches": Bad("a, b, c, d = 1024, 480, 8, 12", "once per microbatch"),
-    },
-    TWO: {
-        "every digit": Bad([("math.isclose(x, y, rel_tol=1e-6)", "x == y")], "rounding"),
-        "NaN is close": Bad(
-            [("not all(math.isclose(x, y, rel_tol=1e-6)", "any(abs(x - y) > 1e-6 * abs(x)")], "not a number"
-        ),
-        "forgets the peak": Bad([('("sent", "time", "peak")', '("sent", "time")')], "another peak"),
     },
     THREE: {
         "the other one with another first loss": Bad(
@@ -29,8 +22,5 @@ TYPICAL = {
 
 CHEATS = {
     ONE: {"equal to everything": Bad(EQUAL_TO_ALL + "a, b, c, d = [Anything()] * 4", "whole number")},
-    TWO: {
-        "always the same": Bad('def first_difference(sound, suspect):\n    return "nothing"', "the first difference")
-    },
     THREE: {"nothing": Bad("names = []", "expected a list of 5 names")},
 }

@@ -4,7 +4,6 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 _PREDICT = "fullest, its_gb, fullest_again, its_gb_again = "
 _PLAN = 'plan = lab.Plan(precision="bfloat16", '
-_PEAKS = "def peaks(weights, layers, num_microbatches, layer_bytes, logit_bytes):\n    "
 
 TYPICAL = {
     "plan_your_run-1": {
@@ -17,11 +16,6 @@ TYPICAL = {
         "eight ranks": Bad(_PLAN + "dp=8, zero=3)", "16 ranks in bfloat16"),
         "ZeRO-3": Bad(_PLAN + "dp=16, zero=3, num_microbatches=4, recompute=True)", "too slow"),
     },
-    "plan_your_run-4": {
-        "logits forgotten": Bad([("found[-1] += logit_bytes", "pass")], "which rank has logits"),
-        "of all microbatches": Bad([("+= logit_bytes", "+= num_microbatches * logit_bytes")], "how many at once"),
-        "on every rank": Bad([("found[-1] += logit_bytes", "found = [f + logit_bytes for f in found]")], "which rank"),
-    },
 }
 
 CHEATS = {
@@ -32,8 +26,5 @@ CHEATS = {
     },
     "plan_your_run-3": {
         "equal to every plan": Bad(EQUAL_TO_ALL + "plan = Anything()", "give a lab.Plan"),
-    },
-    "plan_your_run-4": {
-        "numbers by heart": Bad(_PEAKS + "return [74, 146]", "expected"),
     },
 }
