@@ -102,6 +102,11 @@ class Check:
         """By question, the wrong numbers of the book that a known mistake leads to, each with what went wrong."""
         return ()
 
+    @property
+    def shown(self) -> str:
+        """Its name, as a learner reads it."""
+        return self.name
+
     def hint(self, number: int) -> str:
         """One of the hints, as a learner reads it."""
         return self.about.hints[number]
@@ -109,12 +114,12 @@ class Check:
     def verdict(self, *answers: Any, seed: int | None = None) -> Verdict:
         """Judge an answer without printing or recording anything."""
         try:
-            return Verdict(self.name, True, 1.0, self.judge(*answers, seed=seed))
+            return Verdict(self.shown, True, 1.0, self.judge(*answers, seed=seed))
         except Wrong as wrong:
-            return Verdict(self.name, False, wrong.score, wrong.message, wrong.picture, wrong.stopped)
+            return Verdict(self.shown, False, wrong.score, wrong.message, wrong.picture, wrong.stopped)
         except Exception as error:
             why = f"the check cannot read this answer ({type(error).__name__}: {error})"
-            return Verdict(self.name, False, 0.0, f"{why}; does it have the type and the shape that are asked for?")
+            return Verdict(self.shown, False, 0.0, f"{why}; does it have the type and the shape that are asked for?")
 
     def __call__(self, *answers: Any, seed: int | None = None) -> None:
         """Judge an answer; print one line if it is right.
@@ -124,13 +129,13 @@ class Check:
         """
         __tracebackhide__ = True
         if error := _unread():
-            raise NotRead(self.name, error)
+            raise NotRead(self.shown, error)
         verdict = self.verdict(*answers, seed=seed)
         self.failed_at = 0.0 if verdict.passed else monotonic()
         if record.note(self.name, verdict.passed):
             update_start_page()
         if verdict.passed:
-            print(f"{self.name} solved: {verdict.message}")
+            print(f"{verdict.name} solved: {verdict.message}")
             return
         if verdict.picture is not None and in_notebook():
             from IPython.display import display

@@ -104,6 +104,11 @@ class Part(Check):
         super().__init__(name, title, asks, trail=True, **about)
         self.part, self.names, self.off, self.trials, self._right = part, names, off, trials, right
 
+    @property
+    def shown(self) -> str:
+        """As its heading has it."""
+        return f"part {self.part}"
+
     def __call__(self, *answers: Any, seed: int | None = None, take: str = "") -> None:
         """Judge the text of a cell or of the file; one that passes becomes the file.
 
@@ -118,7 +123,7 @@ class Part(Check):
                 raise Wrong(f'give a function of your cell, {self.names[-1]}, or say take="file"')
             text = folder.choose(self.part, "" if take == "file" else text_of(answers[0]), take)
         except Wrong as wrong:
-            raise CheckFailed(Verdict(self.name, False, 0.0, wrong.message)) from None
+            raise CheckFailed(Verdict(self.shown, False, 0.0, wrong.message)) from None
         folder.name_official(part for part in before(self.part) if f"mine.{part} " in text)
         super().__call__(text)
         if place := folder.keep(self.part, text):

@@ -98,6 +98,10 @@ def _on_the_ring(rank: int, world_size: int, ranks: list[int], numel: int) -> Fo
     found |= {"reduce_scatter": reduce_scatter(blocks, ranks), "all_gather": all_gather(mine.view(1, -1), ranks)}
     if not blocks.equal(before):
         return Found({}, refused="reduce_scatter has changed x; the sum of a block is a new tensor")
+    if numel and found["reduce_scatter"].untyped_storage().data_ptr() == blocks.untyped_storage().data_ptr():
+        return Found(
+            {}, refused="reduce_scatter returns a part of x itself; a new tensor is asked for, of one rank too"
+        )
     slips = {"all_reduce": {_A_COPY: Numbers.of(turned)}}
     meter = Meter()
     all_reduce(turned, ranks)

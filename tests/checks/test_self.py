@@ -45,7 +45,7 @@ def test_the_solution_passes_with_the_line_that_its_notebook_shows(book, name):
     verdict = book.verdict(name, book.answer(name))
     assert verdict.passed, verdict.message
     assert verdict.score == 1
-    assert book.shown(name) == f"{name} solved: {verdict.message}\n"
+    assert book.shown(name) == f"{verdict.name} solved: {verdict.message}\n"
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -148,6 +148,7 @@
     return { replace, undo };
   }
 
+  const isRight = (words) => /^(part )?[\w-]+ solved: /.test(words);
   const replacers = {}; // of the exercises of this page, what puts another answer into their editors
 
   function exercise(name, cells, answerCell, checkCell) {
@@ -156,7 +157,7 @@
       check.disabled = true;
       const { verdict, text } = await judge(cells, editor.field.value, (words) => say(words));
       say(verdict, text);
-      if (verdict.startsWith(`${name} solved`)) {
+      if (isRight(verdict)) {
         dualpipeProgress.note([name]);
         solution.hidden = false;
       }
@@ -168,7 +169,7 @@
     const verdict = spoken("pre", "dp-verdict"), printed = make("pre", { className: "dp-verdict dp-printed", tabIndex: 0 });
     const say = (words, text = "") => {
       verdict.textContent = words.trim();
-      verdict.classList.toggle("solved", words.startsWith(`${name} solved`));
+      verdict.classList.toggle("solved", isRight(words));
       printed.textContent = text && `printed:\n${text}`;
     };
     const ofBook = cells.sentences ? ", whose numbers are the book's" : "";
