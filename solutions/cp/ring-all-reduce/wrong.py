@@ -6,7 +6,7 @@ _PREDICT = "bytes_sent, messages = "
 _RING = """
 def {name}(x):
     rank, N = comm.get_rank(), comm.get_world_size()
-    chunks = x.split(traffic.split(x.numel(), N))
+    chunks = x.tensor_split(N)
     for i in range(2 * (N - 1)):
         target = chunks[(rank - i - 1) % N]
         arriving = torch.empty_like(target)
