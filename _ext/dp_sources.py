@@ -1,6 +1,6 @@
 """Where numbers come from, as small marks: "(simulated)" and "(quoted: its report)" do not stop a sentence.
 
-In: the paragraphs of a part's page.  Out: each such parenthesis is a number that shows the words under the pointer and
+In: the paragraphs of a part's page.  Out: each such parenthesis is a letter that shows the words under the pointer and
 leads to them in a list at the page's end.  A notebook, and a parenthesis with a link in it, keep the words in place.
 """
 
@@ -27,7 +27,7 @@ def mark_sources(app: Sphinx, doctree: nodes.document, page: str) -> None:
                 text.parent.replace(text, _pieces(text.astext(), numbers))
     if numbers:
         entries = [nodes.list_item("", nodes.paragraph(text=words), ids=[_id(n)]) for words, n in numbers.items()]
-        listed = nodes.enumerated_list("", *entries, enumtype="arabic", prefix="", suffix=".")
+        listed = nodes.enumerated_list("", *entries, enumtype="loweralpha", prefix="", suffix=".")
         title = nodes.paragraph(text="Where the numbers come from")
         sections = [node for node in doctree.children if isinstance(node, nodes.section)]
         (sections[-1] if sections else doctree).append(nodes.container("", title, listed, classes=["dp-sources"]))
@@ -42,16 +42,21 @@ def _join_lines(paragraph: nodes.Element) -> None:
 
 
 def _pieces(text: str, numbers: dict[str, int]) -> list[nodes.Node]:
-    """Return the text with a mark for each parenthesis; equal words have one number."""
+    """Return the text with a mark for each parenthesis; equal words have one letter."""
     found: list[nodes.Node] = []
     start = 0
     for match in WORDS.finditer(text):
         words = " ".join(match[1].split())
         number = numbers.setdefault(words, len(numbers) + 1)
-        link = nodes.reference("", str(number), internal=True, refid=_id(number), reftitle=words)
-        found += [nodes.Text(text[start : match.start()]), nodes.superscript("", "", link, classes=["dp-mark"])]
+        link = nodes.reference("", _letter(number), internal=True, refid=_id(number), reftitle=words)
+        found += [nodes.Text(text[start : match.start()]), nodes.inline("", "", link, classes=["dp-mark"])]
         start = match.end()
     return [*found, nodes.Text(text[start:])]
+
+
+def _letter(number: int) -> str:
+    """The mark, which must not read as an exponent: a, b, ..."""
+    return chr(ord("a") + number - 1)
 
 
 def _id(number: int) -> str:

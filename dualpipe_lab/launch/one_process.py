@@ -9,6 +9,7 @@ Elsewhere: torch's own tests compare with `DTensor.full_tensor()` after a gather
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab.launch import causes, launcher
@@ -79,8 +80,10 @@ def same_as_one_process(
     counts = " and ".join(", ".join(map(str, sizes)).rsplit(", ", 1))
     where = f", in {_named(worst[1])}" if worst[0] and worst[1] else ""
     print(
-        f"equal to one process on {counts} rank{'s' * (sizes != [1])}: "
-        f"{len(expected)} value{'s' * (len(expected) > 1)}, largest difference {worst[0]:.1g}{where}"
+        _in_lines(
+            f"equal to one process on {counts} rank{'s' * (sizes != [1])}: "
+            f"{len(expected)} value{'s' * (len(expected) > 1)}, largest difference {worst[0]:.1g}{where}"
+        )
     )
 
 
@@ -118,7 +121,7 @@ def _compared(name: str, by_rank: ByRank, expected: "Tensor", num_ranks: int, to
         error = max(_largest(found, expected), float(is_exact and bool((found != expected).any())))
         if not error <= allowed:
             problem = f"{where} differs from one process by {error:.2g} on {rank}, allowed is {allowed:.1g}"
-            raise AssertionError(f"{problem}:\n{_cause(by_rank, found, expected, num_ranks)}")
+            raise AssertionError(_in_lines(f"{problem}:\n{_cause(by_rank, found, expected, num_ranks)}"))
         worst = max(worst, error)
     return worst
 
@@ -153,6 +156,11 @@ def _cause(by_rank: ByRank, found: "Tensor", expected: "Tensor", num_ranks: int)
     eps = torch.finfo(expected.dtype).eps if expected.is_floating_point() or expected.is_complex() else 0.0
     flat = found.flatten().tolist(), expected.flatten().tolist()
     return causes.cause(causes.Compared(*flat, copies, num_ranks, expected.shape, eps))
+
+
+def _in_lines(text: str) -> str:
+    """Break lines at the width of a page's column."""
+    return "\n".join(fill(line, 78, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
 
 
 def _largest(one: "Tensor", other: "Tensor | None" = None) -> float:
