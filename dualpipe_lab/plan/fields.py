@@ -216,8 +216,7 @@ def _grid(
 def _registered_name(schedule: str) -> str:
     from dualpipe_lab.pp import schedules
 
-    wanted = schedules.builder(schedule)
-    return next(name for name in schedules.names() if schedules.builder(name) is wanted)
+    return schedules.named(schedule).name
 
 
 class _Pipeline(NamedTuple):

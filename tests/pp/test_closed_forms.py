@@ -224,3 +224,36 @@ def test_what_a_form_does_not_cover_is_refused(subtests):
     for form, arguments, message in REFUSED:
         with subtests.test(form=form, message=message), pytest.raises(ValueError, match=message):
             form(*arguments)
+
+
+# A schedule whose record lacks a closed form; a new one without stands here, or brings its form.
+WITHOUT = {
+    "paired_1f1b": {"peak"},
+    "paired_interleaved": {"peak"},
+    "paired_zero_bubble_h1": {"peak"},
+    "pipedream": {"makespan", "peak"},
+}
+
+
+def test_the_records_of_the_registry_have_the_simulator_s_numbers_and_say_what_they_lack():
+    for name in schedules.names():
+        known = schedules.named(name)
+        assert {what for what in ("makespan", "peak", "messages") if getattr(known, what) is None} == WITHOUT.get(
+            name, set()
+        )
+        compared = 0
+        for p, m in ((2, 4), (3, 7), (4, 8), (4, 12), (6, 14)):
+            try:
+                program = known.build(p, m)
+            except ValueError:
+                continue  # a size that this schedule does not have
+            cost = Cost(F=2, B=2) if name == "easy_dualpipe" else Cost()  # its form wants F = B
+            timeline, given = simulate(program, cost), {"num_ranks": p, "num_microbatches": m, "cost": cost}
+            assert len(timeline.messages) == known.value(known.messages, **given), program
+            if known.makespan:
+                assert timeline.makespan == known.value(known.makespan, **given), program
+            if known.peak:
+                peaks = [known.value(known.peak, rank=rank, **given) for rank in range(p)]
+                assert max(map(timeline.peak_activations, range(p))) == max(peaks), program
+            compared += 1
+        assert compared >= 3, name

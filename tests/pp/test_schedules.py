@@ -144,7 +144,7 @@ def test_counts_that_no_schedule_has_are_refused(subtests):
     cases = [(name, *size) for name in schedules.names() for size in sizes]
     cases += [(name, 2, 4, v) for name in virtual for v in (0, -1, 1.0, True)]
     for name, *arguments in cases:
-        build = schedules.builder(name)
+        build = schedules.named(name).build
         message = f"{build.__name__} needs .* to be an integer of at least 1, got"
         with subtests.test(name=name, arguments=arguments), pytest.raises(ValueError, match=message):
             build(*arguments)
@@ -168,4 +168,4 @@ REFUSED = [
 def test_refusals_name_the_rule_the_values_and_the_remedy(subtests):
     for name, arguments, message in REFUSED:
         with subtests.test(name=name, arguments=arguments), pytest.raises(ValueError, match=message):
-            schedules.builder(name)(*arguments)
+            schedules.named(name).build(*arguments)

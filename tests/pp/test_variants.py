@@ -14,7 +14,7 @@ def loops(num_ranks, num_microbatches, num_virtual_stages=2, order="forward"):
 
 @pytest.fixture(autouse=True)
 def _loops(monkeypatch):
-    monkeypatch.setitem(schedules._BUILDERS, "loops", loops)
+    monkeypatch.setitem(schedules._KNOWN, "loops", schedules.Schedule("loops", loops))
 
 
 def test_options_are_read_and_reach_the_builder():

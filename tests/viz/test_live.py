@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import zlib
+from dataclasses import replace
 from html import unescape
 from itertools import product
 
@@ -13,7 +14,6 @@ from drawing_page import check_accessibility, element
 
 from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.ep import overlap
-from dualpipe_lab.pp import closed_forms
 from dualpipe_lab.viz import RankValues, compare, play, steps
 from dualpipe_lab.viz.live.pipeline import schedule_outcome
 from dualpipe_lab.viz.live.play import answer
@@ -53,7 +53,7 @@ def test_the_closed_form_beside_a_number_equals_it(subtests):
 
 
 def test_the_closed_form_is_the_librarys(monkeypatch):
-    monkeypatch.setattr(closed_forms, "gpipe_makespan", lambda *args, **rest: 1000)
+    monkeypatch.setitem(schedules._KNOWN, "gpipe", replace(schedules.named("gpipe"), makespan=lambda: 1000))
     assert schedule_outcome("gpipe", 2, 2).numbers["makespan"] == ("9 ticks", "1000 ticks")
 
 

@@ -3,23 +3,27 @@
 Chapter: book/pp.  In: a name, the number of ranks and of microbatches.  Out: a `Program`.
 """
 
-from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
 from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules import dualpipe as dual
+from dualpipe_lab.pp.schedules import easy_dualpipe as easy
+from dualpipe_lab.pp.schedules import flush, looped, paired, v_shapes, zero_bubble
+from dualpipe_lab.pp.schedules import pipedream as steady
 from dualpipe_lab.pp.schedules.dualpipe import dualpipe, dualpipev
 from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe
 from dualpipe_lab.pp.schedules.flush import gpipe, one_f_one_b
 from dualpipe_lab.pp.schedules.looped import interleaved, looped_bfs
 from dualpipe_lab.pp.schedules.paired import paired_interleaved, paired_one_f_one_b, paired_zero_bubble_h1
 from dualpipe_lab.pp.schedules.pipedream import pipedream
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.pp.schedules.v_shapes import v_half, v_min, zbv
 from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
 __all__ = [
+    "Schedule",
     "build",
-    "builder",
     "dualpipe",
     "dualpipev",
     "easy_dualpipe",
@@ -27,6 +31,7 @@ __all__ = [
     "interleaved",
     "is_synchronous",
     "looped_bfs",
+    "named",
     "names",
     "one_f_one_b",
     "options_of",
@@ -42,33 +47,8 @@ __all__ = [
     "zero_bubble_h2",
 ]
 
-_BUILDERS: dict[str, Callable[..., Program]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "looped_bfs": looped_bfs,
-    "zero_bubble_h1": zero_bubble_h1,
-    "zero_bubble_h2": zero_bubble_h2,
-    "zbv": zbv,
-    "v_half": v_half,
-    "v_min": v_min,
-    "easy_dualpipe": easy_dualpipe,
-    "dualpipe": dualpipe,
-    "dualpipev": dualpipev,
-    "paired_1f1b": paired_one_f_one_b,
-    "paired_interleaved": paired_interleaved,
-    "paired_zero_bubble_h1": paired_zero_bubble_h1,
-    "pipedream": pipedream,
-}
-
-_ASYNCHRONOUS = frozenset({pipedream})
-
-# The same stages and orders with overlapped pairs.
-_PAIRED_VARIANTS = {
-    "1f1b": "paired_1f1b",
-    "interleaved": "paired_interleaved",
-    "zero_bubble_h1": "paired_zero_bubble_h1",
-}
+_MODULES = (flush, looped, zero_bubble, v_shapes, easy, dual, paired, steady)
+_KNOWN: dict[str, Schedule] = {schedule.name: schedule for module in _MODULES for schedule in module.SCHEDULES}
 
 
 def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[str]:
@@ -84,9 +64,13 @@ def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[st
     >>> names(pairs=True)[-3:], names(pairs=False)[-3:]
     (['paired_interleaved', 'paired_zero_bubble_h1', 'pipedream'], ['dualpipe', 'dualpipev', 'pipedream'])
     """
-    left_out = () if pairs is None else _PAIRED_VARIANTS if pairs else _PAIRED_VARIANTS.values()
-    known = [name for name in _BUILDERS if name not in left_out]
-    return [name for name in known if synchronous is None or synchronous is is_synchronous(name)]
+    twins = {name: schedule.paired for name, schedule in _KNOWN.items() if schedule.paired}
+    left_out = () if pairs is None else twins if pairs else twins.values()
+    return [
+        name
+        for name, schedule in _KNOWN.items()
+        if name not in left_out and synchronous in (None, schedule.is_synchronous)
+    ]
 
 
 def paired_variant(name: str) -> str | None:
@@ -95,7 +79,7 @@ def paired_variant(name: str) -> str | None:
     >>> paired_variant("1F1B"), paired_variant("dualpipe")
     ('paired_1f1b', None)
     """
-    return next((twin for known, twin in _PAIRED_VARIANTS.items() if builder(known) is builder(name)), None)
+    return named(name).paired
 
 
 def is_synchronous(name: str) -> bool:
@@ -104,7 +88,7 @@ def is_synchronous(name: str) -> bool:
     >>> is_synchronous("1F1B"), is_synchronous("PipeDream")
     (True, False)
     """
-    return builder(name) not in _ASYNCHRONOUS
+    return named(name).is_synchronous
 
 
 def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> Program:
@@ -115,7 +99,7 @@ def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> P
     >>> build("1F1B", 4, 8)
     <Program '1F1B': 4 ranks, 4 stages, 8 microbatches>
     """
-    return builder(name)(num_ranks, num_microbatches, **options)
+    return named(name).build(num_ranks, num_microbatches, **options)
 
 
 def options_of(name: str) -> list[str]:
@@ -124,15 +108,19 @@ def options_of(name: str) -> list[str]:
     >>> options_of("gpipe")
     []
     """
-    return list(signature(builder(name)).parameters)[2:]
+    return list(signature(named(name).build).parameters)[2:]
 
 
-def builder(name: str) -> Callable[..., Program]:
-    """Return the function that `build` calls for a name; ValueError for an unknown one."""
+def named(name: str) -> Schedule:
+    """Return what is known of a schedule; ValueError for an unknown name.
+
+    >>> named("1F1B").makespan(4, 8)
+    33
+    """
     wanted = _plain(name)
-    for known, function in _BUILDERS.items():
-        if wanted in (_plain(known), _plain(function.__name__)):
-            return function
+    for known, schedule in _KNOWN.items():
+        if wanted in (_plain(known), _plain(schedule.build.__name__)):
+            return schedule
     raise ValueError(f"there is no schedule named {name!r}; use one of {', '.join(names())}")
 
 

@@ -35,6 +35,8 @@ from typing import NamedTuple
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W, check_counts
 from dualpipe_lab.pp.schedules.easy_dualpipe import check_even_microbatches, check_even_ranks
+from dualpipe_lab.pp.schedules.flush import num_messages
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.timeline import Time
 
 
@@ -241,3 +243,9 @@ def _busy(half: int, per_flow: int, position: int, t: StageTicks) -> Time:
     in_the_middle = position == half - 1  # its first pair runs one half after the other
     num_pairs = 2 * per_flow - 3 * half + position + 1 - in_the_middle
     return 2 * per_flow * (t.F + t.B) - num_pairs * (t.F + t.B - t.pair)
+
+
+SCHEDULES = (
+    Schedule("dualpipe", dualpipe, dualpipe_makespan, dualpipe_peak_activations, num_messages),
+    Schedule("dualpipev", dualpipev, dualpipev_makespan, dualpipev_peak_activations, dualpipev_num_messages),
+)

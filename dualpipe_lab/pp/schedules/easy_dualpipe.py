@@ -21,6 +21,8 @@ from heapq import heappop, heappush
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, stage_ticks
 from dualpipe_lab.pp.program import Action, B, F, Program, check_counts
+from dualpipe_lab.pp.schedules.flush import num_messages
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.timeline import Time
 
 
@@ -124,3 +126,8 @@ def easy_dualpipe_peak_activations(num_ranks: int, num_microbatches: int, rank: 
     """
     distance = min(rank, num_ranks - 1 - rank)
     return min(num_ranks, num_microbatches, num_microbatches // 2 + 1 + distance)
+
+
+SCHEDULES = (
+    Schedule("easy_dualpipe", easy_dualpipe, easy_dualpipe_makespan, easy_dualpipe_peak_activations, num_messages),
+)

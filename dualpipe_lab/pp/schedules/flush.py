@@ -18,6 +18,7 @@ from fractions import Fraction
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.program import Action, B, F, Program, check_counts
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.timeline import Time
 
 
@@ -120,3 +121,11 @@ def _flow_shop(ticks: list[Time], num_microbatches: int, cost: Cost) -> Time:
     num_links = len(ticks) - 1
     slowest = max([*ticks, *[cost.transfer] * num_links])
     return sum(ticks) + num_links * (cost.transfer + cost.latency) + (num_microbatches - 1) * slowest
+
+
+SCHEDULES = (
+    Schedule("gpipe", gpipe, gpipe_makespan, gpipe_peak_activations, num_messages),
+    Schedule(
+        "1f1b", one_f_one_b, one_f_one_b_makespan, one_f_one_b_peak_activations, num_messages, paired="paired_1f1b"
+    ),
+)

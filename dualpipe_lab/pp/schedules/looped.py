@@ -28,6 +28,7 @@ from collections.abc import Sequence
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, stage_ticks
 from dualpipe_lab.pp.program import Action, B, Cell, F, I, Overlap, Program, ProgramStep, W, check_counts
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.timeline import Time
 
 
@@ -217,3 +218,16 @@ def _loop_makespan(schedule: str, num_ranks: int, num_microbatches: int, num_vir
     ticks = stage_ticks(schedule, num_virtual_stages * num_ranks, cost)
     laps = (num_virtual_stages - 1) * max(num_microbatches, num_ranks)  # a lap takes the longer of the two
     return (laps + num_microbatches + num_ranks - 1) * (ticks.F + ticks.B)
+
+
+SCHEDULES = (
+    Schedule(
+        "interleaved",
+        interleaved,
+        interleaved_makespan,
+        interleaved_peak_activations,
+        looped_num_messages,
+        paired="paired_interleaved",
+    ),
+    Schedule("looped_bfs", looped_bfs, looped_bfs_makespan, looped_bfs_peak_activations, looped_num_messages),
+)

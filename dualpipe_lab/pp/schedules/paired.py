@@ -31,7 +31,15 @@ Elsewhere: Megatron-LM `overlap_moe_expert_parallel_comm`, "one extra micro-batc
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.schedules.looped import check_loop, loop_cells, round_sizes, warmup_steady_cooldown
+from dualpipe_lab.pp.schedules.flush import num_messages
+from dualpipe_lab.pp.schedules.looped import (
+    check_loop,
+    loop_cells,
+    looped_num_messages,
+    round_sizes,
+    warmup_steady_cooldown,
+)
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.timeline import Time
 
 
@@ -147,3 +155,12 @@ def _ticks(schedule: str, num_ranks: int, num_microbatches: int, num_virtual_sta
             f"for F={ticks.F} and B={ticks.B}; use {max(ticks.F, ticks.B)} or more, or simulate()"
         )
     return ticks
+
+
+SCHEDULES = (
+    Schedule("paired_1f1b", paired_one_f_one_b, paired_one_f_one_b_makespan, messages=num_messages),
+    Schedule("paired_interleaved", paired_interleaved, paired_interleaved_makespan, messages=looped_num_messages),
+    Schedule(
+        "paired_zero_bubble_h1", paired_zero_bubble_h1, paired_zero_bubble_h1_makespan, messages=looped_num_messages
+    ),
+)

@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from dualpipe_lab.pp.program import Action, B, F, Program, W, check_counts
-from dualpipe_lab.pp.schedules.flush import one_f_one_b
+from dualpipe_lab.pp.schedules.flush import num_messages, one_f_one_b
+from dualpipe_lab.pp.schedules.schedule import Schedule
 
 
 def pipedream(num_ranks: int, num_microbatches: int) -> Program:
@@ -122,3 +123,6 @@ def _by_stage(program: Program) -> list[list[Action]]:
                 )
             stages[action.stage].append(action)
     return stages
+
+
+SCHEDULES = (Schedule("pipedream", pipedream, messages=num_messages, is_synchronous=False),)

@@ -42,6 +42,8 @@ from typing import TypeAlias
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
 from dualpipe_lab.pp.program import Action, F, I, Program, W, check_counts
+from dualpipe_lab.pp.schedules.dualpipe import dualpipev_num_messages
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.timeline import Time
 
 Pick: TypeAlias = tuple[str, int]  # (kind, stage); the microbatch is the stage's next one
@@ -367,3 +369,10 @@ def v_min_peak_activations(num_ranks: int, num_microbatches: int) -> int:
 
 def _work(num_microbatches: int, ticks: StageTicks) -> Time:
     return 2 * num_microbatches * (ticks.F + ticks.I + ticks.W)
+
+
+SCHEDULES = (
+    Schedule("zbv", zbv, zbv_makespan, zbv_peak_activations, dualpipev_num_messages),
+    Schedule("v_half", v_half, v_half_makespan, v_half_peak_activations, dualpipev_num_messages),
+    Schedule("v_min", v_min, v_min_makespan, v_min_peak_activations, dualpipev_num_messages),
+)

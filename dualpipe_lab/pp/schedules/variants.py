@@ -79,7 +79,7 @@ def variant(text: str) -> Variant:
         if (match := _PAIR.fullmatch(pair)) is None:
             raise ValueError(f"{text!r}: {pair!r} is not option=value; write name:option=value,option=value")
         options[match[1]] = read_value(match[2])
-    schedules.builder(name)
+    schedules.named(name)
     return Variant(name, {}).with_options(options)
 
 

@@ -25,7 +25,15 @@ Source: Qi et al. 2024 (arXiv 2401.10241), sections 2.1 to 2.3.
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
 from dualpipe_lab.pp.program import Program, check_counts
-from dualpipe_lab.pp.schedules.looped import check_loop, loop_cells, round_sizes, warmup_steady_cooldown
+from dualpipe_lab.pp.schedules.flush import num_messages
+from dualpipe_lab.pp.schedules.looped import (
+    check_loop,
+    loop_cells,
+    looped_num_messages,
+    round_sizes,
+    warmup_steady_cooldown,
+)
+from dualpipe_lab.pp.schedules.schedule import Schedule
 from dualpipe_lab.timeline import Time
 
 
@@ -158,3 +166,16 @@ def _idle(num_ranks: int, held: int, ticks: StageTicks) -> Time:
     """Each further held activation saves the shortest action; I counts only up to P activations."""
     saved = min((min(held, num_ranks) - 1) * ticks.I, (held - 1) * ticks.F, (held - 1) * ticks.W)
     return (num_ranks - 1) * (ticks.F + ticks.I) - saved
+
+
+SCHEDULES = (
+    Schedule(
+        "zero_bubble_h1",
+        zero_bubble_h1,
+        zero_bubble_h1_makespan,
+        zero_bubble_h1_peak_activations,
+        looped_num_messages,
+        paired="paired_zero_bubble_h1",
+    ),
+    Schedule("zero_bubble_h2", zero_bubble_h2, zero_bubble_h2_makespan, zero_bubble_h2_peak_activations, num_messages),
+)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.ep.overlap import simulator as streams
 from dualpipe_lab.ep.overlap.order import InvalidOrder, Order, ticks_of
-from dualpipe_lab.pp import closed_forms, schedules
+from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.ranking import stage_cost
@@ -247,22 +247,16 @@ def _closed_forms(
     one: Variant, num_ranks: int, num_microbatches: int, cost: Cost
 ) -> tuple[Time | None, int | None, str]:
     """Return makespan and most activations of a rank, None without a form, and why there is no makespan."""
-    builder = schedules.builder(one.name)
-    name, defaults = builder.__name__, signature(builder).parameters
-    given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "cost": cost, "split": "zero_bubble" in name}
-    given |= {option: defaults[option].default for option in one.takes} | one.options
-
-    def call(form: Callable[..., Any], **more: int) -> Any:
-        return form(**{key: value for key, value in (given | more).items() if key in signature(form).parameters})
-
+    schedule = schedules.named(one.name)
+    given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "cost": cost} | one.options
     makespan, peak, remark = None, None, "There is no closed form of the makespan."
-    if form := getattr(closed_forms, f"{name}_makespan", None):
+    if schedule.makespan:
         try:
-            makespan, remark = call(form), ""
+            makespan, remark = schedule.value(schedule.makespan, **given), ""
         except ValueError as refusal:
             remark = f"No closed form here: {str(refusal).partition(';')[0]}."
-    if form := getattr(closed_forms, f"{'paired' if name.startswith('paired') else name}_peak_activations", None):
-        peak = max(int(call(form, rank=rank)) for rank in range(num_ranks))
+    if schedule.peak:
+        peak = max(int(schedule.value(schedule.peak, rank=rank, **given)) for rank in range(num_ranks))
     return makespan, peak, remark
 
 
