@@ -23,6 +23,7 @@ from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.batch import SharesAmong, num_elements, split_batch
+from dualpipe_lab.pp.runtime.check import shared_parameter
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv
 from dualpipe_lab.train.options import TrainOptions, check_equal, check_folder
@@ -66,6 +67,11 @@ class OwnTrainer(Trainer):
             raise ValueError(
                 f"{plan} has {program.num_stages} stages, and the function returned {len(every)}: "
                 f"{', '.join(type(stage).__name__ for stage in every)}; return one module for each"
+            )
+        if shared := shared_parameter(dict(enumerate(every))):
+            raise ValueError(
+                f"{shared}, and with {program.num_stages} stages each rank would train its own copy; give each stage a "
+                "parameter of its own, train on a plan without pp, or write the loop with runtime.sum_tied"
             )
         here = sorted({action.stage for action in program.actions(self.mesh.rank("pp"))})
         self.model = nn.ModuleDict({str(number): every[number] for number in here})

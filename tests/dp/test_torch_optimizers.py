@@ -211,6 +211,27 @@ class Lamb(optim.SGD):
                 p.sub_(p.grad, alpha=group["lr"] * float(p.norm() / p.grad.norm()))
 
 
+class Late(optim.SGD):
+    """Elementwise for five steps; then a step is as long as the gradient is, as Shampoo begins to precondition."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.num = getattr(self, "num", 0) + 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad / (p.grad.norm() if self.num > 5 else 1), alpha=group["lr"])
+
+
+class Central(optim.SGD):
+    """Gradients of convolutions, and of nothing else, lose their mean."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad - (p.grad.mean() if p.dim() > 2 else 0), alpha=group["lr"])
+
+
 class Listed(optim.SGD):
     """An optimizer whose state is no tensor."""
 
@@ -226,7 +247,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(tmp_path):
 
     def fn(rank, world_size):
         model = make_model()
-        for kind in (optim.SparseAdam, optim.LBFGS, optim.Muon, optim.Adafactor, Lamb):
+        for kind in (optim.SparseAdam, optim.LBFGS, optim.Muon, optim.Adafactor, Lamb, Late, Central):
             refused(f"{kind.__name__} cannot train flat shards", lambda kind=kind: Zero1(model, optimizer=kind))
         everything, some = {"params": model.parameters()}, list(model.parameters())[1:]
         refused("Invalid learning rate: -1", lambda: Zero1(model, optimizer=optim.SGD, lr=-1))

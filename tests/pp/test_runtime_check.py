@@ -44,6 +44,13 @@ def test_check_finds_it_without_ranks(subtests):
             check(build("gpipe", 2, 2), **arguments)
 
 
+def test_check_tells_of_a_parameter_in_two_stages():
+    first, second = make_stages(2)
+    second.register_parameter("also", next(first.parameters()))
+    with pytest.warns(UserWarning, match="stage 0 and also of stage 1 are one parameter"):
+        check(build("gpipe", 2, 2), [first, second], mse_loss, *BATCH)
+
+
 def test_check_leaves_no_trace():
     stages = {0: nn.Sequential(nn.BatchNorm1d(WIDTH).double(), nn.Dropout()), 1: make_stages(1)[0]}
     before = {name: value.clone() for name, value in stages[0].state_dict().items()}

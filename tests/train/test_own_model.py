@@ -209,9 +209,20 @@ def test_a_smaller_last_batch_that_does_not_divide_is_to_be_left_out():
         lab.train.run(make_stages, two, [torch.zeros(2, 5, WIDTH).double().unbind()], steps=2, **options())
 
 
+def tied_stages(plan):
+    """Stages that have a parameter in common."""
+    first, second = (nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False).double()) for _ in range(2))
+    second[0].weight = first[0].weight
+    return [first, second]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (
+            {"config": tied_stages, "plan": lab.Plan(pp=2)},
+            "0.weight of stage 0 and 0.weight of stage 1 are one parameter",
+        ),
         ({"loss": None}, "an own model needs its loss"),
         ({"data": iter([])}, "each rank reads it from the beginning"),
         ({"data": b"text"}, "reads batches"),

@@ -3,6 +3,7 @@
 Chapter: book/pp/gpipe.  In: a program, all stages, a batch.  Out: nothing, or one error that says what to change.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
@@ -106,6 +107,17 @@ def _check_apart(modules: Mapping[int, nn.Module]) -> None:
                     "the gradients of copies are added by stage; give each stage a parameter of its own, and call "
                     "sum_tied after the step"
                 )
+
+
+def shared_parameter(modules: Mapping[int, nn.Module | Stage]) -> str:
+    """Which parameter two stages have in common, in words; an empty string if none."""
+    owners: dict[int, tuple[int, str]] = {}
+    for stage, module in modules.items():
+        for name, parameter in module.named_parameters() if isinstance(module, nn.Module) else ():
+            first, there = owners.setdefault(id(parameter), (stage, name))
+            if first != stage:
+                return f"{there} of stage {first} and {name} of stage {stage} are one parameter"
+    return ""
 
 
 def check_output(stage: int, microbatch: int, output: Tensors) -> None:
@@ -222,7 +234,8 @@ def check(
         weights: as for its `step`.
 
     Raises:
-        ValueError, TypeError: the errors that a run would raise; InvalidProgram as `validate`.
+        ValueError, TypeError: the errors that a run would raise; InvalidProgram as `validate`.  A parameter that two
+            stages have in common is warned of.
     """
     validate(program)
     check_world(program, program.num_ranks if num_ranks is None else num_ranks)
@@ -230,6 +243,12 @@ def check(
     if set(given) != set(range(program.num_stages)):
         raise ValueError(
             f"{program.name} has stages 0 to {program.num_stages - 1}, got modules for {sorted(given)}; give all"
+        )
+    if shared := shared_parameter(given):
+        warnings.warn(
+            f"{shared}, and each rank trains its own copy: sum their gradients by runtime.sum_tied after each step, "
+            "or give each stage a parameter of its own",
+            stacklevel=2,
         )
     batch = make_batch(program.name, program.num_microbatches, inputs, targets, weights, extra)
     check_inputs(batch.inputs)
