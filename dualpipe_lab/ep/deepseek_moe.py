@@ -145,7 +145,7 @@ def group_limited_topk(
         best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
         kept = top_experts(best, num_groups_per_token)
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)
-        # 0 would beat a negative score
+        # -inf, because 0 would beat a negative score
         selection = grouped.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)
     return top_experts(selection, num_experts_per_token)
 

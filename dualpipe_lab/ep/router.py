@@ -78,7 +78,7 @@ class TopKRouter(nn.Module):
         """
         x = leave_out(x, kept_positions(padding, len(x)))
         logits = linear(x.to(self.weight.dtype), self.weight)
-        # by logits, not by scores: rounding can make different scores equal
+        # by logits, not by scores, because rounding can make different scores equal
         indices = self.choose(logits.detach())
         weights = expert_weights(logits, indices, self.scoring, self.normalise, self.scale)
         return Routing(indices, weights, tokens_per_expert(indices, self.num_experts), logits)
@@ -142,7 +142,7 @@ def expert_weights(
 ) -> Tensor:
     """Return `weights_TK` of the chosen experts.
 
-    Their gradient is zero for the logits of other experts, but not with softmax scores that are not normalised.
+    With softmax scores that are not normalised, the logits of all experts get a gradient; else those of the chosen.
 
     Args:
         logits: `logits_TE`.

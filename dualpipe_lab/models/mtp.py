@@ -156,7 +156,7 @@ class MTPStage(V3Stage):
     def weighted_loss(self, x: Tensor, next_targets: Tensor) -> Tensor:
         """Compute the weighted loss of the second token from the head's input `x_BSD`.
 
-        It is the sum of -log p_i[t_i+2] over the valid targets of the next token, on all ranks, as in the paper.
+        It is the sum of -log p_i[t_i+2], divided by the number of valid targets of the next token, on all ranks.
         """
         if self.num_tokens is None:
             raise ValueError("the second token's loss is divided by the tokens of the step; call begin_step first")

@@ -93,7 +93,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             z = at_least_float32(linear(rows[part], weight))
             numbers[:, part] = _numbers(z, *local_targets(targets[part], vocabulary_size, tp))
             del z  # before the next chunk's is made
-        # the only messages: three numbers per token, in two collectives, as many as the plain loss
+        # the only messages of the loss: three numbers per token, in two collectives, as many as the plain loss
         largest = numbers[0].clone()
         comm.all_reduce(largest, "max", tp.group)
         summands = _shifted(numbers, largest, local_targets(targets, vocabulary_size, tp)[0], len(weight))

@@ -216,7 +216,7 @@ class LayerPass:
         for parameter, grad in zip(self.layer.experts.weights, found, strict=True):
             if parameter.requires_grad:
                 announce_weight_grad(parameter, is_made=True)
-                # no engine of autograd computes this gradient: so that DDP and ZeRO see it
+                # no engine of autograd computes this gradient: the call shows it to DDP and ZeRO
                 accumulate_grad(parameter, grad, is_new=True)
 
     def dispatch_grad(self) -> None:

@@ -153,7 +153,7 @@ class InferredShapes:
     def begin_step(self, batch: Microbatches) -> None:
         """Send the signatures of this step's microbatches, or launch the receive of them.
 
-        Shapes may change from step to step, so one message passes from stage to stage ahead of each first activation.
+        Shapes may change from step to step, so a message passes ahead of the first activation of every step.
         """
         for number, direction in enumerate(self._directions):
             direction.signatures.clear()

@@ -201,8 +201,8 @@ def split_graph(roots: Sequence[GradientEdge], inputs: Sequence[Tensor], has_hoo
     if has_hooks:
         leaves = [node.variable for node in next_nodes if isinstance(node, _ACCUMULATE_GRAD)]
         return GraphSplit([], [leaf for leaf in leaves if leaf not in set(inputs)], list(next_nodes))
-    # A first stage has no input that needs a gradient.  As its input path serve the nodes that lead to more than one
-    # weight, so it is split like every other stage.
+    # A first stage has no input that needs a gradient.  The nodes that lead to more than one weight are its input path,
+    # so it is split like every other stage.
     input_path = _nodes_to_inputs(next_nodes, inputs) if inputs else _nodes_to_several_weights(next_nodes)
     intermediates, owner = _find_intermediates(roots, next_nodes, input_path)
     early_weights = _assign_weights(next_nodes, input_path, intermediates, owner)

@@ -19,7 +19,7 @@ def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
 
     The rule: of the ready actions, a rank runs a backward before a forward, then the lower microbatch of its direction,
     then the later stage, as if F and B took one slot each.  Up to M = P each direction alone is 1F1B with M/2
-    microbatches.  Each further P microbatches add idle time: choose `dualpipe` there.
+    microbatches.  Where t_F and t_B differ, each further P microbatches add idle time: choose `dualpipe` there.
 
     >>> print(easy_dualpipe(2, 2))
     # Easy-DualPipe: 2 ranks, 2 stages, 2 microbatches

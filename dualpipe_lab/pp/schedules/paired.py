@@ -91,6 +91,7 @@ def paired_interleaved_makespan(
 
     With L = (V - 1) * R, R the size of the first round, for any M:
     (max(L, (V - 1) * P) + P) * (t_F + t_B) + (V * M - L - 1) * t_F&B.
+
     Stages of a quarter of a rank's share, times in eighths: 68.375 where F, I and W of a share take 1 and a pair 2.5.
 
     >>> paired_interleaved_makespan(8, 24, 4, Cost(F=2, I=2, W=2, overlap=5)) / 8
