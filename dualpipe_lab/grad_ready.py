@@ -4,12 +4,7 @@ Chapter: book/pp/dualpipe.  In: the parameters of a stage.  Out: sums that are l
 Without a pipeline, one run of torch's autograd engine is the backward of one microbatch.  In a pipeline a microbatch
 has one backward per stage, W runs the engine once per group of parameters or not at all, and a stage with a mirror is
 complete only when both copies have been added.  A reducer cannot count backwards there.  Instead, the runtime finds the
-reducers of its stages by the hooks on their parameters, and calls
-  begin_step        when the pipeline takes over
-  begin_backward    when B or W of one stage and microbatch begins (gradients that I makes count with W)
-  end_backward      when it ends
-  ready             when all gradients of a stage are complete, mirrors included
-A stage that runs in pieces calls no module as a whole; its `hold` and `release` say when full weights must be here.
+reducers of its stages by the hooks on their parameters, and calls them.
 Elsewhere: torch's pipelining calls `set_requires_gradient_sync` of FSDP; Megatron `finalize_model_grads_func`.
 """
 
@@ -70,7 +65,10 @@ class Synchronizer:
         """Begin a step in which a pipeline with these stages says when gradients are complete."""
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
-        """Expect the gradients of one stage and microbatch; if `is_last`, they are complete when computed."""
+        """Expect the gradients of one stage and microbatch; if `is_last`, they are complete when computed.
+
+        The backward is B or W: gradients that I makes count with W.
+        """
 
     def hold(self, parameters: Collection[nn.Parameter]) -> None:
         """Have the full weights of a stage that runs in pieces until `release`, once for every call."""
@@ -85,7 +83,7 @@ class Synchronizer:
         """End the backward of one stage and microbatch: its gradients have been computed."""
 
     def ready(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Declare the gradients of these parameters complete."""
+        """Declare the gradients of these parameters complete, mirrors included."""
 
     def weight_grad_order(self, parameter: nn.Parameter) -> int:
         """Return the place of a parameter in the order of a W: lower ones come first."""

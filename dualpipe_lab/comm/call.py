@@ -6,12 +6,7 @@ In: a name, a group and contiguous tensors.  Out: a `Work`.  Every function of `
       call.handle = dist.all_reduce(..., async_op=True)
   return call.wait_unless(async_op)                   wait for torch; after: let its emulated time pass, keep its end
 `moved` derives the bytes from the fields of the `Work`; the recorder calls it when somebody reads ledger or trace.
-Without a recorder (a script that made its process group itself) the `with` block and the wait are torch's alone.
-A run on GLOO and one on NCCL fail alike, before the call begins, and none of them hangs:
-  both    strided tensors (GLOO sums them wrong without an error), tensors of two devices in one call
-  NCCL    a tag, a receive from any rank, integers of 16 bits, and a message to a rank from which one
-          is under way, or the other way round: NCCL runs the messages of a pair of ranks one after the other, in the
-          order of the calls, so each rank may wait for what the other has queued behind
+A run on GLOO and one on NCCL fail alike, before the call begins, and none of them hangs.
 Elsewhere: `check_gpu_single_tensor` in torch's ProcessGroupNCCL.cpp; NCCL manual, "Point-to-point communication".
 """
 

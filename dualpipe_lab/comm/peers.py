@@ -3,7 +3,7 @@
 Chapter: book/start/ranks-and-messages.  In: a contiguous tensor and the peer's global rank.  Out: a `Work`.
   bytes sent   S, the bytes of the tensor, on the sender; the receiver's tensor needs the same number of bytes
 Two messages between the same two ranks with the same tag arrive in the order in which they were sent.
-On NCCL they arrive in the order of the calls whatever their tags, so `comm` refuses tags there (`comm/call.py`).
+On NCCL they arrive in the order of the calls whatever their tags, so `comm` refuses tags there.
 Elsewhere: `torch.distributed`, whose names and arguments these are.
 """
 

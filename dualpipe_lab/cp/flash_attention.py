@@ -5,12 +5,6 @@ Chapter: book/cp/flash-attention.  In: queries, keys, values.  Out: softmax(scal
   naive       Q, K, V and s x s weights   s^2                                2 forward, 4 backward
   tiled       Q, K, V, O and s numbers    s^2 d / tile, a tile at a time      2 forward, 5 backward (S once more)
 with s positions and head size d; per batch and head.  Activations grow with s instead of its square.
-  forward     m, l and A = sum exp(s - m) v are rescaled tile by tile; O = A / l and LSE = m + ln l once, at the end
-  backward    P = exp(S - LSE),  D = rowsum(dO * O) = rowsum(P * dP),  dS = P * (dP - D)
-              dQ = c dS K,  dK = c dS^T Q,  dV = P^T dO                  with dP = dO V^T and the scale c
-Given LSE and D over all keys, P and dS of any subset of the keys are exact.  Ring attention relies on this.
-Several query heads may share a KV head.  Their rows form one matrix, so that a product needs no copies of the keys and
-sums the gradient of a KV head over its query heads.
 Elsewhere: `torch.nn.functional.scaled_dot_product_attention`; the flash-attn package.  `is_causal` of torch aligns the
 first query with the first key (`top_left`), flash-attn from 2.1 the last with the last (`bottom_right`).
 Source: Dao 2023 (arXiv 2307.08691), algorithms 1 and 2; Ainslie et al. 2023 (arXiv 2305.13245) for grouped heads.
@@ -36,7 +30,8 @@ class Kernel(Protocol):
     """Attention of one block of queries to one block of keys, as ring attention calls it.
 
     `offset`: None if every query sees every key, else query i sees the keys up to i + offset.  Ring attention passes
-    None or 0.  `out` and `lse` of the backward are the final values over all keys, not those of this block.
+    None or 0.  `out` and `lse` of the backward are the final values over all keys, not those of this block: given them,
+    P and dS of any subset of the keys are exact.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, offset: int | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -73,7 +68,10 @@ class FlashTiles:
             raise ValueError(f"a tile holds at least 1 query and 1 key, got {self.num_queries} x {self.num_keys}")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, offset: int | None, scale: float) -> tuple[Tensor, Tensor]:
-        """Return `out_BHSD` and `lse_BHS`; arguments as in `Kernel`."""
+        """Return `out_BHSD` and `lse_BHS`; arguments as in `Kernel`.
+
+        m, l and A = sum exp(s - m) v are rescaled tile by tile; O = A / l and LSE = m + ln l once, at the end.
+        """
         wide = accumulation_dtype(q.dtype)
         q_groups, k_all, v_all = _grouped(q, k.shape[1]), k.flatten(0, 1).to(wide), v.flatten(0, 1).to(wide)
         out, lse = (torch.empty(q_groups.shape[:axes], dtype=wide, device=q.device) for axes in (4, 3))
@@ -97,7 +95,11 @@ class FlashTiles:
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, offset: int | None, scale: float
     ) -> Grads:
-        """Return the gradients of q, k, v; arguments as in `Kernel`."""
+        """Return the gradients of q, k, v; arguments as in `Kernel`.
+
+        P = exp(S - LSE),  dP = dO V^T,  D = rowsum(dO * O) = rowsum(P * dP),  dS = P * (dP - D);  with the scale c:
+        dQ = c dS K,  dK = c dS^T Q,  dV = P^T dO.
+        """
         wide, kv_heads = accumulation_dtype(q.dtype), k.shape[1]
         k_all, v_all = k.flatten(0, 1).to(wide), v.flatten(0, 1).to(wide)
         dk, dv = torch.zeros_like(k_all), torch.zeros_like(v_all)
@@ -230,7 +232,10 @@ def _grouped(x: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def _rows_of(x: Tensor, rows: slice) -> Tensor:
-    """Return the rows of some queries, of all heads of a group under one another: `x_NRD`, R = G rows."""
+    """Return the rows of some queries, of all heads of a group under one another: `x_NRD`, R = G rows.
+
+    A product then needs no copies of the keys, and sums the gradient of a KV head over its query heads.
+    """
     rows_x = x[:, :, rows]
     # counted, not -1: without a batch or heads there are no elements from which it could be inferred
     stacked: Tensor = rows_x.reshape(rows_x.shape[0], rows_x.shape[1] * rows_x.shape[2], *rows_x.shape[3:])

@@ -1,16 +1,11 @@
 """`latent_ring_attention`: latents travel round the ring; each rank unfolds keys and values of a block that arrives.
 
 Chapter: book/tp/latent-attention.  In: this rank's queries and latents, the weight that unfolds.  Out: its output.
-              a position of a block on the ring             unfolded
-  latents     r_kv + d_position numbers                     every block that a rank attends to, in both directions
-  keys        2 a max(d_content + d_position, d_value)      the rank's own block, once (`ring_attention`)
-for a heads on this rank.  The same hops: forward c - 1; backward c - 1 for the block, c for its gradient.
-  unfold      [k_content, v] = W c,   k = [k_content, k_position]
-  backward    dc += W^T [dk_content, dv],   dk_position += sum of dk_position over heads,   dW += [dk_content, dv]^T c
-The backward unfolds a block again, so keys and values are not saved for it; the rank's latents are.
-dc travels behind c and is home after c hops.  dW stays: it has this rank's queries and all latents, where the dW of
-`ring_attention` has all queries and this rank's latents.  Both are summands of the same sum over the ranks.
-A mask that hides keys of a block hides them from the product too.
+The hops are those of `ring_attention`.  A position of a block is r_kv + d_position numbers instead of
+2 a max(d_content + d_position, d_value), for a heads on this rank.  The price: every block that a rank attends to is
+unfolded there, in both directions, where `ring_attention` unfolds the rank's own block once.
+dW stays: it has this rank's queries and all latents, where the dW of `ring_attention` has all queries and this rank's
+latents.  Both are summands of the same sum over the ranks.
 Elsewhere: Megatron and Transformer Engine send keys and values.
 Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1; Liu, Zaharia and Abbeel 2023 (arXiv 2310.01889), algorithm 1.
 """
@@ -193,7 +188,7 @@ class _Unfolding:
         return pad(x, (0, max(self.sizes.key, self.sizes.value) - x.shape[-1]))
 
     def forward(self, c: Tensor, unfold: Tensor) -> Tensor:
-        """Return `kv_2BHSD` of latents `c_BSC`."""
+        """Return `kv_2BHSD` of latents `c_BSC`: [k_content, v] = W c,  k = [k_content, k_position]."""
         latent, position = c.split([self.sizes.kv_rank, self.sizes.position], -1)
         heads = linear(latent, unfold).unflatten(-1, (-1, self.sizes.content + self.sizes.value)).transpose(1, 2)
         content, v = heads.split([self.sizes.content, self.sizes.value], -1)
@@ -201,7 +196,10 @@ class _Unfolding:
         return torch.stack((self.fill(k), self.fill(v)))
 
     def backward(self, dkv: list[Tensor], c: Tensor, unfold: Tensor) -> tuple[Tensor, Tensor]:
-        """Return dC `dc_BSC` and dW of the gradients of keys and values, each `_BHSD`."""
+        """Return dC `dc_BSC` and dW of the gradients of keys and values, each `_BHSD`.
+
+        dc = W^T [dk_content, dv],  dk_position is summed over the heads,  dW = [dk_content, dv]^T c.
+        """
         dk, dv = dkv
         content, rank = self.sizes.content, self.sizes.kv_rank
         dheads = torch.cat((dk[..., :content], dv[..., : self.sizes.value]), -1).transpose(1, 2).flatten(2).to(c.dtype)

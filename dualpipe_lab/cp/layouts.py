@@ -1,17 +1,7 @@
 """Layouts of a sequence on a ring: the positions of each rank, the pairs that a mask shows, and the time they take.
 
 Chapter: book/cp/ring-layouts.  In: a length s, c ranks.  Out: positions per rank; visible pairs per rank and step.
-              rank r holds                  pairs of a rank, causal          critical path, 16 positions on 4 ranks
-  contiguous  one run of s / c positions    first rank few, last rank all    10 16 16 16: 58
-  striped     r, r + c, r + 2c, ...         differ by at most s / c a step   10 10 10 10: 40
-  zigzag      chunks r and 2c - 1 - r       s (s + 1) / 2c, on every rank    10  8  8  8: 34
-A step lasts as long as its busiest rank.  The critical path is the sum over the steps of the largest number of pairs.
 A causal mask shows a received block in full, not at all, as a triangle, or by half.  Each layout has one rule for it.
-The time of a ring whose messages travel while it computes is simulated step by step, from work and messages in ns:
-  a step        max(work, message) where all ranks are equal: a shorter message is hidden by the work
-  forward       work + (c - 1) max(work, message): the last step sends no message
-  backward      the gradients of a block are sent after the work on it: the last hop is never hidden
-A rank begins a step when its block has arrived and the block it sent has left.  A link carries one message at a time.
 Elsewhere: ring-flash-attention `zigzag`, `stripe`; torch `_HeadTailLoadBalancer`; Megatron `get_batch_on_this_cp_rank`.
 Source: Brandon et al. 2023 (arXiv 2311.09431), section 3, for stripes; Grattafiori et al. 2024 (arXiv 2407.21783),
 section 3.3.2, for 2c chunks; Liu, Zaharia and Abbeel 2023 (arXiv 2310.01889), section 3, "arithmetic intensity", for
@@ -102,7 +92,10 @@ class SequenceLayout(ABC):
 
 
 class Contiguous(SequenceLayout):
-    """One run of consecutive positions per rank; the last ranks may have fewer, or none."""
+    """One run of consecutive positions per rank; the last ranks may have fewer, or none.
+
+    Of the pairs of a causal mask the first rank has few, and the last rank all.
+    """
 
     name: LayoutName = "contiguous"
 
@@ -116,7 +109,10 @@ class Contiguous(SequenceLayout):
 
 
 class Striped(SequenceLayout):
-    """Every c-th position, from position r on rank r; the first ranks may have one more."""
+    """Every c-th position, from position r on rank r; the first ranks may have one more.
+
+    The causal pairs of the ranks differ by at most s / c in a step.
+    """
 
     name: LayoutName = "striped"
 
@@ -135,7 +131,10 @@ class Striped(SequenceLayout):
 
 
 class Zigzag(SequenceLayout):
-    """Chunks r and 2c - 1 - r of 2c equal chunks: an early one with few visible keys and a late one with many."""
+    """Chunks r and 2c - 1 - r of 2c equal chunks: an early one with few visible keys and a late one with many.
+
+    Every rank has s (s + 1) / 2c causal pairs.
+    """
 
     name: LayoutName = "zigzag"
 
@@ -191,7 +190,7 @@ def visible_pairs(layout: SequenceLayout, causal: bool = True) -> list[list[int]
 
 
 def critical_path(pairs: Sequence[Sequence[int]]) -> int:
-    """Return the sum over the steps of the largest number of pairs of any rank.
+    """Return the sum over the steps of the largest number of pairs of any rank: a step waits for its busiest rank.
 
     >>> [critical_path(visible_pairs(make_layout(name, 16, 4))) for name in LAYOUTS]
     [58, 34, 40]
@@ -209,6 +208,9 @@ class MessageTimes(NamedTuple):
 def ring_forward_ns(work: Ns, kv: MessageTimes) -> list[int]:
     """Return when each rank has finished the forward of a ring.
 
+    Where all ranks are equal it takes work + (c - 1) max(work, message), with the work of one step: a shorter message
+    is hidden, and the last step sends none.
+
     >>> ring_forward_ns([[10, 10], [10, 10]], MessageTimes([[4], [4]], latency=1))
     [20, 20]
     >>> ring_forward_ns([[10, 10], [10, 10]], MessageTimes([[14], [14]], latency=1))
@@ -219,6 +221,8 @@ def ring_forward_ns(work: Ns, kv: MessageTimes) -> list[int]:
 
 def ring_backward_ns(work: Ns, kv: MessageTimes, dkv: MessageTimes) -> list[int]:
     """Return when each rank has finished the backward: gradients travel behind the blocks, and one hop further.
+
+    The gradients of a block are sent after the work on it, so the last hop is never hidden.
 
     >>> ring_backward_ns([[10, 10], [10, 10]], MessageTimes([[4], [4]], 1), MessageTimes([[4, 4], [4, 4]], 1))
     [25, 25]

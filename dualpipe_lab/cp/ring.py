@@ -1,16 +1,7 @@
 """`Ring`, a rank's two neighbours in its group, and the all-reduce by hand that is made of exchanges with them.
 
 Chapter: book/cp/ring-all-reduce.  In: a tensor per rank, a group of N ranks.  Out: the sum, on every rank.
-  one exchange    every rank sends one block and receives one; all links are busy, each in one direction
-Both messages are launched in one batch.  If all ranks completed their send first, none would receive.  Exchanges need
-no tags, which NCCL does not have, also where two are in flight: all ranks launch them in one order.
-Ring all-reduce: chunks are summed while they travel once round the ring, then the sums travel round.
-  bytes sent   2 (N - 1) / N * S      each chunk of S / N bytes is sent 2 (N - 1) times; no algorithm sends less
-  messages     2 (N - 1)              one after the other: latency grows with N, bytes do not
-  memory       S + one chunk
-Each chunk is summed along the ring, starting one rank downstream of the rank that keeps the sum.  The order of addition
-therefore differs from chunk to chunk.  For N >= 3 floats the sum need not be bitwise that of another all-reduce.  All
-ranks hold the same bits.
+In one exchange every rank sends one block and receives one: all links are busy, each in one direction.
 Elsewhere: `torch.distributed.all_reduce` (GLOO's ring goes the opposite way); NCCL's ring; Horovod; for the exchange
 ring-flash-attention `RingComm.send_recv`, torch `_AllToAllRotater`, picotron `ContextCommunicate`.
 Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
@@ -60,6 +51,8 @@ class Ring:
             messages.append(comm.P2P("irecv", recv, self.prev_rank))
         if send.numel():
             messages.append(comm.P2P("isend", send, self.next_rank, label=label))
+        # In one batch: if all ranks completed their send first, none would receive.  All ranks launch exchanges in one
+        # order, also where two are in flight, so that these need no tags, which NCCL does not have.
         return comm.Pending(comm.batch_isend_irecv(messages, self.group), lambda: recv)
 
 
@@ -73,6 +66,11 @@ def recv_buffer(shape: tuple[int, ...], sent: Tensor) -> Tensor:
 
 def ring_all_reduce(tensor: Tensor, group: Group | None = None) -> None:
     """Replace `tensor` on every rank by its sum over the ranks.
+
+    Chunks of S / N bytes are summed while they travel once round the ring, then the sums travel round.  A rank sends
+    2 (N - 1) / N * S bytes, and no algorithm sends less, in 2 (N - 1) messages one after the other.  The order of
+    addition differs from chunk to chunk, since each sum starts one rank downstream of the rank that keeps it.  All
+    ranks hold the same bits, for N >= 3 not always those of another all-reduce.
 
     Args:
         tensor: of the same size on every rank; any size, also smaller than the number of ranks.

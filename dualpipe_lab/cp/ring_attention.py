@@ -6,10 +6,6 @@ Chapter: book/cp/ring-attention.  In: this rank's queries, keys and values, a la
   backward       (c - 1) / c * S_kv + S_dkv (one hop more)     (c - 1) / c * S_dkv
   holds          2 S_kv / c of other ranks, and O, LSE         S_kv
 with S_kv bytes of all keys and values, and S_dkv of their gradients (fp32 for 16-bit inputs).
-  merge of two results     LSE = ln(e^LSE1 + e^LSE2),   O = O1 + e^(LSE2 - LSE) (O2 - O1)
-At step i rank r holds the block of rank r - i.  It launches the send of this block and the receive of the next one,
-attends to the block meanwhile, and merges the result by LSE.  In the backward the gradient of a block travels behind
-the block.  Every rank adds its term.  After one hop more than the block itself takes, the gradient is back home.
 Elsewhere: ring-flash-attention; torch `_templated_ring_attention`; Megatron `AttnFuncWithCPAndKVP2P`.
 Source: Liu, Zaharia and Abbeel 2023 (arXiv 2310.01889), algorithm 1; Dao 2023 (arXiv 2307.08691), section 3.1, for the
 merge, there of tiles.
@@ -174,6 +170,8 @@ def empty_result(q: Tensor) -> tuple[Tensor, Tensor]:
 
 def merge(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> None:
     """Replace `out_BHSD` and `lse_BHS` by the result over both sets of keys.
+
+    LSE = ln(e^LSE1 + e^LSE2),   O = O1 + e^(LSE2 - LSE) (O2 - O1).
 
     >>> out, lse = torch.zeros(1), torch.tensor(float("-inf"))
     >>> merge(out, lse, torch.tensor([5.0]), torch.tensor(1700.0))

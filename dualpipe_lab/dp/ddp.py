@@ -4,10 +4,6 @@ Chapter: book/dp/dp-gradients.  In: a module, a group of N ranks.  Out: the same
   bytes per parameter    16     (2 + 2 + 12 with bf16 and a master copy; 4 + 4 + 8 in pure fp32)
   bytes sent             2 (N - 1) / N * bytes of the gradients, per rank and step, for any number of microbatches
   exposed time           at least that of the last bucket, which is full only when the backward is over
-The plan: a hook on each parameter runs when its gradient has been accumulated.  The hook that completes a bucket
-launches the bucket's all-reduce, which overlaps with the rest of the backward.  All ranks must launch their collectives
-in one order, so a complete bucket waits for the buckets before it.  A parameter that this rank's microbatch did not use
-completes only in `finish`, with zeros.
 From the backward to `finish` every `.grad` is a `SealedGrad`: nothing but a backward may use what the sums will change.
 Elsewhere: torch `DistributedDataParallel` (C++ Reducer); Megatron `DistributedDataParallel` with overlap_grad_reduce.
 Source: Li et al. 2020 (arXiv 2006.15704), section 3.2.
@@ -142,6 +138,8 @@ class GradientReducer(Synchronizer):
                 if self._is_last_step and parameter not in self._complete:
                     self._complete.add(parameter)
                     self._missing[self._bucket_of[parameter]] -= 1
+        # All ranks must launch their collectives in one order, so a full bucket waits for those before it.  A parameter
+        # that this rank's microbatch did not use is ready only in `finish`, with zeros.
         while (index := len(self._pending)) < len(self.buckets) and not self._missing[index]:
             self._pending.append(self._reduce_async(self.flats[index], self.buckets[index].group))
 

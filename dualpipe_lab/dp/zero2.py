@@ -5,10 +5,6 @@ Chapter: book/dp/zero-2.  In: a module, a group of N ranks.  Out: the same weigh
   peak on top of that    two buckets: one is filled, one is in flight; on GLOO as much again for what is received
   bytes sent             (m + 1) (N - 1) / N * bytes of the parameters: m microbatches, one reduce-scatter for each
                          (a bucket that two stages of a pipeline share is reduce-scattered for each of them)
-The plan: a hook moves each finished gradient into its bucket's buffer and drops it.  A full bucket is reduce-scattered
-during the backward and added to the gradient shard that this rank keeps.  All ranks launch the buckets in one order.
-At the end of a rank's backward the buckets of unused parameters follow, with zeros.  A pipeline says when a backward
-ends; without one, each run of autograd's engine is a backward.
 Elsewhere: DeepSpeed stage 2; FSDP2 with `reshard_after_forward=False` is close to it.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.2.
 """
@@ -52,7 +48,11 @@ class Zero2(ShardedOptimizer):
 
 
 class BucketReducer(Synchronizer):
-    """Reduce-scatters each bucket in every backward, as soon as it is full, and keeps this rank's gradient shards."""
+    """Reduce-scatters each bucket in every backward, as soon as it is full, and keeps this rank's gradient shards.
+
+    All ranks launch the buckets in one order.  A pipeline says when a backward ends; without one, each run of
+    autograd's engine is a backward.
+    """
 
     name, is_sharded = "Zero2", True
 

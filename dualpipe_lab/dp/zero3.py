@@ -5,14 +5,6 @@ Chapter: book/dp/zero-3.  In: a module, its units, a group of N ranks.  Out: upd
   peak on top of that     the weights of two units (one works, one is prefetched), the gradients of two
   bytes sent              3 m (N - 1) / N * bytes of the units' parameters for m microbatches: gather, gather, scatter
                           2 m with reshard_after_forward=False, and for what lies outside of the units (the root)
-                          a pipeline that splits the backward gathers for I and, except for what I computes early, for W
-The plan: before a unit's forward its weights are gathered and the next unit's are prefetched; after it they are freed.
-The gradient of a unit's output starts the unit's backward: its weights are gathered again and the previous unit's are
-prefetched; the unit whose backward has ended reduce-scatters its gradients and is freed.  These events come in the same
-order on every rank, so the collectives match.
-In a pipeline the runtime says what is a backward: I scatters nothing, and W visits the units in reverse order.
-A stage that runs in pieces holds its units from the beginning of an F, B or I to its end; an F&B pair whose halves are
-of one stage gathers them once, and W gathers those whose weights autograd computes there.
 Elsewhere: torch FSDP2 `fully_shard` (unshard, reshard, prefetch); DeepSpeed stage 3.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.3; Zhao et al. 2023 (arXiv 2304.11277), section 3.
 """
@@ -132,7 +124,13 @@ _show_options(Zero3.__init__, ShardedOptimizer.__init__)
 
 
 class UnitReducer(Synchronizer):
-    """Gathers the weights of each unit when it works, and reduce-scatters its gradients when its backward has ended."""
+    """Gathers the weights of each unit when it works, and reduce-scatters its gradients when its backward has ended.
+
+    Before a unit's forward the next unit's weights are prefetched; the gradient of its output starts its backward, and
+    the previous unit's are prefetched.  These events come in the same order on every rank, so the collectives match.
+    In a pipeline the runtime says what is a backward: I scatters nothing, and W visits the units in reverse order and
+    gathers them again, except for gradients that I computes early.
+    """
 
     name, is_sharded = "Zero3", True
 
@@ -281,7 +279,10 @@ class UnitReducer(Synchronizer):
         self._seals.close(parameters)
 
     def hold(self, parameters: Collection[nn.Parameter]) -> None:
-        """Gather the units of a stage that runs in pieces, and keep them until as many calls of `release`."""
+        """Gather the units of a stage that runs in pieces, and keep them until as many calls of `release`.
+
+        An F&B pair whose halves are of one stage gathers them once.
+        """
         held = self._units_of(parameters)
         for flat in (flat for unit in held for flat in unit.flats):
             flat.start_gather()

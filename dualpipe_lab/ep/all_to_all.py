@@ -1,18 +1,11 @@
 """All-to-all: every rank sends a block of its rows to each rank, synchronously or while other work runs.
 
 Chapters: book/ep/all-to-all, book/ep/async-all-to-all.  In: rows in the order of their destinations.  Out: rows in the
-order of their sources.
-  output        the blocks addressed to this rank, source 0 first: column r of the matrix of counts on rank r
-  backward      the same exchange with sends and receives swapped; it returns each row's gradient to the row's source
-  bytes sent    sum over the other ranks of rows * bytes per row; with even blocks (e - 1) / e * S
-  counts        8 bytes per number to each other rank, before the rows: a rank cannot know what the others send.  They
-                travel where they are: from a GPU by NCCL, and the host waits for them once, to size its buffers
+order of their sources: column r of the matrix of counts on rank r.
+With even blocks a rank sends (e - 1) / e * S bytes.
 `dispatch` and `combine` are one exchange in its two directions; each is the backward of the other.
 Every backward is an exchange of all ranks.  So the rows need a gradient on all ranks or on none, and every rank's loss
 has to depend on the rows that it received: a rank that does not reach the backward keeps the others waiting.
-Forward: `dispatch_async` launches the all-to-all and `.wait()` completes it.  Backward runs in the opposite order: the
-backward of `.wait()` launches the all-to-all of the gradient, and the backward of `dispatch_async` completes it.
-Computation placed between the two calls in the forward therefore overlaps with communication in the backward, too.
 Elsewhere: torch `all_to_all_single`, `_functional_collectives.all_to_all_single_autograd`; Megatron `_AllToAll`.
 """
 
@@ -55,6 +48,9 @@ class Splits(NamedTuple):
 
 def exchange_counts(counts: Tensor, group: Group | None = None) -> Tensor:
     """Exchange counts before the rows: on rank r, row j of the result is row r of rank j's `counts`.
+
+    A rank cannot know what the others send.  Counts travel where they are, 8 bytes each: from a GPU by NCCL, and the
+    host waits for them once, to size its buffers.
 
     Args:
         counts: `counts_NC` of whole numbers, on any device; N: ranks of the group, C: numbers for each of them, such as
@@ -139,7 +135,11 @@ def combine_async(y: Tensor, splits: Splits, group: Group | None = None) -> Pend
 
 
 def _with_gradient(x: Tensor, rows: Pending[Tensor], back: Splits, group: Group | None) -> Pending[Tensor]:
-    """Tie the exchange that sends `x` and receives `rows` into autograd's graph; gradients return along `back`."""
+    """Tie the exchange that sends `x` and receives `rows` into autograd's graph; gradients return along `back`.
+
+    The backward runs in the opposite order: that of the wait launches the exchange of the gradient, that of the start
+    completes it.  So what is computed between the two in the forward overlaps with communication in the backward, too.
+    """
     grads: list[Pending[Tensor]] = []  # from the backward of _AllToAllWait to that of _AllToAllStart
     token = _AllToAllStart.apply(x, grads)
     return Pending([], partial(_AllToAllWait.apply, token, rows, grads, back, group))

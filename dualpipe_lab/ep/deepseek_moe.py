@@ -1,16 +1,9 @@
 """DeepSeek-V3's MoE layer: a router with biases and expert groups, and a shared expert that overlaps the dispatch.
 
 Chapter: book/ep/v3-moe.  In: `x_..D`.  Out: `y_..D`, y = shared(x) + sum over the chosen i of w_i FFN_i(x).
-  scores      s_i = sigmoid(x W_r^T)_i
-  selection   by s_i + b_i alone: a group's score is the sum of its two largest; the experts outside of the best groups
-              count as -inf (0 would beat a negative score); the k largest of the rest
-  weights     w_i = scale s_i / sum over the chosen of s, without the bias; their gradient is that of `router`
-  bias        b_i <- b_i + speed sign(mean load - load_i), once per step, on the load of all ranks, without a gradient
-  others      Qwen3-MoE has softmax scores, no bias and no groups; its weights may keep their sum below 1
-  messages    those of `ep.moe`; per step one all-reduce of E whole numbers per layer, all layers in one message;
-              under DualPipe one more such message to the rank with copies of the same stages
-The load is counted in the backward of the weights.  The backward runs once per microbatch, also where the forward runs
-twice (recompute), and it does not run in evaluation.
+Experts are selected by s_i + b_i, s_i = sigmoid(x W_r^T)_i.  Weights are w_i = scale s_i / sum over the chosen of s,
+without the bias; their gradient is that of `router`.
+Qwen3-MoE has softmax scores, no bias and no groups; its weights may keep their sum below 1.
 Elsewhere: DeepSeek-V3 `Gate` and `MoE`; Megatron `moe_router_enable_expert_bias`; torchtitan `TokenChoiceTopKRouter`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2; Wang et al. 2024 (arXiv 2408.15664) for the bias.
 """
@@ -152,6 +145,7 @@ def group_limited_topk(
         best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
         kept = top_experts(best, num_groups_per_token)
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)
+        # -inf, because 0 would beat a negative score
         selection = grouped.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)
     return top_experts(selection, num_experts_per_token)
 
@@ -249,7 +243,10 @@ def bias_step(load: Tensor, speed: float) -> Tensor:
 
 
 class CountLoad(torch.autograd.Function):
-    """Forward: the weights unchanged.  Backward: their gradient unchanged; the load is added to the counter."""
+    """Forward: the weights unchanged.  Backward: their gradient unchanged; the load is added to the counter.
+
+    The backward runs once per microbatch, also where the forward runs twice (recompute), and not in evaluation.
+    """
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:

@@ -1,21 +1,13 @@
 """`GShardMoE`: experts with a fixed number of slots, so that every exchange has the same shape on every rank.
 
 Chapter: book/ep/gshard.  In: this rank's tokens `x_TD`.  Out: `y_TD`, the balance loss, the number of dropped choices.
-  forward       route; fill E * C slots; even all-to-all; the experts of this rank on e * C rows each; all-to-all; read
-  capacity      C = ceil(cf k T / E) slots per expert and source rank
-  queue         all first choices in the order of the tokens, then all second choices, and so on; the first C get a slot
-  exchange      (e - 1) / e * E C h beta bytes per rank and direction, whatever the load: cf (e - 1) / e * T k h beta
-                if C is an integer; 4 of these per layer and microbatch, dispatch and combine forward and backward,
-                known before the step; an x that needs no gradient, the same on all ranks, saves the last of the four
-  memory        the rows of a rank's experts: E C h, whatever the load; choices beyond that are dropped
-  einsum        dispatch mask: 1 where token t has slot c of expert x, T E C numbers; here T k indices do the same
 A choice without a slot adds nothing; a token that loses all its choices gets y = 0 and passes by the residual alone.
-Weights are normalised before choices are dropped.  The same slots on any number of ranks give the same result: an
-expert has C slots for each source rank, so tokens of different ranks do not compete.
+An expert has C slots for each source rank, so tokens of different ranks do not compete, and the same slots on any
+number of ranks give the same result.  The rows of a rank's experts are E C h numbers, whatever the load.
 Gradients: an expert's contains the tokens of all ep ranks.  Sum it over the ranks that replicate the expert, sum the
 router's over all ranks, and divide both by the same number of tokens, never by the number of replicas.
-Elsewhere: DeepSpeed `MOELayer` and `top2gating` (mask); fairseq's; Tutel `fast_dispatcher` (indices); Megatron
-`moe_expert_capacity_factor`; k = 1 is the Switch layer.
+Elsewhere: DeepSpeed `MOELayer` and `top2gating`, whose mask has T E C numbers where T k indices do the same here;
+fairseq's; Tutel `fast_dispatcher` (indices); Megatron `moe_expert_capacity_factor`; k = 1 is the Switch layer.
 Source: Lepikhin et al. 2020 (arXiv 2006.16668), section 2.2, algorithm 1; Fedus et al. 2022 (arXiv 2101.03961), 2.2.
 """
 
@@ -152,9 +144,9 @@ class BatchedMLP(torch.autograd.Function):
 
 
 def capacity(num_tokens: int, num_experts: int, num_experts_per_token: int, capacity_factor: float | Fraction) -> int:
-    """Return the number of slots per expert for the tokens of one rank: the even share times the factor, rounded up.
+    """Return the number of slots per expert for the tokens of one rank: C = ceil(cf k T / E).
 
-    The factor is the decimal number as written: in floats, 1.1 times 10 is more than 11.
+    The factor cf is the decimal number as written: in floats, 1.1 times 10 is more than 11.
 
     Raises:
         ValueError: no tokens, or a factor that is not above 0.
@@ -169,7 +161,10 @@ def capacity(num_tokens: int, num_experts: int, num_experts_per_token: int, capa
 
 
 def exchange_bytes(num_slots: int, hidden_size: int, element_bytes: int, ep_size: int) -> int:
-    """Return the bytes that a rank sends per exchange of its E * C slots.
+    """Return the bytes that a rank sends per exchange of its E * C slots, whatever the load: (e - 1) / e E C h beta.
+
+    There are 4 exchanges per layer and microbatch: dispatch and combine, forward and backward.  An x that needs no
+    gradient, the same on all ranks, saves the last of them.
 
     >>> exchange_bytes(num_slots=8 * 4, hidden_size=16, element_bytes=8, ep_size=4)
     3072

@@ -1,14 +1,9 @@
 """Hierarchical dispatch: one copy of a token per node over the slow network, then to its experts within the node.
 
 Chapter: book/ep/v3-moe.  In: `x_TD`, `weights_TK`, `experts_TK`.  Out: `y_TD`, as from `Experts`.
-  dispatch  inter-node: one copy of the token, its weights and expert numbers to each node that holds one of its
-            experts, to the rank with the same position there; intra-node: from that rank to the experts
-  combine   intra-node: the experts' results to that rank, which forms their weighted sum; inter-node: one row per node
-            back to the source of the token
-  rows between nodes    (tokens, other nodes) pairs instead of (tokens, experts on other nodes): at most k, and no more
-                        than the nodes a router allows
-  between nodes, bytes  4 h + 2 k numbers per row and layer, both ways and both passes, and k whole numbers once
-The weighted sum is formed on the node, in another order than on the source: equal to `Experts` but for rounding.
+The rows between nodes are (tokens, other nodes) pairs instead of (tokens, experts on other nodes): at most k, and no
+more than the nodes that a router allows.  A row has 4 h + 2 k numbers between nodes per layer, both ways and both
+passes, and k whole numbers once.
 Elsewhere: DeepEP, whose kernels forward rows between InfiniBand and NVLink; Megatron's flex dispatcher uses it.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.2.
 """
@@ -76,6 +71,9 @@ def hierarchical_experts(
     shared: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Send one copy of every token to each node of its experts, and sum the weighted results: `y_TD`.
+
+    The copy goes to the rank with the same position on that node, which forwards it to the experts there and forms the
+    weighted sum of their results: in another order than on the source, so equal to `Experts` but for rounding.
 
     Args:
         x: as for `Experts`.

@@ -1,15 +1,8 @@
 """`TopKRouter`: the choice of k of E experts for each token, and their weights with a hand-written gradient.
 
 Chapter: book/ep/topk-gradient.  In: tokens `x_TD`.  Out: a `Routing`: experts, weights, tokens per expert.
-With g the gradient of the weights w on the chosen experts S, and v = w / scale, the gradient of logit i is
-  softmax                    p_i (g_i [i in S] - sum_S p g)       not zero outside of S
-  softmax, normalised        v_i (g_i - sum_S v g)                zero outside of S; with k = 1 zero everywhere
-  sigmoid                    s_i (1 - s_i) g_i                    zero outside of S
-  sigmoid, normalised        v_i (1 - s_i) (g_i - sum_S v g)      zero outside of S; with k = 1 zero everywhere
-times the scale.  The choice has no gradient.  No message: every rank routes its local tokens.
+The choice has no gradient.  No message: every rank routes its local tokens.
 Padding is left out before: a `Routing` has rows for tokens alone, so loads, losses and slots count nothing else.
-Experts are chosen by logits, largest first, the lower number first among equals.  Scores are not compared, because
-rounding can make different scores equal.
 Elsewhere: Megatron `TopKRouter`; torchtitan `TokenChoiceTopKRouter`; DeepSeek-V3 `Gate`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 2.1; Fedus et al. 2022 (arXiv 2101.03961), section 2.1.
 """
@@ -85,6 +78,7 @@ class TopKRouter(nn.Module):
         """
         x = leave_out(x, kept_positions(padding, len(x)))
         logits = linear(x.to(self.weight.dtype), self.weight)
+        # by logits, not by scores, because rounding can make different scores equal
         indices = self.choose(logits.detach())
         weights = expert_weights(logits, indices, self.scoring, self.normalise, self.scale)
         return Routing(indices, weights, tokens_per_expert(indices, self.num_experts), logits)
@@ -146,7 +140,9 @@ def top_experts(scores: Tensor, num_experts_per_token: int) -> Tensor:
 def expert_weights(
     logits: Tensor, indices: Tensor, scoring: Scoring = "softmax", normalise: bool = False, scale: float = 1.0
 ) -> Tensor:
-    """Return `weights_TK` of the chosen experts; the gradient for `logits_TE` is that of the module's docstring.
+    """Return `weights_TK` of the chosen experts.
+
+    With softmax scores that are not normalised, the logits of all experts get a gradient; else those of the chosen.
 
     Args:
         logits: `logits_TE`.
@@ -191,7 +187,7 @@ def normalised_grad(shares: Tensor, slopes: Tensor | None, grad: Tensor) -> Tens
 
 
 class SoftmaxWeights(torch.autograd.Function):
-    """Weights p_i: the softmax over all experts."""
+    """Weights p_i: the softmax over all experts; with g their gradient, logit i gets p_i (g_i [i in S] - sum_S p g)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
@@ -209,7 +205,7 @@ class SoftmaxWeights(torch.autograd.Function):
 
 
 class SigmoidWeights(torch.autograd.Function):
-    """Weights s_i: the sigmoid of each chosen logit."""
+    """Weights s_i: the sigmoid of each chosen logit, which gets the gradient s_i (1 - s_i) g_i."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
@@ -227,7 +223,10 @@ class SigmoidWeights(torch.autograd.Function):
 
 
 class NormalisedWeights(torch.autograd.Function):
-    """Weights v_i: the chosen scores divided by their sum, the softmax of their logarithms."""
+    """Weights v_i: the chosen scores divided by their sum, the softmax of their logarithms.
+
+    A chosen logit gets the gradient v_i (g_i - sum_S v g), with sigmoid scores times 1 - s_i; with k = 1 it is zero.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:

@@ -1,19 +1,9 @@
 """Losses of a router: two that even out the experts' loads, one that keeps logits small.
 
 Chapters: book/ep/topk-gradient, book/ep/gshard, book/ep/v3-moe.  In: logits, load.  Out: a scalar, no coefficient.
-  balance_loss    E sum_e f_e P_e    f_e: share of the choices, a constant; P_e: mean share of the scores
-                                     1 if all f_e are equal, E if all tokens go to one expert with certainty
-  sequence_loss   the mean over sequences of E sum_e f_e P_e, with f and P of one sequence
-  z_loss          mean of z^2        z: log sum exp of a token's logits
-  gradients, for logit i of a token: balance E / T p_i (f_i - sum_e f_e p_e), z 2 / T z p_i, sequence (of length s)
-                  E / s p_i (1 - sigmoid_i) (f_i - sum_e f_e p_e) divided by the number of sequences; with softmax
-                  scores without the factor 1 - sigmoid_i
 A product of means is not the mean of products, so the balance loss of all tokens is not the mean of the ranks' losses.
-Per rank: the local load and number of tokens; no message.  Global: both from `sum_over_ranks`, one all-reduce of E + 1
-integers.  Then each rank's result is a share, the shares add up to the loss of one process with all tokens, and the
-gradients are exactly that process's.  The backward sends no message, because f is a constant.
-The shares of the loss per sequence add up over ranks and microbatches: without a message where a sequence lies on one
-rank.  Along cp its ranks sum their counts, B E integers of 8 bytes per layer and microbatch, for f; P stays local.
+With the global load and number of tokens, from `sum_over_ranks`, each rank's result is a share: the shares add up to
+the loss of one process with all tokens, with exactly its gradients.  The backward sends no message.
 Elsewhere: GShard's is 1 / E^2 times the balance loss, with the load of first choices alone; Switch's is it, with k = 1;
 DeepSeek-V3's is the sequence loss, with sigmoid scores; Megatron `aux_loss`, `seq_aux_loss`, `global_aux_loss`.
 Source: Fedus et al. 2022 (arXiv 2101.03961), section 2.2; Zoph et al. 2022 (arXiv 2202.08906), section 3;
@@ -33,6 +23,9 @@ from dualpipe_lab.ep.router import Scoring, kept_positions, log_scores, normalis
 
 def balance_loss(logits: Tensor, load: Tensor, num_tokens: int | None = None, scoring: Scoring = "softmax") -> Tensor:
     """Return the balance loss E sum_e f_e P_e, a scalar; 0 for a rank without tokens.
+
+    f_e is an expert's share of the choices, a constant; P_e the mean share of the scores.  The loss is 1 if all f_e are
+    equal, E if all tokens go to one expert with certainty.
 
     Args:
         logits: `logits_TE` of this rank's tokens, as a `Routing` has them: without padding.
@@ -68,7 +61,8 @@ def sequence_loss(
     """Return DeepSeek-V3's balance loss per sequence: the mean over sequences of E sum_e f_e P_e, a scalar.
 
     f_e is the share of the sequence's choices that went to expert e, a constant; P_e the mean share of its scores.
-    V3's equation counts the k largest unbiased scores instead of the experts that were chosen.
+    V3's equation counts the k largest unbiased scores instead of the experts that were chosen.  The shares of ranks and
+    microbatches add up.  Along cp the ranks of a sequence sum their counts, B E integers of 8 bytes; P stays local.
 
     Args:
         logits: `logits_TE`, the sequences of this rank one after another, without padding.
@@ -117,7 +111,10 @@ def sum_over_ranks(load: Tensor, num_tokens: int, group: Group | None = None) ->
 
 
 class SharesLoss(torch.autograd.Function):
-    """The sum of prices times shares of the scores, for a constant price per expert, or per token and expert."""
+    """The sum of prices c times shares p of the scores, for a constant price per expert, or per token and expert.
+
+    The gradient of a token's logit i is p_i (c_i - sum_e c_e p_e), with sigmoid scores times 1 - sigmoid_i.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, price: Tensor, scoring: Scoring) -> Tensor:
@@ -134,7 +131,7 @@ class SharesLoss(torch.autograd.Function):
 
 
 class ZLoss(torch.autograd.Function):
-    """The mean of squared log-sum-exps."""
+    """The mean of squared log-sum-exps z^2; the gradient of a token's logit i is 2 / T z p_i."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, num_tokens: int) -> Tensor:

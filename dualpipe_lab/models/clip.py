@@ -6,9 +6,7 @@ The layers, in the order in which a microbatch meets them, and what crosses the 
   image head                        image (b, d), and the ids
   text embedding, text layers       x (b, length, h), image, which rides along, and end (b)
   text head                         image, text and scale, which stay on the rank of the loss
-The ids ride along only if they enter with the image.  Given as extra inputs of the stage with the text embedding
-(`extra={stage: [{"ids": ids}, ...]}`) they cross no boundary.
-A gradient comes back for x and image, none for the integers.
+Ids that are extra inputs of the stage with the text embedding (`extra={stage: [{"ids": ids}, ...]}`) cross no boundary.
 Elsewhere: open_clip `CLIP`; Megatron's multimodal examples place each tower on ranks of its own.
 Source: Radford et al. 2021 (arXiv 2103.00020), figure 3.
 """

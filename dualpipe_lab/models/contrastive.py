@@ -1,15 +1,8 @@
 """CLIP's contrastive loss with the negatives of all data ranks; forward, gather and backward by hand.
 
 Chapter: book/pp/two-towers.  In: b pairs of features per rank, a scale.  Out: the mean loss of this rank's pairs.
-  n = N b pairs in all; pair k of rank r has number r b + k
-  L  = image @ all_texts^T * scale     (b, n)      image k against every text
-  M  = text @ all_images^T * scale     (b, n)      text k against every image
-  loss = (cross_entropy(L, own numbers) + cross_entropy(M, own numbers)) / 2
-  backward   P = (softmax(L) - one_hot) / 2b, Q likewise of M, both times the gradient of the loss:
-             d_image = scale (P @ all_texts + own rows of the sum over ranks of Q^T @ text)
-             d_text  = scale (Q @ all_images + own rows of the sum over ranks of P^T @ image)
-  traffic    forward: one all-gather of (b, 2 d); backward: one reduce-scatter of (n, 2 d)
-  memory     two (b, n) matrices per rank, not (n, n)
+Of n = N b pairs in all, pair k of rank r has number r b + k.  A rank holds two (b, n) matrices, not (n, n).  It
+all-gathers (b, 2 d) numbers forward, and reduce-scatters (n, 2 d) backward.
 The gradient is that of the sum of the ranks' losses; data parallelism averages it, which gives the mean over all pairs.
 Elsewhere: open_clip `ClipLoss(local_loss=True, gather_with_grad=True)`; torch `all_gather` of `distributed.nn`.
 Source: Radford et al. 2021 (arXiv 2103.00020), figure 3.
@@ -26,6 +19,12 @@ from dualpipe_lab.comm.groups import Group
 
 
 class _Contrastive(torch.autograd.Function):
+    """Every image against every text, L = image @ all_texts^T * scale, and M likewise for texts against images.
+
+    loss = (cross_entropy(L, own numbers) + cross_entropy(M, own numbers)) / 2;  P = (softmax(L) - one_hot) / 2b,
+    Q likewise of M;  d_image = scale (P @ all_texts + own rows of the sum over ranks of Q^T @ text), d_text likewise.
+    """
+
     @staticmethod
     def forward(ctx: Any, image: Tensor, text: Tensor, scale: Tensor, group: Group | None) -> Tensor:
         both = torch.cat([image, text], dim=1)

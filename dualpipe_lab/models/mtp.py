@@ -4,14 +4,8 @@ Chapter: book/whole/two-tokens.  In: x_BSD or ids_BS, and the ids and targets on
 Out: logits_BSV of the next token, and the weighted loss of the one after it.
   h'_i = M [norm(h_i); norm(E(t_i+1))]      h_i: output of the last layer; t_i: the token at i; M: 2h x h numbers
   p_i  = head(norm(layer(h')_i))            predicts t_i+2; E and the head are those of the model
-  loss = sum of -log p_i[t_i+2] / tokens    tokens: valid targets of the next token, on all ranks, as in the paper
-The last position of a sequence has no target: there is no token after the next one.  Its input is token 0, which no
-other position sees; as any token, it counts in the balance loss per sequence of the extra layer.
-  along cp    ids and targets are shifted in full and then sharded, so no rank asks another for a token
-  along tp    M is column-parallel; its output is gathered, and under sequence parallelism sliced again
-  along pp    M, the norms and the extra layer are on the last stage, with a copy of E if the first stage is another
-              one: `runtime.sum_tied(rank_model.tied)` adds the gradients of both uses
-Evaluation without ids of the next token leaves this part out.
+Along pp, the last stage has a copy of E if the first stage is another one: `runtime.sum_tied(rank_model.tied)` adds the
+gradients of both uses.
 Elsewhere: Megatron `MultiTokenPredictionLayer`; DeepSeek-V3's published layer 61, where M takes the embedding first.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2; Gloeckle et al. 2024 (arXiv 2404.19737).
 """
@@ -45,7 +39,8 @@ class NextTokens(NamedTuple):
 def next_tokens(ids: Tensor, targets: Tensor) -> NextTokens:
     """Shift full sequences by one position; shard the result along cp as the ids are sharded.
 
-    A rank's shard of a sequence cannot be shifted: the token after its last one is on another rank.
+    A rank's shard of a sequence cannot be shifted: the token after its last one is on another rank.  The last position
+    has no target, and its input is token 0, which no other position sees; as any token, it counts in the balance loss.
 
     Args:
         ids: `ids_..S`, full sequences.
@@ -159,7 +154,10 @@ class MTPStage(V3Stage):
         return loss if balance is None else loss + self.config.balance * balance
 
     def weighted_loss(self, x: Tensor, next_targets: Tensor) -> Tensor:
-        """Compute the weighted loss of the second token from the head's input `x_BSD`."""
+        """Compute the weighted loss of the second token from the head's input `x_BSD`.
+
+        It is the sum of -log p_i[t_i+2], divided by the number of valid targets of the next token, on all ranks.
+        """
         if self.num_tokens is None:
             raise ValueError("the second token's loss is divided by the tokens of the step; call begin_step first")
         return self.weight * self.loss_of(self.scored(x), next_targets, num_tokens=self.num_tokens)

@@ -1,17 +1,10 @@
 """A tiny model with DeepSeek-V3's structure: dense layers, then layers of experts, over ep, edp, tp and cp.
 
 Chapter: book/ep/v3-moe.  In: sizes, a `Topology`.  Out: this rank's shard of the model.
-  x <- x + attention(norm(x));  x <- x + mlp(norm(x));  logits = head(norm(x))
-  mlp   the first layers: SwiGLU; all others: a router, its experts, a shared SwiGLU
 Attention is grouped-query, or with `latent` V3's own; `mtp` predicts a second token.  Softmax scores, `qk_norm`
 and no biases make it a Qwen3-MoE.
-  parameter             sharded along    gradients summed over
-  experts               ep               edp: the ranks with the same experts and other tokens
-  everything else       tp               dp, ep and cp together
-Under sequence parallelism a rank of tp holds its shard of the tokens between the layers; a router and its experts work
-on all of them, on every rank of tp, as without it.  Along cp, the ranks of a sequence sum its counts for the loss.
-Padding is neither routed nor counted: every rank and stage gets the mask of its microbatch, and no message has it.
-Each rank divides its loss by the counts of the full step, so that gradients are summed and never averaged.
+Gradients of experts are summed over edp, the ranks with the same experts and other tokens; all others over dp, ep and
+cp together.  Each rank divides its loss by the counts of the full step, so gradients are summed and never averaged.
 Weights are drawn in full, by their names, and then sharded: every topology starts from the same numbers.
 `dualpipe_lab.models.plain_v3_moe` is the same model in plain torch, with the same names.
 Elsewhere: Megatron `GPTModel` with `MoELayer`; torchtitan's DeepSeek-V3; DeepSeek-V3's inference/model.py.

@@ -1,14 +1,7 @@
 """Lowering: inserts the sends and receives that a program needs.
 
 Chapter: book/pp/gpipe.  In: a plain `Program`.  Out: the same program with SEND_F, RECV_F, SEND_B and RECV_B.
-
-  messages     2 * (num_stages - 1) * num_microbatches if no two neighbouring stages share a rank
-  `1SEND_F0`   send the activation of microbatch 0 from stage 1 to the rank of stage 2
-  `2RECV_F0`   receive it there; the rank waits for it only before `2F0`
-
-Every message gets one time: the end of the step that makes it, if all work takes unit time.  Every rank lists its steps
-and messages by these times.  As all ranks follow one common order, the program ends even if sends and receives block
-until both ranks have reached them (rendezvous), and both ends of a link have one order.
+`1SEND_F0` sends the activation of microbatch 0 from stage 1 to the rank of stage 2, where `2RECV_F0` receives it.
 Neighbouring stages on one rank (the tip of a V) need no message.
 Elsewhere: torch `_add_send_recv`; d9d's communication pass.
 """
@@ -45,6 +38,11 @@ def lower(program: Program) -> Program:
 
 
 def _merge(program: Program) -> list[list[ProgramStep]]:
+    """List steps and messages by time; a message has that of the end of the step that makes it, in unit times.
+
+    All ranks follow one common order.  So the program ends even if sends and receives block until both ranks have
+    reached them (rendezvous), and both ends of a link have one order.
+    """
     timeline = simulate(program, UNIT_COST)
     index = index_actions(program, ProblemList())
     lists: list[list[tuple[OrderKey, ProgramStep]]] = [

@@ -1,17 +1,12 @@
 """Several optimizer steps in a row, with or without a barrier between them.
 
 Chapter: book/pp/zero-bubble.  In: the program of one step.  Out: a program of several, its timeline, its time per step.
-  with a barrier      a step takes the makespan: every rank waits until the last rank has ended
-  without a barrier   a rank starts its next step when it has ended this one; its idle time before its first and after
-                      its last action overlaps with other steps.  ZB-H2 and ZBV are zero-bubble in this sense only
-
-A run without a barrier assumes the following.  Each rank updates the weights of its stages after its last backward of a
-step and before its next F, so every stage computes every microbatch of a step with the weights of that step: the
-gradients are those of the synchronous run.  But at that time no rank knows a number that needs all gradients.
-Clipping by the global norm, or skipping a step that overflows, therefore needs post-validation: a rank updates with the
-partial norm that has reached it, receives the full norm during the next warm-up, and if its update was wrong, undoes it
-and updates again.  Where a stage has copies on two ranks (DualPipe), the sum of their gradients still makes these two
-ranks wait for each other, which is not part of the program and not simulated here.
+Without a barrier, each rank updates the weights of its stages after its last backward of a step and before its next F,
+so the gradients are those of the synchronous run.  But at that time no rank knows a number that needs all gradients.
+Clipping by the global norm, or skipping a step that overflows, needs post-validation: a rank updates with the partial
+norm that has reached it, receives the full norm during the next warm-up, and if its update was wrong, undoes it and
+updates again.  The copies of a stage on two ranks (DualPipe) wait for the sum of their gradients, which is not part of
+the program and not simulated.
 Source: Qi et al. 2024 (arXiv 2401.10241), section 4.
 """
 
@@ -63,8 +58,10 @@ def simulate_steps(program: Program, num_steps: int, cost: Cost = UNIT_COST, bar
 def step_time(program: Program, cost: Cost = UNIT_COST, barrier: bool = False) -> Time:
     """Return the exact time of one more step in a long run.
 
-    With a barrier this is the makespan.  Without a barrier, ranks and links settle into a pattern that repeats after
-    one or a few steps; the time is the average over the pattern, at least the work of the busiest rank.
+    With a barrier this is the makespan.  Without a barrier, a rank's idle time before its first and after its last
+    action overlaps with other steps; ZB-H2 and ZBV are zero-bubble in this sense only.  Ranks and links settle into a
+    pattern that repeats after one or a few steps; the time is the average over the pattern, at least the work of the
+    busiest rank.
 
     >>> from dualpipe_lab.pp.schedules import build
     >>> [step_time(build("zero_bubble_h2", 4, 8), barrier=barrier) for barrier in (False, True)]

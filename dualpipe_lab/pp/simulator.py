@@ -1,20 +1,13 @@
 """`simulate`: computes the exact time of every action of a program, in one pass over it.
 
 Chapter: book/pp/gpipe.  In: a `Program` (plain or lowered) and a `Cost`.  Out: a `Timeline`.
-
-The complete timing model:
+The timing model:
   1. A rank runs its steps in order, one at a time, each as soon as the rank is free and the step's input has arrived.
-  2. F of stage s needs the result of F of stage s-1; B and I of stage s need that of B or I of stage s+1.  Stage 0's F,
-     the last stage's backward, and every W need no input from another stage.
-  3. If the next stage is on the same rank, a result arrives at the end of the step that made it.  Otherwise the result
-     is a message: it leaves when its directed link (source rank to destination rank) is free, occupies the link for
-     `transfer` ticks, and arrives `latency` ticks later.  Messages on a link keep the order in which they were made.
+  2. F of stage s needs the result of F of stage s-1; B and I of stage s need that of B or I of stage s+1.
+  3. A result for a stage on the same rank arrives at the end of the step that made it; all others are messages.
   4. An overlapped pair starts when both inputs have arrived and releases both results at its end, forward first.
-  5. A send takes no time of the sender; a rank waits for a message just before the step that needs it.  So the sends
-     and receives of a lowered program change no time, and are not drawn as spans.
-
-Time O(actions), memory O(actions).  A feasible program has exactly one solution of these rules, in whatever order the
-ranks are advanced.
+  5. A send takes no time of the sender; a rank waits for a message just before the step that needs it.
+A feasible program has exactly one solution of these rules, in whatever order the ranks are advanced.
 """
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
@@ -28,7 +21,7 @@ _NEW = tuple.__new__  # makes a named tuple in half the time; there are hundreds
 
 
 def simulate(program: Program, cost: Cost = UNIT_COST, unit: Unit = "ticks") -> Timeline:
-    """Return the timeline of a program; every time is exact.
+    """Return the timeline of a program; every time is exact.  Time and memory O(actions).
 
     `unit` is the unit of the costs: ticks, or ns to compare with a run on the virtual clock.
     Raises InvalidProgram for a program that is incomplete or would deadlock (see `validate`).
@@ -94,7 +87,11 @@ class _Run:
         return Span(rank, start, done, "F&B", forward.stage, forward.microbatch, str(step), (forward, backward))
 
     def release(self, action: Action, rank: int, made: Time, label: str) -> None:
-        """Hand a result to the next stage: at once on this rank, as a message otherwise."""
+        """Hand a result to the next stage: at once on this rank, as a message otherwise.
+
+        A message leaves when its directed link (source rank to destination rank) is free, occupies the link for
+        `transfer` ticks, and arrives `latency` ticks later.  Messages on a link keep the order in which they were made.
+        """
         stage, kind, microbatch = action
         target = stage + _TOWARDS[kind]
         if target == stage or not 0 <= target < len(self.home):

@@ -2,17 +2,9 @@
 
 Chapter: book/tp/chunked-loss.  In: the head's input `x_..SD`, this rank's rows of its weight, all targets.
 Out: the loss.
-  forward    per chunk, z = x W^T, this rank's largest z, its sum of exp(z - largest), z of the target: no message.
-             Behind the last chunk the ranks exchange three numbers per token, in two collectives, as many as the plain
-             loss; a rank's sum is multiplied by exp(its largest - the largest of all) first
-  backward   per chunk, z once more, dz = softmax - one-hot from the saved numbers, dx = dz W, dW += dz^T x; then one
-             sum of dx over the ranks
-  memory     kept: x, the targets and 2 numbers per token.  At its peak: c V / t logits instead of T V / t, in the
-             backward dW and dx; dW is summed over the chunks in 32 bits at least
-  products   4 of 2 T h V / t operations each; the plain head has 3
-  skipped    a chunk without a target, in both directions
-The other way computes dx and dW in the forward, with 3 products.  It keeps dW, h V / t numbers, for every microbatch in
-flight, needs the gradient of the loss to be one number for all tokens, and waits for the ranks' sums once per chunk.
+The other way computes dx and dW in the forward, with 3 products of 2 T h V / t operations where this one has 4.  It
+keeps dW, h V / t numbers, for every microbatch in flight, needs the gradient of the loss to be one number for all
+tokens, and waits for the ranks' sums once per chunk.
 Elsewhere: Cut Cross-Entropy recomputes within a kernel; Liger `LigerFusedLinearCrossEntropyLoss` has both gradients in
 the forward, torch 2.13 `linear_cross_entropy` too; torchtune `LinearCrossEntropyLoss`.
 Source: Wijmans et al. 2024 (arXiv 2411.09009), section 4; the rescaled sums: Milakov and Gimelshein 2018
@@ -77,7 +69,11 @@ def chunked_cross_entropy(
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """The loss of every token, `losses_T` of `x_..SD`, `weight_VD` and `targets_T`."""
+    """The loss of every token, `losses_T` of `x_..SD`, `weight_VD` and `targets_T`.
+
+    For the backward x, the targets and 2 numbers per token are kept.  At its peak there are c V / t logits instead of
+    T V / t, in the backward dW and dx too.
+    """
 
     @staticmethod
     def forward(
@@ -97,6 +93,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             z = at_least_float32(linear(rows[part], weight))
             numbers[:, part] = _numbers(z, *local_targets(targets[part], vocabulary_size, tp))
             del z  # before the next chunk's is made
+        # the only messages of the loss: three numbers per token, in two collectives, as many as the plain loss
         largest = numbers[0].clone()
         comm.all_reduce(largest, "max", tp.group)
         summands = _shifted(numbers, largest, local_targets(targets, vocabulary_size, tp)[0], len(weight))

@@ -1,15 +1,7 @@
 """`GroupedQueryAttention`: heads are sharded over the ranks; a group's query heads stay with their KV head.
 
 Chapter: book/tp/gqa.  In: `x_..SD`.  Out: `y_..SD`.
-  t <= KV heads    rank r holds KV heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
-  t >  KV heads    KV head j is replicated on t / a_kv neighbouring ranks, each with a shard of the group's query
-                    heads: dW_k and dW_v are summed over these ranks, 2 (1 - a_kv / t) * 2 h d * bytes
-  messages          forward: the sum of y; backward: one sum of dx for q, k and v; T * h * bytes each
-Each replica of a KV head contributes the summand of its local query heads to dx, so the usual sum of dx is right.
-`causal_attention` attends with a rank's local heads; query head i uses KV head i // (H / G):
-  s = q k^T / sqrt(K)    p = softmax of s over the earlier tokens and the token itself    o = p v
-  dv = p^T do    dp = do v^T    ds = p (dp - sum over keys of dp p)    dq = ds k / sqrt(K)    dk = ds^T q / sqrt(K)
-dk and dv are sums over the query heads of the group.  Only q, k and v are kept; the backward recomputes p.
+The messages of T * h * bytes each are the sum of y forward, and one sum of dx for q, k and v backward.
 Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= KV heads, and
 `scaled_dot_product_attention(is_causal=True, enable_gqa=True)`.
 Source: Ainslie et al. 2023 (arXiv 2305.13245), section 2; Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
@@ -38,7 +30,12 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class CausalAttention(torch.autograd.Function):
-    """Softmax attention; the query heads of a group are stacked, so that each KV head needs one matrix product."""
+    """Softmax attention; the query heads of a group are stacked, so that each KV head needs one matrix product.
+
+    s = q k^T / sqrt(K),  p = softmax of s over the earlier tokens and the token itself,  o = p v;  dv = p^T do,
+    dp = do v^T,  ds = p (dp - sum over keys of dp p),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K).  Query head i uses
+    KV head i // (H / G), so dk and dv are sums over the query heads of the group.  The backward recomputes p.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -157,6 +154,8 @@ class GroupedQueryAttention(nn.Module):
 def kv_replicas(num_kv_heads: int, tp: TensorParallel) -> Group | None:
     """Make the group of ranks that hold the same KV head; None if KV heads are not replicated.
 
-    There are replicas where the ranks outnumber the KV heads.  All ranks of the tp group call this.
+    Where t ranks outnumber the KV heads, a head is on t / a_kv neighbouring ranks, with a shard of the group's query
+    heads on each.  These ranks sum dW_k and dW_v, 2 (1 - a_kv / t) * 2 h d * bytes; for dx the usual sum is right.  All
+    ranks of the tp group call this.
     """
     return tp.neighbours(tp.size // num_kv_heads) if tp.size > num_kv_heads else None

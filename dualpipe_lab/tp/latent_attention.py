@@ -1,17 +1,9 @@
 """`LatentAttention`: queries, keys and values are unfolded from short vectors; heads are sharded over the ranks (MLA).
 
 Chapter: book/tp/latent-attention.  In: `x_..SD`.  Out: `y_..SD`.
-  latents     c_q = norm(x W_qd^T), r_q numbers per token;   c_kv = norm(first part of x W_kvd^T), r_kv numbers
-  a head      q = [q_content, rotated q_position],   k = [k_content, rotated k_position],   v
-              q from c_q, k_content and v from c_kv; k_position is the rest of x W_kvd^T, one for all heads
-  scores      q k / sqrt(d_content + d_position), so the angles stay out of what is unfolded (decoupled); with yarn
-              times its factor of scores
-  a cache     c_kv and k_position: r_kv + d_position numbers per token, whatever the number of heads
-  ranks       W_qd, W_kvd and their norms on every rank; the rows of W_qu and W_kvu by heads; the columns of W_o
-  messages    forward: the sum of y, T h; backward: the sums of dc_q, dc_kv and dk_position, T (r_q + r_kv + d_position)
-Under sequence parallelism the latents are gathered, T (r_q + r_kv + d_position) numbers, where grouped-query attention
-gathers the T h of x.  Along cp an `attend` that takes latents exchanges them in place of keys and values.
-Pairs of position features are neighbours, 0 and 1, as in DeepSeek's files; `apply_rope` wants i and i + d / 2.
+A cache needs r_kv + d_position numbers per token, whatever the number of heads.  A rank sums T h numbers forward, the
+output, and T (r_q + r_kv + d_position) backward; under sequence parallelism it gathers as many, where grouped-query
+attention gathers the T h of x.
 Elsewhere: DeepSeek-V3 `MLA`; Megatron `MLASelfAttention`; torchtitan's DeepSeek-V3 `Attention`.
 Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1; DeepSeek-V3 (arXiv 2412.19437), section 2.1.1.
 """
@@ -51,6 +43,11 @@ class AttendLatents(Protocol):
 
 class LatentAttention(nn.Module):
     """Multi-head attention whose keys and values are unfolded from a short latent.
+
+    The latents are c_q = norm(x W_qd^T) and c_kv = norm(first part of x W_kvd^T).  A head has q = [content, rotated
+    position] from c_q, and k = [content, rotated position] with content and v from c_kv.  The position of k is the rest
+    of x W_kvd^T, one for all heads: angles stay out of what is unfolded (decoupled).  W_qd, W_kvd and their norms are
+    on every rank; the rows of W_qu and W_kvu and the columns of W_o are sharded by heads.
 
     Args:
         hidden_size: of the full layer.
@@ -173,5 +170,8 @@ def _heads(unfolded: Tensor, content: int, value: int) -> tuple[Tensor, Tensor]:
 
 
 def _halves(x: Tensor) -> Tensor:
-    """Put the first features of all pairs before the second ones."""
+    """Put the first features of all pairs before the second ones.
+
+    Pairs are neighbours, 0 and 1, as in DeepSeek's files; `apply_rope` wants i and i + d / 2.
+    """
     return torch.cat((x[..., 0::2], x[..., 1::2]), -1)

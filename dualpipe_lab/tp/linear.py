@@ -2,18 +2,9 @@
 
 Chapters: book/tp/column-parallel, book/tp/row-parallel; book/tp/swiglu and book/tp/gqa for `fused_column_linear`.
 In: sizes of the full layer.  Out: a module with this rank's shard of it; weights are stored [out, in].
-           shard     forward                          backward
-  column   rows      y_r = x W_r^T + b_r              dx = sum over r of dy_r W_r    dW_r = dy_r^T x    db_r = sum dy_r
-  row      columns   y = sum over r of x_r W_r^T + b  dx_r = dy W_r                  dW_r = dy^T x_r    db = sum dy
-The sums over r are the only messages: `T * in * bytes` are summed in column's backward, `T * out * bytes` in row's
-forward.  Column's backward computes dx, launches its sum, computes dW meanwhile, and waits at the end.
-A column-parallel layer followed by a row-parallel one needs one sum in each direction: the tensor between them stays
+The only messages are sums over the ranks: `T * in * bytes` in column's backward, `T * out * bytes` in row's forward.  A
+column-parallel layer followed by a row-parallel one needs one sum in each direction: the tensor between them stays
 sharded, so only functions of single features may stand there.
-Under sequence parallelism each rank holds its tokens of the replicated x and y: a gather or a reduce-scatter of tokens
-replaces each sum; each sends half the bytes of a sum.
-Several column-parallel weights behind one input are fused into one product:
-  messages   one sum of dx for all weights together, `T * in * bytes`, instead of one for each
-  replicas   ranks that hold the same shard (replicas of a KV head) sum its dW among themselves, beside the sum of dx
 Elsewhere: Megatron layers of the same names and `LinearWithGradAccumulationAndAsyncCommunication`; torch
 `ColwiseParallel`, `RowwiseParallel`; picotron `LinearWithAsyncAllReduce`.  Megatron packs the weights behind one input
 into one matrix (`linear_qkv`, `linear_fc1`).
@@ -45,7 +36,10 @@ from dualpipe_lab.tp.shard import Shard, TensorParallel, initialize_parameters, 
 
 
 class ColumnParallel(torch.autograd.Function):
-    """y_r = x W_r^T + b_r of a replicated x; the sum of dx is under way while dW is computed."""
+    """y_r = x W_r^T + b_r of a replicated x; the sum of dx is under way while dW is computed.
+
+    dx = sum over r of dy_r W_r,   dW_r = dy_r^T x,   db_r = sum dy_r.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
@@ -72,7 +66,8 @@ class ColumnParallel(torch.autograd.Function):
 class FusedColumnParallel(torch.autograd.Function):
     """The same for several weights behind one x, and under sequence parallelism: y_i = x W_i^T + b.
 
-    dx = sum over ranks and weights of dy_i W_i.  Only a single weight has a bias.
+    dx = sum over ranks and weights of dy_i W_i, in one message.  Only a single weight has a bias.  Sequence parallelism
+    gathers tokens, or reduce-scatters them, in place of a sum; each of the two sends half the bytes of a sum.
     """
 
     @staticmethod

@@ -1,20 +1,9 @@
 """The conjugate operators at the borders of a tensor-parallel region, and the collectives that they launch.
 
 Chapter: book/tp/column-parallel.  In: a tensor of every rank.  Out: a new tensor; arguments are never changed.
-  operator                  forward          backward         for
-  copy_to_ranks (f)         identity         all-reduce       a replicated input of column-parallel layers
-  reduce_from_ranks (g)     all-reduce       identity         the partial outputs of row-parallel layers
-  gather_from_ranks         all-gather       slice            sharded features that every rank needs in full
-  slice_to_ranks            slice            all-gather       full features of which each rank needs its shard
-  gather_tokens             all-gather       reduce-scatter   f under sequence parallelism
-  reduce_scatter_tokens     reduce-scatter   all-gather       g under sequence parallelism
-The rule behind the table: the backward of a copy is a sum; the backward of a sum that all ranks use alike is a copy.
-`torch.distributed.nn.functional.all_reduce` adds the losses of all ranks: its gradient is t times this one.
-
-Bytes that a rank sends, with S the bytes of the full tensor:
-  all_reduce_async      2 (t - 1) / t * S
-  all_gather_async          (t - 1) / t * S      along any dimension
-  reduce_scatter_async      (t - 1) / t * S      along any dimension
+The backward of a copy is a sum; the backward of a sum that all ranks use alike is a copy.
+Under sequence parallelism `gather_tokens` takes the place of f, and `reduce_scatter_tokens` that of g.
+`torch.distributed.nn.functional.all_reduce` adds the losses of all ranks: its gradient is t times that of g.
 Collectives concatenate along the first dimension, and the batch is the first; gathering along another dimension costs
 a copy, except with one sequence per batch.
 Elsewhere: Megatron mappings.py.  Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; Korthikanti et al. 2022
@@ -39,13 +28,13 @@ TOKENS = -2  # x_..SD: tokens are the last dimension but one, with or without a 
 
 
 def copy_to_ranks(x: Tensor, group: Group | None = None) -> Tensor:
-    """Return x unchanged; the backward sums the gradient over the ranks (Megatron's f)."""
+    """Return x, a replicated input, unchanged; the backward sums the gradient over the ranks (Megatron's f)."""
     out: Tensor = CopyToRanks.apply(x, group)
     return out
 
 
 def reduce_from_ranks(x: Tensor, group: Group | None = None) -> Tensor:
-    """Sum x over the ranks; the backward passes the gradient on unchanged (Megatron's g)."""
+    """Sum the partial outputs x over the ranks; the backward passes the gradient on unchanged (Megatron's g)."""
     out: Tensor = ReduceFromRanks.apply(x, group)
     return out
 
@@ -143,13 +132,16 @@ def _reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Tensor:
 
 
 def all_reduce_async(x: Tensor, group: Group | None) -> Pending[Tensor]:
-    """Launch the sum over the ranks, in place where x is contiguous: nothing else may read x meanwhile."""
+    """Launch the sum over the ranks, in place where x is contiguous: nothing else may read x meanwhile.
+
+    A rank sends 2 (t - 1) / t * S, with S the bytes of the full tensor.
+    """
     x = x.contiguous()
     return Pending([comm.all_reduce(x, group=group, async_op=True)], lambda: x)
 
 
 def all_gather_async(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
-    """Launch the concatenation of the ranks' tensors, all of one shape, along a dimension."""
+    """Launch the concatenation of the ranks' tensors, all of one shape, along a dimension: (t - 1) / t * S bytes."""
     x, dim = x.contiguous(), dim % x.dim()
     shards = x.new_empty(comm.get_world_size(group), *x.shape)
     work = comm.all_gather_single(shards.flatten(0, 1), x, group, async_op=True)
@@ -157,7 +149,11 @@ def all_gather_async(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor
 
 
 def reduce_scatter_async(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
-    """Launch the sum over the ranks, of which each rank keeps its shard; ValueError if `dim` does not divide."""
+    """Launch the sum over the ranks, of which each rank keeps its shard: (t - 1) / t * S bytes.
+
+    Raises:
+        ValueError: `dim` does not divide.
+    """
     size = comm.get_world_size(group)
     _check_divides(x.shape[dim], size, "a reduce-scatter")
     shards = x.unflatten(dim, (size, -1)).movedim(dim % x.dim(), 0).contiguous()

@@ -1,14 +1,8 @@
 """How rotary angles are stretched to sequences longer than those that a model was first trained on.
 
 Chapter: book/whole/weights.  In: a few numbers.  Out: the factor of each angle; no torch.
-  wave length of a pair   2 pi / angle per position
-  short waves             unchanged: they tell neighbours apart
-  long waves              divided by `factor`, so that positions that were never seen look like positions that were
-  between                 `RopeScaling`, Llama 3.1: a mixture, linear in the number of waves in the original length
-                          `YarnScaling`, DeepSeek-V3: a mixture, linear in the number of the pair
-Yarn sharpens attention too, since more positions share it: m(s) = 1 + s ln(factor) / 10.
-  rotated features        times m(mscale) / m(mscale_all_dim), or m(1) where not both are given
-  scores of latents       times m(mscale_all_dim)^2, if it is given
+Short waves (2 pi / angle per position) are unchanged: they tell neighbours apart.  Long waves are divided by `factor`,
+so that positions that were never seen look like positions that were.  Between the two is a mixture.
 Elsewhere: transformers `_compute_llama3_parameters`, `_compute_yarn_parameters`; torchtitan `RoPE`.
 Source: Grattafiori et al. 2024 (arXiv 2407.21783), section 3.4.2, with the formula of the published code; Peng et al.
 2023 (arXiv 2309.00071), sections 3.2 to 3.4; DeepSeek-AI 2024 (arXiv 2412.19437), section 4.3.
@@ -22,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """The scaling of rotary angles in Llama 3.1.
+    """The scaling of rotary angles in Llama 3.1: a mixture that is linear in the waves in the original length.
 
     Attributes:
         factor: by which angles of long waves are divided.
@@ -61,14 +55,18 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """The scaling of rotary angles by yarn.
+    """The scaling of rotary angles by yarn, as in DeepSeek-V3: a mixture that is linear in the number of the pair.
+
+    Yarn sharpens attention too, since more positions share it: with m(s) = 1 + s ln(factor) / 10, rotated features are
+    multiplied by m(mscale) / m(mscale_all_dim), or m(1) where not both are given, and scores of latent attention by
+    m(mscale_all_dim)^2.
 
     Attributes:
         factor: by which angles of long waves are divided.
         original_length: tokens of the sequences before the stretch.
         beta_fast, beta_slow: a wave that fits more often than the first, or less often than the second, into
             `original_length` is short, or long.
-        mscale, mscale_all_dim: of the module's docstring; 0 where not given.
+        mscale, mscale_all_dim: 0 where not given.
         attention_factor: of the rotated features, in place of what follows from the two; None for that.
         truncate: the pairs between which the mixture changes are rounded away from each other, to whole numbers.
 

@@ -1,15 +1,9 @@
 """`run`: train a model under a plan, from a cell, from a script or under `torchrun`.
 
 Chapter: book/whole/training.  In: a config, a plan, data, a number of steps.  Out: a `Result`.
-  before any process   everything is checked; the same message would otherwise come from every rank
-  checkpoints          at the end, and every k steps; any plan resumes what any other one saved, with the same curve
-  elastic              with other ranks than the plan's, the nearest legal plan of so many; the global batch stays
-  SIGINT               Ctrl-C: the step ends, a checkpoint is saved, and all ranks stop, by the exchange of the metrics
-  SIGTERM              the same for a node that is taken away; SIGKILL comes 30 s later
-  SIGUSR1              the same for a time limit that comes near: Slurm's `--signal`
-The ranks of `launch` are detached from the terminal, so only the process that launched them gets a signal.  Under
-`torchrun` every rank of a node gets it, maybe at different steps, and ranks of other nodes do not.  A rank that has not
-met the others has nothing to save and ends at once: torchrun restarts no rank of its node before all have ended.
+Everything is checked before any process starts: the same message would otherwise come from every rank.
+SIGINT (Ctrl-C), SIGTERM (a node is taken away; SIGKILL comes 30 s later) and SIGUSR1 (a time limit comes near: Slurm's
+`--signal`) end the training after the step, with a checkpoint; all ranks stop, by the exchange of the metrics.
 Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`; `torchrun --nnodes 1:4 --max-restarts 3`
 starts a script again with the ranks that are left; torchft keeps the living ranks and changes their number alone.
 """
@@ -168,7 +162,10 @@ def plan_for_world(plan: Plan, config: Config, options: TrainOptions, started: E
 def stop_file(file: Path, begun: Path) -> Iterator[None]:
     """Make a signal inside of the `with` block create `file`; a second signal, not of torchrun's, stops at once.
 
-    Under torchrun a signal stops a rank at once as long as `begun` is missing, which says that the ranks have met.
+    The ranks of `launch` are detached from the terminal, so only the process that launched them gets a signal.  Under
+    torchrun every rank of a node gets it, maybe at different steps, and ranks of other nodes do not.  There it stops a
+    rank at once as long as `begun` is missing, which says that the ranks have met: nothing is to be saved, and torchrun
+    restarts no rank of its node before all have ended.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals

@@ -1,5 +1,6 @@
 """The project's shell: commands, prerequisites with remedies, the lock, one address."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -174,6 +175,23 @@ def test_the_repository_s_address_stands_in_one_place():
 
 
 # ---- modules
+
+LONGER = [
+    "dp/param_specs.py", "ep/moe/__init__.py", "plan/estimate.py", "plan/gradient_traffic.py", "plan/kept.py",
+    "plan/memory.py", "plan/stage_traffic.py", "pp/program.py", "pp/runtime/replicated_grads.py", "tp/closed_forms.py",
+    "tp/grads.py",
+]  # fmt: skip
+
+
+def test_a_header_has_at_most_twelve_lines():
+    """A reader meets the first statement soon; why a line is as it is stands beside it.  `LONGER` only shrinks."""
+    root = ROOT / "dualpipe_lab"
+    headers = {
+        path.relative_to(root).as_posix(): ast.get_docstring(ast.parse(path.read_text()), clean=False) or ""
+        for path in root.rglob("*.py")
+    }
+    assert len(headers) > 250
+    assert sorted(name for name, header in headers.items() if len(header.splitlines()) > 12) == LONGER
 
 
 def test_every_benchmark_starts():

@@ -1,20 +1,10 @@
 """DeepSeek's EPLB: replicas of heavy experts, placed on nodes and ranks; and `balance`, which improves the placement.
 
 Chapter: book/ep/eplb.  In: loads [layers, experts].  Out: an `ExpertPlacement`.
-  hierarchical   groups of experts to nodes, then replicas within each node, then replicas to its ranks: a token that
-                 goes to few groups goes to few nodes.  Needs a number of groups that the nodes divide.
-  global         replicas to ranks alone, as with one node and one group
-  packing        heaviest item first, into the lightest pack with room; every pack gets n / packs items
-  replication    one more replica for the expert with the heaviest replicas: w / count
+Hierarchical placement puts groups of experts on nodes, then replicas within each node, then replicas on its ranks: a
+token that goes to few groups goes to few nodes.  Global placement has one node and one group.
 A slot holds one replica: rank r has the slots r * n to (r + 1) * n - 1.  Time: O(n) vectorised steps for any number of
-layers.  This replication is optimal: no other counts have a lighter heaviest replica.  This packing is not.
-`balance` exchanges replicas between ranks, from where the packing ends, and is never worse:
-  an exchange           of slots i on rank a and j on rank b: a's load falls by load(i) - load(j), b's rises by it
-  lower_max_load        a is a heaviest rank; the exchange whose heavier side is lightest is made while that side is
-                        lighter than a was
-  separate_duplicates   duplicates: two replicas of one expert on one rank.  One of them is exchanged if no rank becomes
-                        heavier than the heaviest is.  With `at_any_cost` the least costly exchange is made in any case.
-No exchange creates duplicates.  Every round looks at one exchange per row, all rows at once: O(rows * slots * S) each.
+layers.  `balance` exchanges replicas between ranks, from where the packing ends, and is never worse.
 Elsewhere: DeepSeek EPLB `rebalance_experts`, `balanced_packing`, `replicate_experts`; SGLang and vLLM carry copies.
 Source: DeepSeek-AI, EPLB, 2025, README; DeepSeek-V3 Technical Report, 2024, section 3.4; Graham 1969 for the packing.
 """
@@ -148,7 +138,10 @@ def _loads(weight: Any) -> Loads:
 
 
 def balanced_packing(loads: Loads, num_packs: int) -> tuple[Indices, Indices]:
-    """Pack the items of each row into packs of equal size; return every item's pack, and its position there."""
+    """Pack the items of each row into packs of equal size; return every item's pack, and its position there.
+
+    The heaviest item comes first, into the lightest pack with room.  This is not optimal.
+    """
     num_rows, num_items = loads.shape
     size, rows = num_items // num_packs, np.arange(num_rows)
     packs, positions = np.zeros((2, num_rows, num_items), np.int64)
@@ -167,7 +160,8 @@ def balanced_packing(loads: Loads, num_packs: int) -> tuple[Indices, Indices]:
 def replicate(loads: Loads, num_replicas: int) -> tuple[Indices, Indices, Indices]:
     """Replicate each row's experts; return the expert and the number of every replica, and the replicas per expert.
 
-    The first replica of every expert comes first, in the experts' order.
+    The first replica of every expert comes first, in the experts' order; each further one goes to the expert with the
+    heaviest replicas.  This is optimal: no other counts have a lighter heaviest replica.
     """
     num_rows, num_experts = loads.shape
     rows = np.arange(num_rows)
@@ -238,7 +232,11 @@ def slots_of(experts: Indices, loads: Loads, num_nodes: int, num_ranks: int) -> 
 
 
 def lower_max_load(slots: Slots, max_rounds: int | None = None) -> None:
-    """Exchange replicas, in place, as long as an exchange lowers the heaviest load."""
+    """Exchange replicas, in place, as long as an exchange lowers the heaviest load.
+
+    Every round looks at the exchanges of a heaviest rank of each row, all rows at once, and makes the one whose heavier
+    side is lightest: O(rows * slots * S) for S slots of a rank.
+    """
     num_rows, num_ranks, size = slots.experts.shape
     rows = np.arange(num_rows)
     for _ in range(8 * num_ranks if max_rounds is None else max_rounds):
@@ -257,7 +255,10 @@ def lower_max_load(slots: Slots, max_rounds: int | None = None) -> None:
 
 
 def separate_duplicates(slots: Slots, at_any_cost: bool = False) -> None:
-    """Exchange one of two replicas of an expert on one rank, in place, where the heaviest load does not rise."""
+    """Exchange one of two replicas of an expert on one rank, in place, where the heaviest load does not rise.
+
+    With `at_any_cost` the least costly exchange is made in any case.
+    """
     num_rows, num_ranks, size = slots.experts.shape
     stuck: NDArray[np.bool_] = np.zeros((num_rows, num_ranks * size), bool)
     while True:

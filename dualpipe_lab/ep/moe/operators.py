@@ -1,14 +1,6 @@
 """The steps of the layer on this rank: each local movement of rows with its gradient, and the experts for autograd.
 
 Chapter: book/ep/smoe.  In: rows, `Routes`.  Out: rows in another order, or their weighted sum.
-  step           forward                                backward
-  permute        row of token q // k for each slot q    sum of the k copies of each token
-  sort_by_expert    source-major to expert-major        unsort_by_expert
-  unsort_by_expert  expert-major to source-major        sort_by_expert
-  unpermute      rows back to their slots, `y_TKD`      slots in the order in which rows are sent
-  weighted_sum   y_t = sum over j of w_tj y_tj          dy_tj = w_tj dy_t,  dw_tj = <dy_t, y_tj>
-Weights may have more bits than rows: sums are formed in the type of the weights, and rows keep theirs.
-Copies are summed as `view(T, K, D).sum(1)`, in the order of the choices: bits do not depend on where the rows were.
 The exchanges between the steps are `dispatch` and `combine` of `dualpipe_lab.ep.all_to_all`.
 Elsewhere: Megatron moe_utils.py `permute` and `unpermute`; torchtitan token_dispatcher.py.
 """
@@ -32,6 +24,7 @@ def permute(x: Tensor, routes: Routes) -> Tensor:
 
 def permute_grad(grad: Tensor, routes: Routes) -> Tensor:
     """Sum the gradients `grad_SD` of the k copies of each token: `dx_TD`."""
+    # in the order of the choices: bits do not depend on where the rows were
     return unpermute(grad, routes).sum(1)
 
 
@@ -59,7 +52,10 @@ def unpermute_grad(grad: Tensor, routes: Routes) -> Tensor:
 
 
 def weighted_sum(y: Tensor, weights: Tensor) -> Tensor:
-    """Sum the k results `y_TKD` of each token, each times its weight of `weights_TK`: `y_TD`; both get gradients."""
+    """Sum the k results `y_TKD` of each token, each times its weight of `weights_TK`: `y_TD`; both get gradients.
+
+    Weights may have more bits than rows: the sum is formed in the type of the weights, and rows keep theirs.
+    """
     out: Tensor = _WeightedSum.apply(y, weights)
     return out
 

@@ -3,18 +3,10 @@
 Chapters: book/ep/one-f-one-b-overlap, book/whole/two-tokens.  In: an `Order`, a `MicrobatchPass` for each half, whose
 input is `x_..D` or token ids.  Out: `y_..D`; in the backward `dx_..D` and `.grad`.
 A layer with experts is split into ten pieces, thirteen with a shared expert.  Each computes, or launches an all-to-all,
-and stores its tensors for a later piece (a: after attention and its residual; n: its norm, or a where there is none):
-  A  a, n and the router's weights and experts, from x        S  the shared expert of n
-  D  k copies of each token to the ranks of its experts       M  the experts of this rank        C  results back
-  y = a + sum over j of w_j Y_j + S
-A layer without all-to-alls (an embedding, a dense layer, norm and head) is one piece, P (`PlainLayer`).
+and stores its tensors for a later piece.  An all-to-all is waited for right before its output is used.
 The backward of A, S and P is autograd's, split into I and W, so that W fills the window of an all-to-all; all others
-are written out (`dualpipe_lab.ep.moe`).  Between M_B and M_W a microbatch holds the inputs and output gradients of the
-experts' products, between A_B and A_W (S_B and S_W) the intermediates of the split backward.
-Gradients that no engine of autograd computes are added by `accumulate_grad`, so that DDP and ZeRO see them.
-  outputs and gradients   the same bits for every order: an order decides when an operation runs, not what it computes
-  time                    on the virtual clock, that of `simulate`, to the nanosecond
-An all-to-all is launched as soon as its input is ready, and waited for right before its output is used.
+are written out (`dualpipe_lab.ep.moe`).
+Outputs and gradients have the same bits for every order, which decides when an operation runs, not what it computes.
 Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
 """
 
@@ -132,7 +124,10 @@ class OverlappableLayer(nn.Module):
 class LayerPass:
     """One microbatch in one layer: a method per piece, in the order of their dependencies.
 
-    The pieces that launch an all-to-all return at once; `wait` is called before the next piece.
+    The pieces that launch an all-to-all return at once; `wait` is called before the next piece.  The layer computes
+    y = a + sum over j of w_j Y_j + S: a is x after attention and its residual, Y_j the results of a token's experts.
+    Between M_B and M_W a microbatch holds the inputs and output gradients of the experts' products, between A_B and
+    A_W (S_B and S_W) the intermediates of the split backward.
     """
 
     def __init__(self, layer: OverlappableLayer, given: MicrobatchContext) -> None:
@@ -221,6 +216,7 @@ class LayerPass:
         for parameter, grad in zip(self.layer.experts.weights, found, strict=True):
             if parameter.requires_grad:
                 announce_weight_grad(parameter, is_made=True)
+                # no engine of autograd computes this gradient: the call shows it to DDP and ZeRO
                 accumulate_grad(parameter, grad, is_new=True)
 
     def dispatch_grad(self) -> None:

@@ -2,22 +2,7 @@
 
 Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: layers, by number or kind, or text such as
 `M_F2`, experts forward of layer 2.  Out: two rows of operations, immutable and checked.
-  forward    A_F attention and router    D_F dispatch         M_F experts (the MLP)   C_F combine
-  backward   C_B gradient of combine     M_B, M_W experts: inputs, weights
-             D_B gradient of dispatch    A_B, A_W attention: inputs, weights
-  shared     S_F, S_B, S_W: a shared expert, beside the dispatch and beside the gradient of combine
-  plain      P_F, P_B, P_W: a layer without all-to-alls in one piece: embedding, dense layer, head
-  unsplit    M_BW is M_B and M_W in one piece, A_BW is A_B and A_W: the input gradient is ready after both halves
 A layer is named by the letters of its forward: ADMC, ASDMC with a shared expert, P.
-D and C are all-to-alls and run on the communication stream; all other operations run on the compute stream.
-A stream runs its row in order: an operation starts when the one before it in its row and the one whose result it takes
-have ended.  The output of a layer with a shared expert is C_F and S_F, and its A_B needs D_B and S_B.  An operand that
-neither row computes was computed before: the input, the loss.
-  basic      one operation after the other: time = total compute + total communication
-  overlap    per layer, compute M_B M_W M_F A_B A_W A_F beside comm D_F D_B C_F C_B: time = the larger total plus
-             a short start or end
-The compute of a microbatch falls into groups, each of which ends where an all-to-all takes its result.  The overlapped
-order takes a group of the forward and a group of the backward in turn, whatever layers their stages have.
 Elsewhere: DeepSeek-V3 figure 4 (ATTN, DISPATCH, MLP, COMBINE; B and W) and its published trace; Megatron
 `TransformerLayerNode` and `combined_1f1b`, switched on by `--overlap-moe-expert-parallel-comm`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1.
@@ -33,10 +18,15 @@ from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.timeline import Time
 
+# A: attention and router, D: dispatch, M: experts (the MLP), C: combine; _B: gradient of the inputs, _W: of the weights
 FORWARD = ("A_F", "D_F", "M_F", "C_F")
 BACKWARD = ("C_B", "M_B", "M_W", "D_B", "A_B", "A_W")
+# both gradients in one piece: that of the inputs is ready after both halves
 UNSPLIT = {f"{part}_BW": (f"{part}_B", f"{part}_W") for part in "MASP"}
+# the all-to-alls, on the communication stream; all others run on the compute stream
 COMM = ("D_F", "C_F", "C_B", "D_B")
+# S: a shared expert, beside the dispatch and beside the gradient of combine
+# P: a layer without all-to-alls in one piece: embedding, dense layer, head
 COMPUTE = ("A_F", "M_F", "M_B", "M_W", "A_B", "A_W", "S_F", "S_B", "S_W", "P_F", "P_B", "P_W")
 ROUTED, SHARED, PLAIN = "ADMC", "ASDMC", "P"  # layers, by the letters of their forward
 Ticks: TypeAlias = Mapping[str, Time]  # by kind
@@ -138,6 +128,9 @@ class InvalidOrder(ValueError):  # noqa: N818 - as InvalidProgram
 @dataclass(frozen=True)
 class Order:
     """The operations of a forward and a backward microbatch on two streams, each row in execution order.
+
+    An operation starts when the one before it in its row and those whose results it takes have ended.  What neither row
+    computes was computed before: the input, the loss.
 
     Attributes:
         name: a title.
@@ -257,6 +250,8 @@ def ops_of_layers(letters: Sequence[str], is_forward: bool) -> list[Op]:
 def one_f_one_b_basic(layers: Layers, forward: int = 1, backward: int = 0) -> Order:
     """Return the forward of one microbatch, then the unsplit backward of another.
 
+    One operation runs after the other: the time is total compute + total communication.
+
     >>> print(one_f_one_b_basic(1))
     1F1B basic
       compute  A_F0 M_F0 M_BW0 A_BW0
@@ -274,6 +269,9 @@ def one_f_one_b_overlap(
     backward_layers: Layers | None = None,
 ) -> Order:
     """Return the overlapped pair: forward layer i runs beside backward layer L - 1 - i.
+
+    A group of the forward and a group of the backward take turns, whatever layers their stages have; a group ends where
+    an all-to-all takes its result.  The time is the larger of compute and communication, plus a short start or end.
 
     Args:
         layers: of the forward: a number of routed layers, or the letters of each.

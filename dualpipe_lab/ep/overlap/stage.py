@@ -2,21 +2,6 @@
 
 Chapter: book/ep/one-f-one-b-overlap.  In: a program with pairs, such as DualPipe's; layers, or a stage of
 `models.build_stages`.  Out: the gradients of the runtime without overlap.
-  F, I     their all-to-alls are exposed: there is no other work of the same microbatch
-  B        its own weight gradients overlap them
-  W        no all-to-all
-  F&B      each half computes while the other half's all-to-alls are under way; a half whose stage is not of
-           overlappable layers runs as one piece
-ZeRO-3 gathers all weights of a stage when a forward or backward of it begins, and frees them when that has ended.
-The layers of a V3-style stage in pieces; they have its parameters, under the same names:
-  layer with experts   A: attention, both norms, router, balance loss; S: the shared expert; D, M, C: routed experts
-  all others           P each: embedding, dense layer, norm and head; the loss follows, or is a part of the last P
-                       where the loss has weights: in chunks, and with a second token
-  second token         P, then the extra layer with experts, then a P for both losses, so that the head is used in one
-                       piece; the hidden state is kept for it
-Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, in the same order
-on every rank, because all execute one order.  Under sequence parallelism every rank of tp sends all tokens of its group
-to the experts: A gathers them, and the output is sliced.  The load of a router is counted in A_B.
 Elsewhere: DualPipe's `overlapped_forward_backward(module0, inputs0, criterion0, ...)`, which its user writes; Megatron
 `build_transformer_layer_callables` in fine_grained_callables.py.
 """
@@ -60,6 +45,9 @@ from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, gather_output_gr
 
 class OverlappableStage(Stage):
     """A pipeline stage of overlappable layers.
+
+    The all-to-alls of an unpaired F or I are exposed, because there is no other work of the same microbatch; those of B
+    are overlapped by its own weight gradients.
 
     Args:
         index: the number of the stage.
@@ -262,6 +250,9 @@ def overlappable_stage(
 ) -> OverlappableStage:
     """Return a stage of a V3-style model for `overlapped_forward_backward`; it shares the module's parameters.
 
+    Layers without experts are a P each: embedding, dense layer, norm and head.  The loss follows, or is a part of the
+    last P where the loss has weights: in chunks, and with a second token.
+
     Args:
         module: a stage of `models.build_stages` of a `V3MoEConfig`.
         index: its number.
@@ -303,7 +294,11 @@ def _dense(stage: Any, layer: nn.Module) -> PlainLayer:
 
 
 class OverlappableV3Layer(OverlappableLayer):
-    """A V3 layer with experts, as pieces; the parameters stay those of the layer."""
+    """A V3 layer with experts, as pieces; the parameters stay those of the layer.
+
+    Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, in the same
+    order on every rank, because all execute one order.
+    """
 
     def __init__(self, stage: Any, layer: Any, fixed: Tensor | None = None) -> None:
         super().__init__(layer.attention, layer.mlp.router, layer.mlp.experts, fixed, layer.mlp.shared)
@@ -370,6 +365,7 @@ class OverlappableMTPStage(OverlappableStage):
 
         first = [PlainLayer(enter, keeps="embedded")] if is_first else []
         between = PlainLayer(combine, keeps="hidden", takes="embedded" if is_first else None)
+        # one P for both losses, so that the head is used in one piece
         extra, last = _routed(model, "of the second token", second.layer, fixed), PlainLayer(score, takes="hidden")
         super().__init__(index, [*first, *layers, between, extra, last], ticks, model, has_loss=True)
         first = [PlainLayer(lambda x, _: model.enter(x))] if is_first else []

@@ -8,8 +8,7 @@
 
 Chapter: book/hosts/many-hosts, book/hosts/failures.  In: a script.  Out: what each host printed, and its exit code.
 Each host is a torchrun of its own with its ranks: they have the numbers and variables of ranks on a cluster, and share
-this machine's network and clock.  A killed host closes its connections, so that the others hear of it at once; a pulled
-cable, which closes nothing, is not emulated.
+this machine's network and clock.
 Elsewhere: containers as nodes (Kubernetes in Docker, Slurm's --enable-multiple-slurmd); Mininet.
 """
 
@@ -133,7 +132,11 @@ class EmulatedHosts:
         return "\n".join(line for line in lines if not _NOISE.search(line))
 
     def kill(self, host: int) -> None:
-        """Kill every process of the host: its torchrun and its ranks, until nothing is left."""
+        """Kill every process of the host: its torchrun and its ranks, until nothing is left.
+
+        This closes its connections, so that the others hear of it at once; a pulled cable, which closes nothing, is not
+        emulated.
+        """
         agent = self._agents[host]
         with suppress(ProcessLookupError):
             os.killpg(agent.pid, signal.SIGKILL)

@@ -1,16 +1,7 @@
 """`join`: the ranks that a starter has started meet at a store and form one process group.
 
 Chapter: book/appendix/gpus.  In: an `Environment`, a back end.  Out: an initialised default process group.
-  interface    GLOO uses loopback on one machine; between nodes it uses the one by which the kernel would send to
-               MASTER_ADDR: the local address of a connected UDP socket, which sends nothing; the user's
-               GLOO_SOCKET_IFNAME is kept if it exists and can reach another node
-  store        `TCPStore` at MASTER_ADDR:MASTER_PORT, of torchrun's agent, or of rank 0 where no agent has one
-  generation   a number for each time that a whole world meets; the process group's keys have it as a prefix, because an
-               agent keeps its store over a restart, and with it the addresses of ranks that have ended
-  agreement    rank 0 opens a generation, every other rank answers with a token, and rank 0 closes it with all tokens; a
-               rank whose token is not among them has read an older generation, and waits for the next
-  reach        every rank connects once to every other node, before GLOO does, which tries four times, for the whole
-               timeout each, before it says that it cannot connect, and then not to whom
+The store is `TCPStore` at MASTER_ADDR:MASTER_PORT, of torchrun's agent, or of rank 0 where no agent has one.
 Without a choice GLOO takes the interface of the host's name, which many hosts resolve to loopback: one node then waits,
 and the other one fails.
 Elsewhere: `init_process_group("env://")`, which shares keys between restarts and has no message for a wrong interface;
@@ -109,7 +100,7 @@ class Interface:
 
 
 def route(host: str, port: int) -> str:
-    """Return the local address from which this host would send to another one; nothing is sent.
+    """Return the local address from which this host would send to another one: a connected UDP socket sends nothing.
 
     Raises:
         OSError: the name is unknown (`socket.gaierror`), or there is no route.
@@ -122,7 +113,7 @@ def route(host: str, port: int) -> str:
 
 
 def choose(environment: Environment, addresses: Addresses, source: str, wanted: str | None = None) -> Interface:
-    """Return the interface for GLOO.
+    """Return the interface for GLOO: loopback on one machine, between nodes that of the route to MASTER_ADDR.
 
     Args:
         environment: of this rank.
@@ -271,6 +262,7 @@ def _initialise(
     try:
         dist.init_process_group(
             accelerator.group_backends(backend),
+            # an agent keeps its store over a restart, and with it the addresses of ranks that have ended
             store=dist.PrefixStore(f"generation-{generation}", meeting),
             rank=environment.rank,
             world_size=environment.world_size,
@@ -304,6 +296,9 @@ def _unconnected(environment: Environment, chosen: Interface, problem: str) -> s
 
 def agree(meeting: "Store", environment: Environment, place: Place, deadline: float) -> tuple[int, list[Place]]:
     """Wait until all ranks of one start are here; return the generation and the place of each rank.
+
+    A generation is a number for each time that a whole world meets: rank 0 opens it, every other rank answers with a
+    token, and rank 0 closes it with all tokens.  A rank whose token is not among them has read an older one, and waits.
 
     Args:
         meeting: the store; keys of earlier starts may be in it.
@@ -406,7 +401,10 @@ def listener(address: str) -> socket.socket:
 
 
 def check_reach(meeting: "Store", generation: int, rank: int, places: Sequence[Place], deadline: float) -> str:
-    """Connect to one rank of every other address, and wait until all ranks have; return what went wrong, or nothing."""
+    """Connect to one rank of every other address, and wait until all ranks have; return what went wrong, or nothing.
+
+    GLOO tries four times, for the whole timeout each, before it says that it cannot connect, and then not to whom.
+    """
     if problem := _first_problem(rank, places):
         meeting.set(f"{generation}/unreached", problem)
     meeting.add(f"{generation}/reached", 1)

@@ -7,11 +7,7 @@ so that a rank that dies leaves all of its whole lines:
   clock   {"clock": [time, gained, bound]}     what rank 0's clock has gained on this one since the start, +- bound
   step    {"step", "partial", "forgotten", "spans", "collectives", "sent", "received"}
   end     {"end": true}                        the rank closed the file; without it the run was ended
-Times are nanoseconds of the rank's own clock since all ranks started.  Behind each recorded step the ranks of several
-hosts read their clocks again: between two readings the correction is a straight line, its error at most the larger
-bound.  Of the messages that the files tell of, some have no match:
-  truncated    one end was not recorded: at the edge of a step, in a rank that was ended, in a file that is not here
-  lost         sent in a step behind which the receiver recorded all others to its end, and never received
+Times are nanoseconds of the rank's own clock since all ranks started.
 Elsewhere: `torch.profiler.schedule(wait, warmup, active)` and `prof.step()`; Kineto writes one file per rank too.
 """
 
@@ -91,7 +87,10 @@ class StepTraces:
         self._file.close()  # a run that an error ends has no end
 
     def _read_clock(self) -> None:
-        """Note how far this clock is off rank 0's by now; ranks of one machine share a clock."""
+        """Note how far this clock is off rank 0's by now; ranks of one machine share a clock.
+
+        Between two readings the correction is a straight line, its error at most the larger bound.
+        """
         self._write({"clock": self._context.gained()})
 
     def _write(self, values: dict[str, Any]) -> None:
@@ -178,7 +177,11 @@ class Traces:
         return sorted({step for file in self.files.values() for step in file.steps})
 
     def matching(self, steps: Sequence[int] | None = None) -> Matching:
-        """Match the messages of some steps (default: of all)."""
+        """Match the messages of some steps (default: of all).
+
+        Of a truncated one an end was not recorded: at the edge of a step, in a rank that was ended, in a file that is
+        not here.  A lost one was sent before a step that the receiver recorded to its end, and was never received.
+        """
         return match(list(chain.from_iterable(self._rows(steps))))
 
     def timeline(self, steps: Sequence[int] | None = None) -> Timeline:

@@ -1,12 +1,9 @@
 """`PretrainedFolder`: the tensors of a folder of safetensors files, by name, read in slices.
 
 Chapter: book/whole/weights.  In: a folder.  Out: types and shapes of all tensors, and slices of single ones.
-  one file      model.safetensors
-  several       model.safetensors.index.json says in which file each tensor is
-  memory        the slice that is read; a header for each file
-  fp8           where config.json says so, as DeepSeek-V3's: w_ij = q_ij s_mn, m = i // a, n = j // b, with X.weight in
-                float8_e4m3fn and X.weight_scale_inv in float32, one for each block of a x b; the last block of an
-                axis may be smaller.  Rows i0 to i1 need scales i0 // a to ceil(i1 / a).  Nothing is written in fp8
+One file is model.safetensors; of several, model.safetensors.index.json says in which file each tensor is.
+Where config.json says so, as DeepSeek-V3's, weights X.weight are in fp8, with X.weight_scale_inv in float32, one for
+each block of a x b.  Nothing is written in fp8.
 Headers of all files are read and compared with the index before any tensor is, so that a folder with a part missing is
 refused as a whole.  Files that need unpickling are never opened.
 Elsewhere: transformers' `from_pretrained`, `FineGrainedFP8Config`; torchtitan's `HuggingFaceStorageReader`.
@@ -154,6 +151,9 @@ class PretrainedFolder:
 
 def dequantise(weight: Tensor, scale: Tensor, where: Sequence[slice], blocks: Blocks) -> Tensor:
     """Return a slice of a weight, `w_RC` in float32, from its stored `q_RC` and the scales of its blocks.
+
+    w_ij = q_ij s_mn, m = i // a, n = j // b; the last block of an axis may be smaller.  Rows i0 to i1 need the scales
+    i0 // a to ceil(i1 / a).
 
     >>> weight, scale = torch.ones(3, 1), torch.tensor([[2.0], [4.0]])
     >>> dequantise(weight.to(FP8), scale, (slice(3, 6), slice(0, 1)), Blocks(4, 4)).T

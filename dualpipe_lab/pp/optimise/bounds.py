@@ -5,20 +5,7 @@ For every rank, with n forwards and n backwards (B, or I and W), and at most K a
   work      the rank cannot start its first backward before its gradient can arrive, and the step cannot end before
             stage 0 has the gradient of the rank's last backward; between the two the rank runs all its other work
   memory    an activation is held from the start of F until its gradient is back and B, or W, has ended; K at a time
-Proof of `work`.  Let the first backward start at t, and let e forwards have run before: in steps of their own, nothing
-else, and all of them are held, so e <= K.  Let l backwards start after the last step with a forward has ended, and q of
-the earlier ones have their W still to come: l + q activations are held, so l + q <= K, and l is at least 1.  Let k be
-the larger of e and l + q.
-  A pair takes a forward that is not of those e.  Among the backwards that are not of those l + q it takes at most
-  n - k, and saves at most g = t_F + t_B - t_F&B each time.  A pair with one of the q saves t_F + t_I - t_F&B, h, if
-  that is more than 0.  So from t on the rank works at least  R = total - min(t - its first start, k t_F) - g (n - k)
-  - h (k - 1), and since R + t does not fall with t, t may be taken as the moment at which a gradient can be back.
-  If k < n, some step with a forward ends after t.  When the last one does, no more than k t_B (or k t_W) of R is left,
-  and the gradient of that forward needs D to come back and to go down to stage 0.  If k = n, take D for 0.
-  When the last backward ends, at most K W are left, and its gradient goes down to stage 0.
-A step takes at least t + R + max(0, D - k t_B, way down - K t_W) for some k from 1 to K, so it takes at least the
-smallest of these.  Where stages differ, each time is the longest or the shortest of them, whichever makes the bound
-smaller.  The bound ignores the work of other ranks meanwhile: the true minimum may be higher.
+The bounds ignore the work of other ranks meanwhile: the true minimum may be higher.
 """
 
 from collections import Counter
@@ -89,7 +76,25 @@ def lower_bound(program: Program, cost: Cost, in_flight: int | Sequence[int] | N
 
 
 def _work(cells: Sequence[_Cell], limit: int, overlap: Time | None) -> Time:
-    """The smallest value over k, here `apart`: how many forwards, or backwards, cannot be in a pair."""
+    """The smallest value over k, here `apart`: how many forwards, or backwards, cannot be in a pair.
+
+    Let the first backward start at t, and let e forwards have run before: in steps of their own, nothing else, and all
+    of them are held, so e <= K.  Let l backwards start after the last step with a forward has ended, and q of the
+    earlier ones have their W still to come: l + q activations are held, so l + q <= K, and l is at least 1.  Let k be
+    the larger of e and l + q.
+
+    A pair takes a forward that is not of those e.  Among the backwards that are not of those l + q it takes at most
+    n - k, and saves at most g = t_F + t_B - t_F&B each time.  A pair with one of the q saves h = t_F + t_I - t_F&B, if
+    that is more than 0.  So from t on the rank works at least R = total - min(t - its first start, k t_F) - g (n - k)
+    - h (k - 1), and since R + t does not fall with t, t may be taken as the moment at which a gradient can be back.
+
+    If k < n, some step with a forward ends after t.  When the last one does, no more than k t_B (or k t_W) of R is
+    left, and the gradient of that forward needs D to come back and to go down to stage 0.  If k = n, take D for 0.
+    When the last backward ends, at most K W are left, and its gradient goes down to stage 0.
+
+    A step takes at least t + R + max(0, D - k t_B, way down - K t_W) for some k from 1 to K, so it takes at least the
+    smallest of these.  Where stages differ, each time is their longest or shortest, whichever makes the bound smaller.
+    """
     num_cells = sum(cell.number for cell in cells)
     start = min(cell.head for cell in cells)
     back = min(cell.head + cell.work.released[0] + cell.back for cell in cells)

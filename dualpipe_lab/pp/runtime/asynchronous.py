@@ -1,13 +1,6 @@
 """Asynchronous pipelines: every stage updates its weights during the run, and keeps the old versions that it needs.
 
 Chapter: book/pp/pipedream.  In: a program, modules, an optimizer, a rule.  Out: trained modules, losses.
-  stash          F and B of a microbatch use the stage's version when F starts: PipeDream's weight stashing.
-                 P - s versions on stage s, the current one included
-  vertical sync  every stage uses stage 0's version at that time: P versions
-  2bw            one version for all m microbatches of a batch, the newest that every stage has: 2 versions
-  naive          F uses the current weights, and so does B, later: the gradient of no function
-An update writes into the module's parameters.  If a later backward needs the old version, it keeps the old storage and
-the parameters move to a new one; otherwise the update is in place.  A version costs the bytes of its weights, once.
 Versions are found by counting (`dualpipe_lab.pp.schedules.pipedream`), for any program with each stage on one rank.
 Elsewhere: msr-fiddle/pipedream's `OptimizerWithWeightStashing` copies all weights after every update.
 Sources: Narayanan et al. 2019 (SOSP), section 3.3; Narayanan et al. 2021 (arXiv 2006.09503), section 3.
@@ -33,6 +26,10 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 
 def choose_versions(program: Program, rule: Rule, update_every: int = 1) -> list[list[int]]:
     """Return, as [stage][microbatch], the version that a rule uses.
+
+    "stash" takes the stage's version when F starts (PipeDream's weight stashing), "vertical sync" stage 0's at that
+    time, "2bw" one version for all microbatches of a batch, the newest that every stage has.  Under "naive" F uses the
+    current weights, and so does B, later: the gradient of no function.
 
     Raises:
         ValueError: for an unknown rule, a batch that the run does not divide into, or a stage on two ranks.

@@ -1,17 +1,11 @@
 """`RankPlan`: what one rank does in a step, in order, and which receives it prefetches.
 
 Chapter: book/pp/pp-basic.  In: a lowered program, a rank.  Out: a `RankPlan`.
-  prefetched  the next `lookahead` receives of every stream (one source rank, one direction of travel): their messages
-              travel while the rank works
-  at latest   a receive is launched where the lowered program has the RECV.  All ranks follow one common order there, so
-              the step ends even if a send blocks until its receive is launched
-  on NCCL     none is prefetched: it has no tags and completes the messages between two ranks in the order of their
-              launch.  A rank of 1F1B that launches its receives first would wait for a gradient whose activation it has
-              not sent, while the other rank waits for this activation behind its own receives
-  buffers     `lookahead` per stream, or what the schedule itself lets pile up before its use; not one per microbatch
-Elsewhere: torch posts all receives of a step where its lowered order has them, and keeps a buffer for each microbatch.
-`PipelineComm` sends and receives the results.  A result is kept until its SEND, its tensors are launched in one call;
-if both stages are on one rank, `take` finds it without a message.  The action that takes a receive buffer owns it.
+A stream is one source rank and one direction of travel; the messages of its next `lookahead` receives travel while the
+rank works.  A receive is launched at latest where the lowered program has the RECV.  All ranks follow one common order
+there, so the step ends even if a send blocks until its receive is launched.
+Elsewhere: torch posts all receives of a step where its lowered order has them, and keeps a buffer for each microbatch;
+here a stream has `lookahead`, or what the schedule itself lets pile up before its use.
 """
 
 from collections import defaultdict
@@ -63,6 +57,9 @@ class RankPlan(NamedTuple):
 
 def choose_lookahead(asked: int | None, in_order: bool) -> int:
     """Return the number of prefetched receives per stream: as asked, or by default 2 with tags and 0 in order.
+
+    In order, a rank of 1F1B that launched its receives first would wait for a gradient whose activation it has not
+    sent, while the other rank waits for this activation behind its own receives.
 
     >>> choose_lookahead(None, in_order=False), choose_lookahead(None, in_order=True)
     (2, 0)
@@ -134,7 +131,7 @@ def _prefetched_receives(lowered: Program, steps: tuple[ProgramStep, ...], looka
 
 
 class PipelineComm:
-    """Receives the inputs and sends the results of one rank's actions."""
+    """Receives the inputs and sends the results of one rank's actions; who takes a receive buffer owns it."""
 
     def __init__(self, program: Program, p2p: PipelineP2P, shapes: BoundaryShapes) -> None:
         self._program, self._p2p, self._shapes = program, p2p, shapes

@@ -1,13 +1,7 @@
 """`recompute`: store only the inputs of a segment, and run its forward again when its backward needs saved tensors.
 
 Chapter: book/pp/gradient-checkpointing.  In: a function of tensors, its inputs.  Out: the function's result.
-  stored between forward and backward   the inputs, A bytes per segment; without recomputing, all saved tensors
-  L layers in segments of l             ceil(L / l) * A, plus the saved tensors of l layers in one segment's backward
-  work                                  one forward more: 4 units instead of 3 where B = 2F
-Autograd gives every tensor that a forward saves to `pack` and calls `unpack` for it in the backward.  Between the two
-calls an empty slot stands for the tensor.  The first `unpack` of a segment runs the forward again, which saves the same
-tensors in the same order; each fills its slot, and the forward stops at the last one.  The second forward has the
-random numbers and the autocast of the first.
+The price is one forward more: 4 units of work instead of 3 where B = 2F.
 Statistics that a forward writes (batch norm's averages, counters of a router) are written twice.
 Elsewhere: torch.utils.checkpoint(use_reentrant=False), called activation checkpointing there; "checkpoint" means files
 in this course.
@@ -98,7 +92,12 @@ class _Hold(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Region:
-    """One call of one segment: its inputs, and the slots of its saved tensors."""
+    """One call of one segment: its inputs, and the slots of its saved tensors.
+
+    Autograd gives every tensor that a forward saves to `pack` and calls `unpack` for it in the backward.  The first
+    `unpack` runs the forward again, which saves the same tensors in the same order; each fills its slot, and the
+    forward stops at the last one.
+    """
 
     def __init__(self, segment: Callable[..., Any], inputs: Sequence[Any], preserve_rng: bool) -> None:
         self._segment, self._preserve_rng = segment, preserve_rng

@@ -2,14 +2,6 @@
 
 Chapter: book/pp/pp-basic.  In: an example of the tensors, or the inputs of a step on the ranks of the first stage.
 Out: a `Spec` per boundary: number, shapes, types and names of the tensors.
-`GivenShapes` reads the specs from the caller's example.  `InferredShapes` exchanges them:
-  signature   a number for the shapes that enter the first stage.  Microbatches with equal shapes have one signature.
-              As shapes may change from step to step, the first stage's rank sends the signatures of all microbatches at
-              the start of every step: one small message to every other rank of a direction, passed on from stage to
-              stage ahead of the first activation
-  header      the spec of one signature behind one stage, sent once, before the first activation of that signature
-  memory      one entry per boundary and signature; nothing per microbatch is kept after a step
-Both are small and read by the host, so they travel between CPUs, on GLOO, also where activations travel on NCCL.
 Elsewhere: Megatron's variable_seq_lengths sends a header with every activation; torch infers shapes in the first step
 and refuses others after it; DeepSeek's set_p2p_tensor_shapes is given one shape.
 """
@@ -140,7 +132,12 @@ class _Direction:
 
 
 class InferredShapes:
-    """Specs that the two ranks of a boundary exchange; see the head of this file."""
+    """Specs that the two ranks of a boundary exchange.
+
+    A signature is a number for the shapes that enter the first stage; equal shapes have one number.  The spec of one
+    signature behind one stage is sent once, as a header, before the first activation of that signature.  Both are small
+    and read by the host, so they travel between CPUs, on GLOO, also where activations travel on NCCL.
+    """
 
     def __init__(self, program: Program, rank: int, p2p: PipelineP2P) -> None:
         self._p2p, self._rank = p2p, rank
@@ -154,7 +151,10 @@ class InferredShapes:
         self._specs: dict[tuple[int, int, int], Spec] = {}  # by stage, direction, signature
 
     def begin_step(self, batch: Microbatches) -> None:
-        """Send the signatures of this step's microbatches, or launch the receive of them."""
+        """Send the signatures of this step's microbatches, or launch the receive of them.
+
+        Shapes may change from step to step, so a message passes ahead of the first activation of every step.
+        """
         for number, direction in enumerate(self._directions):
             direction.signatures.clear()
             if direction.is_first:

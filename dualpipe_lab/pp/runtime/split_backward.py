@@ -2,25 +2,10 @@
 
 Chapter: book/pp/zero-bubble.  In: the autograd graph of one stage and microbatch, gradients of its outputs.
 Out: gradients.
-
 The words are torch's.  The input path is the set of nodes that lie between the stage's outputs and its inputs.  An
 intermediate is a node of the input path from which a weight branch leaves: nodes that lead to weights and to nothing
-else, such as the transpose of a weight.
-
-  I   runs the input path.  It skips the weight branches and keeps the gradients that came into each intermediate.
-  W   starts at each intermediate with these gradients and runs its weight branches.
-      Each product of the chain rule is computed once: by I or by W.
-  between the two, only the intermediates keep their saved tensors (a linear layer: its input); the rest is freed.
-
-  I + W          the matrix products of B, no more: 2 per linear layer
-  early weights  W cannot compute these without running the input path again: a weight that several intermediates
-                 share, the weights of a custom `autograd.Function` (it computes all its gradients at once), and those
-                 in a region that `torch.utils.checkpoint` recomputes.  I computes their gradients, W accumulates them.
-  not split      a graph with torch's reentrant checkpoint, which starts backwards of its own: I is B, W does nothing
-  hooks          a forward that registers hooks on activations has early weights only, so that each hook runs once; the
-                 runtime counts the hooks of every forward, and without a runtime the caller says that there are none
-A first stage has no input that needs a gradient.  Its input path is the set of nodes that lead to more than one weight,
-so it is split like every other stage.  Hooks of weights run once.
+else, such as the transpose of a weight.  I runs the input path and keeps the gradients that came into each
+intermediate; W starts with these and runs the weight branches.  Each product of the chain rule is computed once.
 Elsewhere: torch `stage_backward_input` and `stage_backward_weight` (a first stage is not split, and a weight that is
 used twice in one stage raises); DeepSeek's WeightGradStore (linear layers written for it).
 Source: Qi et al. 2023 (arXiv 2401.10241), section 2.
@@ -93,6 +78,7 @@ class SplitBackward:
             (weight, grad) for weight, grad in zip(split.early_weights, early_grads, strict=True) if grad is not None
         ]
         self._intermediates = [one for one in split.intermediates if one.grads]
+        # Until W, only the intermediates keep their saved tensors (a linear layer: its input).
         free_saved_tensors(split.nodes_without_weights)
         return list(input_grads)
 
@@ -194,7 +180,8 @@ class GraphSplit:
 
     Attributes:
         intermediates: where W starts.
-        early_weights: the weights whose gradients I computes.
+        early_weights: the weights whose gradients I computes and W accumulates.  W would have to run the input path
+            again for them: several intermediates share the weight, or its node computes all gradients at once.
         nodes_without_weights: the nodes that W does not visit; I frees their saved tensors.
         needs_full_backward: whether the graph cannot be split, since a region of it starts a backward of its own.
     """
@@ -208,11 +195,14 @@ class GraphSplit:
 def split_graph(roots: Sequence[GradientEdge], inputs: Sequence[Tensor], has_hooks: bool = False) -> GraphSplit:
     """Divide a graph between I and W; without inputs, as on the first stage.  Time: O(edges), in Python."""
     next_nodes, further_outputs = _walk(roots)
+    # torch's reentrant checkpoint starts backwards of its own: I is B, W does nothing.
     if any(isinstance(node, _REENTRANT) for node in next_nodes):
         return GraphSplit([], [], [], needs_full_backward=True)
     if has_hooks:
         leaves = [node.variable for node in next_nodes if isinstance(node, _ACCUMULATE_GRAD)]
         return GraphSplit([], [leaf for leaf in leaves if leaf not in set(inputs)], list(next_nodes))
+    # A first stage has no input that needs a gradient.  The nodes that lead to more than one weight are its input path,
+    # so it is split like every other stage.
     input_path = _nodes_to_inputs(next_nodes, inputs) if inputs else _nodes_to_several_weights(next_nodes)
     intermediates, owner = _find_intermediates(roots, next_nodes, input_path)
     early_weights = _assign_weights(next_nodes, input_path, intermediates, owner)

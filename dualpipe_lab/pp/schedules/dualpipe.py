@@ -1,32 +1,14 @@
 """DualPipe and DualPipeV: forwards of one flow of microbatches overlap with backwards of the other.
 
 Chapters: book/pp/dualpipe, book/pp/dualpipev.  In: P ranks, M microbatches.  Out: one list of steps per rank.
-DualPipe (P and M even, M >= 2P): every rank holds two stages.  Stage `rank` runs the first M/2 microbatches, which
-enter at rank 0; stage P - 1 - rank, that of its mirror, runs the others, which enter at rank P - 1.  The mirrors'
-gradients must be summed before the update.
-DualPipeV (any P, M >= 2P) is DualPipe on half of its ranks: the stages form a V, and no stage has a copy.  The model
-has 2P stages of half the size, rank r holds stages r and 2P-1-r, and a microbatch passes the ranks downwards, then
-upwards. The upward microbatches take the place of DualPipe's other direction: this program is the first P ranks of
-`dualpipe(2 * P, 2 * M)`.
-H ranks lie between an end and the middle: P/2 for DualPipe, all P for DualPipeV; a flow has n = M/2 or M microbatches.
-DualPipeV's times and activations are those of a half-size stage.
-  idle of a rank in the middle   (H - 1) * (t_F + (t_F&B - t_B) + max(t_I - t_W, 0)) + max(0, (H - 1)(t_I - t_F) - t_F)
-  makespan                       that + 2 n (t_F + t_B) - (2 n - 2 H - 1) * (t_F + t_B - t_F&B)
-  published idle                 (H - 1) * (t_F&B + t_B - 3 t_W): the same where t_F = t_I >= t_W
-  live activations               2 H + 1 on every rank: P + 1 for DualPipe, P + 1/2 full-size ones for DualPipeV
-  weights                        DualPipe twice those of 1F1B, DualPipeV every stage once
-  messages                       DualPipe 2 * (P - 1) * M, DualPipeV 4 * (P - 1) * M; the tip of the V needs none
-The terms of the idle time are the fill; step 5, where a B waits for a longer pair of the neighbour; step 7, where W
-hides a part of the wait for the next I; and step 3 if I is slow.  Outer ranks have fewer pairs: with a gain,
-t_F&B < t_F + t_B, they are idle for a shorter time.  The forms need equal stages, free links, t_B = t_I + t_W, and
-pairs at least as long as their longer half.  Under these conditions they hold for any costs: found and checked with the
-simulator, not proved.
+DualPipe needs twice the weights of 1F1B; DualPipeV is DualPipe on half of its ranks, and has every stage once.
+Closed forms need equal stages, free links, t_B = t_I + t_W, and pairs at least as long as their longer half.  They hold
+for any such costs: found and checked with the simulator, not proved.
 Elsewhere: DeepSeek's DualPipe and DualPipeV and torch ScheduleDualPipeV, the same order action by action; torch cannot
 place a stage on two ranks.
 Sources: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5 (P = 8, M = 20); the numbering of the steps and
 the published idle time: DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe; two directions: Li and Hoefler 2021, Chimera
-(arXiv 2107.06925), section 3; the cut in half: Qi, Wan, Huang and Lin 2025 (Sea AI Lab), "DualPipe could be better
-without the Dual".
+(arXiv 2107.06925), section 3; the cut in half: Qi et al. 2025, Sea AI Lab, "DualPipe could be better without the Dual".
 """
 
 from collections import deque
@@ -43,6 +25,7 @@ from dualpipe_lab.timeline import Time
 def dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     """Build the DualPipe program; microbatches M/2 to M-1 travel from the last rank to the first.
 
+    Every rank holds two stages, its own and its mirror's; the mirrors' gradients must be summed before the update.
     Raises ValueError for an odd number of ranks or of microbatches, and for fewer microbatches than two per rank.
 
     >>> print(" ".join(map(str, dualpipe(2, 4).ranks[0])))
@@ -62,6 +45,9 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Program:
 
 def dualpipev(num_ranks: int, num_microbatches: int) -> Program:
     """Build the DualPipeV program; raises ValueError for fewer than two microbatches per rank.
+
+    The 2P half-size stages form a V: a microbatch passes the ranks downwards, then upwards.  The upward ones take the
+    place of DualPipe's other direction: this program is the first P ranks of `dualpipe(2 * P, 2 * M)`.
 
     >>> print(" ".join(map(str, dualpipev(1, 2).ranks[0])))
     0F0 1F0 0F1 1B0 (1F1;0B0)OVERLAP_F_B 1B1 0I1 0W1
@@ -234,12 +220,20 @@ def _ticks(num_stages: int, cost: Cost) -> StageTicks:
 
 
 def _makespan(half: int, per_flow: int, t: StageTicks) -> Time:
+    """The idle time of a rank in the middle and its work; H = `half` ranks lie between an end and the middle.
+
+    That idle time is (H - 1) * (t_F + (t_F&B - t_B) + max(t_I - t_W, 0)) + max(0, (H - 1)(t_I - t_F) - t_F).  Its terms
+    are the fill; step 5, where a B waits for a longer pair of the neighbour; step 7, where W hides a part of the wait
+    for the next I; and step 3 if I is slow.  Published is (H - 1) * (t_F&B + t_B - 3 t_W): the same where
+    t_F = t_I >= t_W.
+    """
     inside = half - 1
     idle = inside * (t.F + (t.pair - t.B) + max(t.I - t.W, 0)) + max(0, inside * (t.I - t.F) - t.F)
     return idle + _busy(half, per_flow, inside, t)
 
 
 def _busy(half: int, per_flow: int, position: int, t: StageTicks) -> Time:
+    """Outer ranks have fewer pairs, so they are busy for longer if a pair has a gain, t_F&B < t_F + t_B."""
     in_the_middle = position == half - 1  # its first pair runs one half after the other
     num_pairs = 2 * per_flow - 3 * half + position + 1 - in_the_middle
     return 2 * per_flow * (t.F + t.B) - num_pairs * (t.F + t.B - t.pair)

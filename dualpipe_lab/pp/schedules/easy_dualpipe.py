@@ -2,17 +2,7 @@
 
 Chapter: book/pp/easy-dualpipe.  In: P ranks (even), M microbatches (even).  Out: one list of actions per rank.
 Half of the microbatches enter at rank 0, where stage s is on rank s; the other half enter at rank P - 1, where stage s
-is on rank P - 1 - s.  The rule: of the ready actions, a rank runs a backward before a forward, then the lower
-microbatch of its direction, then the later stage, as if F and B took one slot each.  The mirrors' gradients must be
-summed before the update.
-  idle of every rank   M <= P      (P - 2) * max(t_F, t_B) + (P - M) * min(t_F, t_B)
-                       t_F = t_B   (P - 2 + (-M mod P)) * t_F for any M
-  live activations     min(P, M, M/2 + 1 + the distance to the nearer end)
-  weights              twice those of 1F1B
-  messages             2 * (P - 1) * M
-Both forms of the idle time need equal stages and free links, and hold for any such costs: checked with the simulator,
-not proved.  Up to M = P each direction alone is 1F1B with M/2 microbatches.  Longer batches run too, but where t_F and
-t_B differ there is no short form, and each further P microbatches add idle time: choose `dualpipe` there.
+is on rank P - 1 - s.  The weights are twice those of 1F1B, and the mirrors' gradients must be summed before the update.
 Elsewhere: at M = P this is Chimera's basic unit.  torch cannot place a stage on two ranks.
 Source: Li and Hoefler 2021 (arXiv 2107.06925), section 3: bidirectional pipelines.
 """
@@ -28,6 +18,10 @@ from dualpipe_lab.timeline import Time
 
 def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     """Build the Easy-DualPipe program; raises ValueError for an odd number of ranks or of microbatches.
+
+    The rule: of the ready actions, a rank runs a backward before a forward, then the lower microbatch of its direction,
+    then the later stage, as if F and B took one slot each.  Up to M = P each direction alone is 1F1B with M/2
+    microbatches.  Where t_F and t_B differ, each further P microbatches add idle time: choose `dualpipe` there.
 
     >>> print(easy_dualpipe(2, 2))
     # Easy-DualPipe: 2 ranks, 2 stages, 2 microbatches
@@ -90,6 +84,9 @@ def _even_neighbours(odd: int) -> str:
 def easy_dualpipe_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return the idle time of every rank; ValueError if there is no closed form.
 
+    For M <= P it is (P - 2) * max(t_F, t_B) + (P - M) * min(t_F, t_B), for t_F = t_B and any M
+    (P - 2 + (-M mod P)) * t_F.  Both forms need equal stages and free links: checked with the simulator, not proved.
+
     >>> easy_dualpipe_bubble(4, 4), easy_dualpipe_bubble(8, 8), easy_dualpipe_bubble(8, 2)
     (4, 12, 18)
     """
@@ -120,6 +117,8 @@ def easy_dualpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = U
 
 def easy_dualpipe_peak_activations(num_ranks: int, num_microbatches: int, rank: int) -> int:
     """Return the most activations that one rank of Easy-DualPipe holds, on both of its stages together.
+
+    They are min(P, M, M/2 + 1 + the distance to the nearer end).
 
     >>> [easy_dualpipe_peak_activations(8, 8, rank) for rank in range(8)]
     [5, 6, 7, 8, 8, 7, 6, 5]

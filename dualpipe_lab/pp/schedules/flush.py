@@ -1,14 +1,8 @@
 """GPipe and 1F1B: one stage per rank, a flush at both ends of the step, and equal makespans.
 
 Chapters: book/pp/gpipe, book/pp/one-f-one-b.  In: P ranks, M microbatches.  Out: one list of actions per rank.
-  makespan           (M + P - 1) * (t_F + t_B), equal stages and free links
-  bubble per rank    (P - 1) * (t_F + t_B), which is (P - 1) / (M + P - 1) of the makespan; some papers divide by the
-                     useful work instead: (P - 1) / M
-  live activations   GPipe M on every rank, 1F1B min(P - rank, M)
-  messages           2 * (P - 1) * M
-GPipe runs all forwards, then all backwards, first in, first out: gradients are summed in the order of the microbatches,
-as in gradient accumulation on one process, and are bitwise equal to that.  1F1B follows every forward after the warm-up
-by one backward (PipeDream-flush).
+GPipe runs all forwards, then all backwards.  1F1B follows every forward after the warm-up by one backward
+(PipeDream-flush).
 Elsewhere: torch ScheduleGPipe (d9d's gpipe runs its backwards last in, first out); torch Schedule1F1B, which needs
 M >= P; Megatron forward_backward_pipelining_without_interleaving.
 Sources: Huang et al. 2019 (arXiv 1811.06965), section 2.3; Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
@@ -29,6 +23,8 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Program:
     '1F0 1F1 1F2 1B0 1B1 1B2'
     """
     check_counts("gpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
+    # Backwards run first in, first out: gradients are summed in the order of the microbatches, as in gradient
+    # accumulation on one process, and are bitwise equal to that.
     ranks = [[Action(rank, kind, m) for kind in (F, B) for m in range(num_microbatches)] for rank in range(num_ranks)]
     return Program("GPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=1)
 
@@ -70,6 +66,8 @@ def gpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST
 def one_f_one_b_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return 1F1B's makespan for equal stages and free links; ValueError for other costs, which have no short form.
 
+    It is (M + P - 1) * (t_F + t_B), as GPipe's with equal stages and free links; (P - 1) * (t_F + t_B) are idle.
+
     >>> one_f_one_b_makespan(4, 8)
     33
     """
@@ -82,6 +80,8 @@ def one_f_one_b_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNI
 
 def bubble_fraction(num_ranks: int, num_microbatches: int) -> Fraction:
     """Return idle time over makespan of GPipe and 1F1B, which does not depend on t_F and t_B.
+
+    It is (P - 1) / (M + P - 1).  Some papers divide by the useful work instead: (P - 1) / M.
 
     >>> bubble_fraction(4, 8)
     Fraction(3, 11)

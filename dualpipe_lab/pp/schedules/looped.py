@@ -2,22 +2,6 @@
 
 Chapter: book/pp/interleaved.  In: P ranks, M microbatches, V stages per rank; stage s on rank s % P.
 Out: one list of actions per rank.  Times per stage, which is 1/V of a rank's share of the model.
-  makespan           ((V - 1) * max(M, P) + M + P - 1) * (t_F + t_B), equal stages and free links
-  bubble per rank    (P - 1) * (t_F + t_B) for M >= P: 1/V of 1F1B's.  Published as (P - 1) * (t_F + t_B) / V with the
-                     times of a full rank: equal for M >= P; with fewer microbatches a rank waits for the first of them
-                     to return on the loop, V - 1 times in each direction
-  live activations   in stages: interleaved (V - 1) * R + 2 * (P - 1 - rank) + 1, R the size of the first round;
-                     breadth-first V * M, as GPipe; in units of a full rank: divide by V
-  messages           2 * (V * P - 1) * M, V times 1F1B's
-Interleaved 1F1B runs microbatches in rounds.  A round passes all stages of a rank before the next round starts: depth
-first.  A round of fewer than P microbatches would wait for its first microbatch to return on the loop.  So there are
-M // P rounds (at least one) of nearly equal size, the larger rounds first.  Any M is legal; torch needs a multiple of
-the number of rounds.  Larger rounds hold more activations and leave messages more time; a single round is breadth first
-until the last stage.  The warm-up has two forwards per rank below, 1F1B's has one: messages then have time to travel,
-but with free links one would be enough.  So V = 1 is not 1F1B: equal makespan, up to 2 * P - 1 activations.
-Looped breadth-first runs all microbatches of a stage before the next stage, in 2 * V - 1 blocks: with sharded weights,
-each block gathers them once.  V = 1 is GPipe.  Its backwards run first in, first out, so that gradients are summed in
-the order of the microbatches and equal those of one process to the last bit; torch runs them last in, first out.
 Elsewhere: torch ScheduleInterleaved1F1B (the same order wherever torch is legal) and ScheduleLoopedBFS; Megatron
 forward_backward_pipelining_with_interleaving.
 Sources: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2; Lamy-Poirier 2023 (arXiv 2211.05953).
@@ -80,6 +64,9 @@ def interleaved(
 ) -> Program:
     """Build the interleaved 1F1B program for any number of ranks, microbatches and virtual stages.
 
+    A round of microbatches passes all stages of a rank before the next round starts: depth first.  Larger rounds hold
+    more activations and leave messages more time; a single round is breadth first until the last stage.
+
     `round_size`: the least number of microbatches in a round, at least and by default `num_ranks`; fewer microbatches
     are one round.  Raises ValueError for a smaller `round_size`.
 
@@ -92,6 +79,8 @@ def interleaved(
     sizes = round_sizes(num_ranks, num_microbatches, round_size)
     ranks = []
     for rank in range(num_ranks):
+        # Two forwards per rank below, where 1F1B has one, leave messages time to travel.  So V = 1 is not 1F1B: its
+        # makespan is the same, its activations are up to 2 * P - 1.
         num_warmup = (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank)
         ranks.append(warmup_steady_cooldown(*loop_cells(rank, num_ranks, sizes, num_virtual_stages), num_warmup))
     return Program("Interleaved 1F1B", ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)
@@ -135,6 +124,8 @@ def round_sizes(num_ranks: int, num_microbatches: int, round_size: int | None = 
             f"interleaved needs round_size to be at least the number of ranks, {num_ranks}, got {least}: a smaller "
             f"round waits for itself to come around the loop; use round_size={num_ranks} or more"
         )
+    # A round of fewer than P microbatches would wait for its first microbatch to return on the loop.  Rounds differ in
+    # size, so that any M is legal; torch needs a multiple of the number of rounds.
     num_rounds = max(1, num_microbatches // least)
     size, larger = divmod(num_microbatches, num_rounds)
     return [size + 1] * larger + [size] * (num_rounds - larger)
@@ -142,6 +133,9 @@ def round_sizes(num_ranks: int, num_microbatches: int, round_size: int | None = 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> Program:
     """Build the breadth-first program for any number of ranks, microbatches and virtual stages.
+
+    A rank runs all microbatches of a stage before the next stage, in 2 * V - 1 blocks: with sharded weights, each block
+    gathers them once.  V = 1 is GPipe.
 
     >>> print(looped_bfs(2, 2))
     # Looped BFS: 2 ranks, 4 stages, 2 microbatches
@@ -154,6 +148,8 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 
     for rank in range(num_ranks):
         stages = range(rank, num_stages, num_ranks)
         work = [(stage, F) for stage in stages] + [(stage, B) for stage in reversed(stages)]
+        # Backwards run first in, first out (torch: last in, first out): gradients are summed in the order of the
+        # microbatches and equal those of one process to the last bit.
         ranks.append([Action(stage, kind, m) for stage, kind in work for m in range(num_microbatches)])
     return Program("Looped BFS", ranks, num_stages, num_microbatches, num_directions=1)
 
@@ -187,6 +183,8 @@ def interleaved_peak_activations(
 ) -> int:
     """Return the most stages' activations that one rank of interleaved 1F1B holds: its warm-up plus one.
 
+    Divide by V for units of a full rank.
+
     >>> [interleaved_peak_activations(4, 8, rank) for rank in range(4)]
     [11, 9, 7, 5]
     """
@@ -214,6 +212,12 @@ def looped_num_messages(num_ranks: int, num_microbatches: int, num_virtual_stage
 
 
 def _loop_makespan(schedule: str, num_ranks: int, num_microbatches: int, num_virtual_stages: int, cost: Cost) -> Time:
+    """The makespan is ((V - 1) * max(M, P) + M + P - 1) * (t_F + t_B).
+
+    For M >= P the bubble of a rank is (P - 1) * (t_F + t_B), 1/V of 1F1B's: published in the times of a full rank, as
+    (P - 1) * (t_F + t_B) / V.  With fewer microbatches a rank waits for the first of them to return on the loop, V - 1
+    times in each direction.
+    """
     check_loop(schedule, num_ranks, num_microbatches, num_virtual_stages)
     ticks = stage_ticks(schedule, num_virtual_stages * num_ranks, cost)
     laps = (num_virtual_stages - 1) * max(num_microbatches, num_ranks)  # a lap takes the longer of the two

@@ -2,29 +2,11 @@
 
 Chapter: book/pp/interleaved.  In: P ranks, M microbatches, V stages per rank; stage s on rank s % P.
 Out: one list of steps per rank.  Times per stage, which is 1/V of a rank's share of the model.
-In 1F1B, on the last rank, each backward needs the forward before it.  One more forward in the warm-up of every rank
-makes the two independent, so each forward overlaps with the backward after it.
-Interleaved 1F1B has time for this forward.  1F1B has to warm up as interleaved with V = 1 does, with two forwards per
-rank below: with one, neighbours would wait for each other's pairs alternately, two pairs per microbatch.
-R is the size of the first round, L = (V - 1) * R the forwards of all but the last lap.
-  makespan   1F1B (V = 1), interleaved, any M
-               (max(L, (V - 1) * P) + P) * (t_F + t_B) + (V * M - L - 1) * t_F&B
-             ZB-H1, P >= 2, M >= 2 P, for V = 1 M >= 3 P - 4; one rank has interleaved's form
-               (L + 2 P - 1) * t_F + (L + P + 1) * t_I + (L + 2) * t_W + (V * M - L - P) * t_F&B
-               + (P - 2) * max(t_I, t_W, 2 t_B - t_F&B)
-  pairs      of rank r   V * M - L - 2 * (P - 1 - r) - 1, ZB-H1 r less; 0 if that is negative
-  bubble     of rank r   makespan - V * M * (t_F + t_B) + pairs * (t_F + t_B - t_F&B)
-  live activations, in stages   1F1B, interleaved L + 2 * (P - r), ZB-H1 L + 2 * P - r, but never more than V * M
-  weights    every stage once; DualPipe holds each stage twice
-  messages   2 * (V * P - 1) * M, as without pairs
-All forms need equal stages, free links, and pairs at least as long as their longer half; ZB-H1 also t_B = t_I + t_W.
-Under these conditions they hold for any costs, also for pairs without a gain: found and checked with the simulator, not
-proved.
-ZB-H1's twin splits the backwards outside of the steady phase, where W fills a wait; a pair has a full backward (B).
 Schedules without a twin: GPipe and looped breadth-first run no forward after their first backward.  ZB-H2 has the
 deeper warm-up of pairs already and uses it against idle time; its twin would be ZB-H1's.  V-Half and V-Min do without
 the one activation that pairs need on every rank.  ZBV's twin is DualPipeV, on the same V.
-Two forwards per rank below hide no latency: every message delays the pairs on both of its ends.
+Closed forms need equal stages, free links, and pairs at least as long as their longer half.  They hold for any such
+costs, also for pairs without a gain: found and checked with the simulator, not proved.
 Elsewhere: Megatron-LM `overlap_moe_expert_parallel_comm`, "one extra micro-batch forward step before the 1f1b stages"
 (core/pipeline_parallel/schedules.py at d98e8a64, which needs V > 1); torch OVERLAP_F_B, in ScheduleDualPipeV only.
 """
@@ -69,7 +51,7 @@ def paired_zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_sta
     """Build ZB-H1 with overlapped pairs, for any number of ranks, microbatches and virtual stages.
 
     Rank r runs its first r forwards and input gradients one after the other, so that gradients reach rank 0 sooner.  It
-    delays r weight gradients to the waits between the last input gradients.
+    delays r weight gradients to the waits between the last input gradients.  A pair has a full backward (B).
 
     >>> print(paired_zero_bubble_h1(2, 4))
     # Paired ZB-H1: 2 ranks, 2 stages, 4 microbatches
@@ -82,11 +64,20 @@ def paired_zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_sta
 def _paired(
     builder: str, name: str, num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1, split: bool = False
 ) -> Program:
+    """Build a twin; R is the size of the first round, L = (V - 1) * R the forwards of all but the last lap.
+
+    Rank r has V * M - L - 2 * (P - 1 - r) - 1 pairs, ZB-H1 r less, but never less than 0.  Its bubble is
+    makespan - V * M * (t_F + t_B) + pairs * (t_F + t_B - t_F&B).  It holds min(V * M, L + 2 * (P - r)) stages'
+    activations, ZB-H1 min(V * M, L + 2 * P - r).  There are as many messages as without pairs.
+    """
     check_loop(builder, num_ranks, num_microbatches, num_virtual_stages)
     sizes = round_sizes(num_ranks, num_microbatches)
     ranks = []
     for rank in range(num_ranks):
         cells = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
+        # On the last rank of 1F1B each backward needs the forward before it; one more forward in every warm-up makes
+        # the two independent.  With one forward per rank below instead of two, neighbours would wait for each other's
+        # pairs alternately, two pairs per microbatch.  Two hide no latency: a message delays the pairs on both ends.
         num_warmup = (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank) + 1
         ranks.append(warmup_steady_cooldown(*cells, num_warmup, weight_delay=rank if split else None, pairs=True))
     return Program(name, ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)
@@ -106,6 +97,9 @@ def paired_interleaved_makespan(
 ) -> Time:
     """Return paired interleaved 1F1B's makespan; ValueError as `paired_one_f_one_b_makespan`.
 
+    With L = (V - 1) * R, R the size of the first round, for any M:
+    (max(L, (V - 1) * P) + P) * (t_F + t_B) + (V * M - L - 1) * t_F&B.
+
     Stages of a quarter of a rank's share, times in eighths: 68.375 where F, I and W of a share take 1 and a pair 2.5.
 
     >>> paired_interleaved_makespan(8, 24, 4, Cost(F=2, I=2, W=2, overlap=5)) / 8
@@ -120,7 +114,11 @@ def paired_interleaved_makespan(
 def paired_zero_bubble_h1_makespan(
     num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1, cost: Cost = UNIT_COST
 ) -> Time:
-    """Return paired ZB-H1's makespan; ValueError for fewer microbatches than stated above, and for other costs.
+    """Return paired ZB-H1's makespan; ValueError for too few microbatches, and for other costs.
+
+    It holds for t_B = t_I + t_W and M >= 2 P, for V = 1 M >= 3 P - 4.  With L as in paired interleaved 1F1B:
+    (L + 2 P - 1) * t_F + (L + P + 1) * t_I + (L + 2) * t_W + (V * M - L - P) * t_F&B
+    + (P - 2) * max(t_I, t_W, 2 t_B - t_F&B).
 
     >>> paired_zero_bubble_h1_makespan(8, 24, 4, Cost(F=2, I=2, W=2, overlap=5)) / 8
     66.75

@@ -1,21 +1,10 @@
 """PipeDream: 1F1B without a flush; a stage updates its weights after the backward of every minibatch.
 
 Chapter: book/pp/pipedream.  In: P ranks, M minibatches of a run.  Out: one list of actions per rank; stage = rank.
-  order              1F1B's, over all minibatches of a run instead of the microbatches of one batch
-  update             each stage after each of its backwards; 2BW: after every m-th
-  makespan           (M + P - 1) * (t_F + t_B): the pipeline fills and drains once per run, not once per batch
-  live activations   min(P - rank, M)
-A stage's version is the number of its updates so far.  F and B of a minibatch j must use one version; otherwise the
-result is the gradient of no function.  Three rules choose the version, and decide how many versions a stage s keeps:
-                     version of minibatch j on stage s      versions kept on stage s, in a long run
-  weight stashing    max(0, j - (P - 1 - s))                P - s       the stage's version when F starts
-  vertical sync      max(0, j - (P - 1))                    P           stage 0's version for this minibatch
-  2BW                max(0, t - 1) in batch t; t if P = 1   2           the newest that every stage has for the batch
-2BW needs batches of at least P - 1 microbatches, and keeps 1 version if P = 1.  The current version counts as kept.
-`updates_before` and `versions_kept` find the same numbers by counting in any program.
-The gradient differs from that of every synchronous schedule: F and B of minibatch j use weights that are
-P - 1 - stage updates old.  So `names(synchronous=True)` leaves PipeDream out, and its numbers must not be ranked beside
-those of schedules that compute the batch's gradient.  Run without updates in between, the program is 1F1B.
+A stage's version is the number of its updates so far.  F and B of a minibatch must use one version; otherwise the
+result is the gradient of no function.  Weight stashing, vertical sync and 2BW are three rules that choose it.
+F and B of a minibatch use weights that are P - 1 - stage updates old.  So `names(synchronous=True)` leaves PipeDream
+out, and its numbers must not be ranked beside those of schedules that compute the batch's gradient.
 Elsewhere: msr-fiddle/pipedream (2019); Megatron's 1F1B is called PipeDream-flush because of its ancestor.
 Sources: Harlap et al. 2018 (arXiv 1806.03377), section 3; Narayanan et al. 2019 (SOSP), section 3; Narayanan et al.
 2021 (arXiv 2006.09503), section 3, which asks for batches of at least P microbatches.
@@ -32,6 +21,8 @@ from dualpipe_lab.pp.schedules.schedule import Schedule
 def pipedream(num_ranks: int, num_microbatches: int) -> Program:
     """Build a run of PipeDream; `num_microbatches` is its number of minibatches, each with an update.
 
+    It is 1F1B with updates in between.  The pipeline fills and drains once per run, not once per batch.
+
     >>> " ".join(map(str, pipedream(2, 3).ranks[0]))
     '0F0 0F1 0B0 0F2 0B1 0B2'
     """
@@ -42,6 +33,9 @@ def pipedream(num_ranks: int, num_microbatches: int) -> Program:
 
 def updates_before(program: Program, update_every: int = 1) -> list[list[int]]:
     """Return, as [stage][microbatch], the number of the stage's updates when F of the microbatch starts.
+
+    These are the versions under weight stashing: max(0, j - (P - 1 - s)) for minibatch j on stage s of PipeDream, which
+    keeps P - s versions in a long run.
 
     `update_every`: the number of a stage's backwards per update.
     Raises ValueError for a program that places a stage on two ranks: the copies would differ after one update.
@@ -63,6 +57,8 @@ def updates_before(program: Program, update_every: int = 1) -> list[list[int]]:
 def vertical_sync(versions: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the versions under vertical sync: each microbatch uses stage 0's version on every stage.
 
+    In PipeDream these are max(0, j - (P - 1)) for minibatch j; every stage keeps P versions in a long run.
+
     >>> from dualpipe_lab.pp.schedules import pipedream
     >>> vertical_sync(updates_before(pipedream(3, 5)))
     [[0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 0, 0, 1, 2]]
@@ -72,6 +68,9 @@ def vertical_sync(versions: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def double_buffered(versions: Sequence[Sequence[int]], update_every: int) -> list[list[int]]:
     """Return the versions under 2BW: a batch of `update_every` microbatches uses one version that every stage has.
+
+    In PipeDream on P > 1 ranks these are max(0, t - 1) in batch t, and every stage keeps 2 versions, if batches have at
+    least P - 1 microbatches.
 
     >>> from dualpipe_lab.pp.schedules import pipedream
     >>> double_buffered(updates_before(pipedream(3, 6), update_every=3), update_every=3)[0]

@@ -1,38 +1,12 @@
 """ZBV, V-Half and V-Min: two half-size stages per rank on a V; rank r has the stages r and 2P-1-r.
 
 Chapter: book/pp/v-shapes.  In: P ranks, M microbatches.  Out: one list of actions per rank.
-Times and activations are those of a half-size stage, half as large as 1F1B's.
-  idle per rank, t_F = t_I = t_W = t, any M
-    ZBV      t * max(P - 1, 3P - 1 - 2M, 4P - 1 - 4M)
-    V-Half   t * max(P - 1, 3P - 4, 4P - 4 - M) for odd P
-             t * max(P - 1, 3P - 7, 4P - 3 - 2M) for even P; 2t more for P >= 14 and M > P/2 + 5
-    V-Min    t * (4P - 5)
-  live activations, the most that any rank holds, until W
-    ZBV      min(2M, 2P): as 1F1B's rank 0
-    V-Half   min(2M, P + 1) for odd P, min(2M, P + 2) for even P: half of 1F1B's plus one or two
-    V-Min    min(2M, 2 * ((P + 4) // 3)): a third of 1F1B's 2P, plus at most two by rounding
-  unequal work
-    ZBV      idle (P - 1) * max(t_I, 2 (t_I - t_W)), local bubble (P - 1) * max(t_I - t_F, 2 (t_I - t_W)), if t_I is the
-             longest and M >= 2P - 1: the local bubble is zero iff t_F = t_I = t_W
-    V-Half   a long step takes max(2 (t_F + t_I + t_W), 4 t_I) per microbatch, if t_I >= t_F: full speed iff
-             t_I <= t_F + t_W
-    V-Min    max(2 (t_F + t_I + t_W), 6 max(t_F, t_I)); the full step is known if t_W is the shortest
-  messages   4 * (P - 1) * M; the tip of the V, on the last rank, needs none
-Published: no bubble for ZBV, activations of P, (P + 2) // 2 and (P + 4) // 3 full-size stages: the same as here.
-All forms need equal stages and free links.  They were found and checked with the simulator, not proved, except for one:
-with equal times no order on this V is shorter than ZBV.  The last rank's first F starts at P - 1 and its first I at
-3P - 1; before that it has only 2M forwards to run.  Stage 0 starts its first I at 4P - 1; before that rank 0 has only
-4M ticks of other work.
-ZBV with 2P - 1 microbatches or more is torch's order.  With fewer, torch drops the missing microbatches from a larger
-schedule; here F and I keep that order, and weight gradients fill the gaps: for equal times, 8 ranks and 8 microbatches
-7 idle ticks instead of 14.  Its twin with overlapped pairs is DualPipeV, on the same V.
-V-Half and V-Min repeat a building block, the ticks at which one microbatch passes each stage, every six ticks.  In
-V-Half a microbatch takes two ticks per rank on its way down and one on its way up.  In 1F1B on 2P ranks stage s holds
-2P - s microbatches; here its limit is half of that, rounded up (for even P half of 2P - s + 1), so that the limits of a
-rank's two stages have the same sum on every rank.  In V-Min a microbatch never waits: it passes one stage per tick,
-down and up, and again for I; all ranks move in lock-step, and each of the six ticks takes the time of the longer of F
-and I. Elsewhere: torch ScheduleZBVZeroBubble, d9d the same; sail-sg `zbv_greedy` with 'half' and 'min', for equal times
-with the same idle time and memory at 4 and 8 ranks.
+Times and activations are those of a half-size stage, half as large as 1F1B's.  Messages: as many as DualPipeV has.
+All closed forms need equal stages and free links.  They were found and checked with the simulator, not proved, except
+for ZBV with equal times.  The published activations, P, (P + 2) // 2 and (P + 4) // 3 full-size stages, are the same.
+ZBV's twin with overlapped pairs is DualPipeV, on the same V.
+Elsewhere: torch ScheduleZBVZeroBubble, d9d the same; sail-sg `zbv_greedy` with 'half' and 'min', for equal times with
+the same idle time and memory at 4 and 8 ranks.
 Sources: Qi et al. 2024 (arXiv 2401.10241), section 6, for ZBV; Qi et al. 2024 (arXiv 2405.15362), sections 2 and 3, and
 the same authors' playground.
 """
@@ -60,6 +34,8 @@ def zbv(num_ranks: int, num_microbatches: int) -> Program:
     check_counts("zbv", num_ranks=num_ranks, num_microbatches=num_microbatches)
     enough = max(2 * num_ranks - 1, num_microbatches)
     rows = [_numbered(_phases(rank, num_ranks, enough), num_microbatches) for rank in range(num_ranks)]
+    # torch drops the missing microbatches and leaves gaps.  Here W fills them: for equal times, 8 ranks and 8
+    # microbatches have 7 idle ticks instead of 14.
     if num_microbatches < enough:
         rows = _refilled(rows, num_microbatches)
     return Program("ZBV", rows, 2 * num_ranks, num_microbatches, num_directions=1)
@@ -210,6 +186,8 @@ def repeat_block(
 def v_half(num_ranks: int, num_microbatches: int) -> Program:
     """Build the V-Half program for any number of ranks and microbatches.
 
+    A microbatch takes two ticks per rank on its way down and one on its way up.
+
     >>> print(v_half(2, 2))
     # V-Half: 2 ranks, 4 stages, 2 microbatches
     rank 0: 0F0 0F1 3F0 3I0 3W0 3F1 0I0 3I1 3W1 0W0 0I1 0W1
@@ -217,6 +195,8 @@ def v_half(num_ranks: int, num_microbatches: int) -> Program:
     """
     check_counts("v_half", num_ranks=num_ranks, num_microbatches=num_microbatches)
     num_stages, even = 2 * num_ranks, num_ranks % 2 == 0
+    # 1F1B on 2P ranks holds 2P - s microbatches on stage s.  Half of that, rounded up (for even P half of 2P - s + 1),
+    # gives the limits of a rank's two stages the same sum on every rank.
     limits = [(num_stages - stage + 1 + even) // 2 for stage in range(num_stages)]
     down, up = range(num_ranks), range(num_ranks, num_stages)
     forwards = [2 * stage for stage in down] + [num_ranks - 1 + stage for stage in up]
@@ -230,6 +210,9 @@ def v_half(num_ranks: int, num_microbatches: int) -> Program:
 
 def v_min(num_ranks: int, num_microbatches: int) -> Program:
     """Build the V-Min program for any number of ranks and microbatches.
+
+    A microbatch never waits: it passes one stage per tick, down and up, and again for I.  All ranks move in lock-step,
+    so each of the six ticks takes the time of the longer of F and I.
 
     >>> print(v_min(2, 2))
     # V-Min: 2 ranks, 4 stages, 2 microbatches
@@ -253,6 +236,13 @@ def v_min(num_ranks: int, num_microbatches: int) -> Program:
 def zbv_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return ZBV's makespan; ValueError unless F = I = W, or I is the longest and there are 2P - 1 microbatches.
 
+    For F = I = W = t every rank is idle for t * max(P - 1, 3P - 1 - 2M, 4P - 1 - 4M).  No order on this V is shorter:
+    the last rank's first F starts at P - 1 and its first I at 3P - 1; before that it has only 2M forwards to run.
+    Stage 0 starts its first I at 4P - 1; before that rank 0 has only 4M ticks of other work.
+
+    Otherwise the idle time is (P - 1) * max(t_I, 2 (t_I - t_W)) and the local bubble (P - 1) * max(t_I - t_F,
+    2 (t_I - t_W)), which is zero iff F = I = W.
+
     >>> zbv_makespan(4, 8), zbv_makespan(8, 8), zbv_makespan(4, 8, Cost(F=5, I=6, W=4))
     (51, 55, 258)
     """
@@ -271,6 +261,9 @@ def zbv_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) 
 
 def v_half_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return V-Half's makespan; ValueError unless F = I = W.
+
+    For F = I = W = t a rank is idle for t * max(P - 1, 3P - 4, 4P - 4 - M) if P is odd and for
+    t * max(P - 1, 3P - 7, 4P - 3 - 2M) if it is even; 2t more for even P >= 14 and M > P/2 + 5.
 
     >>> v_half_makespan(4, 8), v_half_makespan(8, 16), v_half_makespan(5, 2)
     (53, 113, 26)
@@ -292,6 +285,8 @@ def v_half_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COS
 
 def v_min_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return V-Min's makespan; ValueError if there is no closed form.
+
+    For F = I = W = t every one of P > 1 ranks is idle for t * (4P - 5).
 
     The form needs W not longer than F and I; and either F = I, or 4 ranks or more in a number that 3 does not divide.
 
@@ -315,6 +310,8 @@ def v_min_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST
 def v_half_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
     """Return the ticks that one more microbatch adds to a long step of V-Half; ValueError unless I >= F.
 
+    These are max(2 (t_F + t_I + t_W), 4 t_I): the step runs at full speed iff t_I <= t_F + t_W.
+
     >>> v_half_ticks_per_microbatch(4), v_half_ticks_per_microbatch(4, Cost(F=2, I=5, W=1))
     (6, 20)
     """
@@ -330,6 +327,8 @@ def v_half_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
 def v_min_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
     """Return the ticks that one more microbatch adds to a long step of V-Min; ValueError on 2 ranks.
 
+    These are max(2 (t_F + t_I + t_W), 6 max(t_F, t_I)).
+
     >>> v_min_ticks_per_microbatch(4), v_min_ticks_per_microbatch(4, Cost(F=2, I=3, W=1))
     (6, 18)
     """
@@ -341,7 +340,7 @@ def v_min_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
 
 
 def zbv_peak_activations(num_ranks: int, num_microbatches: int) -> int:
-    """Return the most half-size stages' activations that every rank of ZBV holds, until W.
+    """Return the most half-size stages' activations that every rank of ZBV holds, until W: as 1F1B's rank 0.
 
     >>> zbv_peak_activations(4, 8), zbv_peak_activations(4, 3)
     (8, 6)
@@ -352,6 +351,8 @@ def zbv_peak_activations(num_ranks: int, num_microbatches: int) -> int:
 def v_half_peak_activations(num_ranks: int, num_microbatches: int) -> int:
     """Return the most half-size stages' activations that any rank of V-Half holds, until W; all do for M > P.
 
+    That is half of 1F1B's plus one or two.
+
     >>> v_half_peak_activations(4, 8), v_half_peak_activations(8, 16)
     (6, 10)
     """
@@ -360,6 +361,8 @@ def v_half_peak_activations(num_ranks: int, num_microbatches: int) -> int:
 
 def v_min_peak_activations(num_ranks: int, num_microbatches: int) -> int:
     """Return the most half-size stages' activations that any rank of V-Min holds, until W.
+
+    That is a third of 1F1B's 2P, plus at most two by rounding.
 
     >>> v_min_peak_activations(4, 8), v_min_peak_activations(8, 16)
     (4, 8)

@@ -1,23 +1,9 @@
 """ZB-H1 and ZB-H2: 1F1B with a split backward, whose weight gradients fill the waits.
 
 Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, a limit of activations.  Out: one list of actions per rank.
-One stage per rank, equal stages, free links, K = min(M, in_flight) with in_flight = P for H1, 2 * P - 1 for H2:
-  idle per rank      (P - 1) * (t_F + t_I) - min((min(K, P) - 1) * t_I, (K - 1) * t_F, (K - 1) * t_W)
-    H1, M >= P       (P - 1) * max(t_F, t_I, t_F + t_I - t_W), published as t_F + t_I - t_W: the same iff
-                     t_W <= min(t_F, t_I)
-    H2, M >= 2P-1    (P - 1) * max(t_F, t_I - t_F, t_F + t_I - 2 * t_W)
-  local bubble       from a rank's first start to its last end, the longest of all ranks
-    H1, M >= P       (P - 1) * max(t_I, t_F + t_I - t_W)
-    H2, M >= 2P-1    (P - 1) * max(0, t_I - t_F, t_F + t_I - 2 * t_W), published as zero for equal times
-  live activations   K on every rank, held until W (1F1B: P - rank)
-  messages           2 * (P - 1) * M                as 1F1B
-H1: rank r warms up with P - 1 - r forwards as 1F1B does, and runs each W r microbatches after its I: delayed weight
-gradients hold the activations that a rank saves in the warm-up.  Several stages per rank (V > 1) use interleaved 1F1B's
-loop: the same bubble in times of smaller stages, (V - 1) * R + P live stages on every rank, R the first round's size.
-H2: rank r uses the E = K - P additional activations for further warm-up forwards and for longer delays of its W, in the
-proportion P - 1 - r to r.  E = 0 is H1.  Its idle time is the local bubble plus the start and the end: rank r starts r
-forwards late, and the ranks end one after the other.  The local bubble matters only if the next step follows without a
-barrier; otherwise H1 has the same makespan with half the activations, unless I is longer than W or than F.
+H2's idle time is its local bubble plus the start and the end: rank r starts r forwards late, and the ranks end one
+after the other.  The local bubble matters only if the next step follows without a barrier; otherwise H1 has the same
+makespan with half the activations, unless I is longer than W or than F.  Messages: as 1F1B.
 Elsewhere: torch ScheduleInterleavedZeroBubble is H1 (the same order wherever torch is legal), also called ZB1P, as in
 d9d; for H2 the paper's authors search with a heuristic under a limit of memory, and torch has no such schedule.
 Source: Qi et al. 2024 (arXiv 2401.10241), sections 2.1 to 2.3.
@@ -39,6 +25,10 @@ from dualpipe_lab.timeline import Time
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> Program:
     """Build the ZB-H1 program for any number of ranks, microbatches and virtual stages.
+
+    Rank r warms up with P - 1 - r forwards as 1F1B does, and runs each W r microbatches after its I: delayed weight
+    gradients hold the activations that a rank saves in the warm-up.  Several stages per rank run on the loop of
+    interleaved 1F1B.
 
     >>> print(zero_bubble_h1(2, 3))
     # ZB-H1: 2 ranks, 2 stages, 3 microbatches
@@ -71,6 +61,8 @@ def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None 
     ranks = []
     for rank in range(num_ranks):
         cells = [(rank, m) for m in range(num_microbatches)]
+        # The additional activations go to further warm-up forwards and to longer delays of W, in the proportion
+        # P - 1 - rank to rank.
         waiting = rank * extra // max(1, num_ranks - 1)  # rounded down, so that the warm-up gets the larger part
         num_warmup = num_ranks - 1 - rank + extra - waiting
         ranks.append(warmup_steady_cooldown(cells, cells, num_warmup, weight_delay=rank + waiting))
@@ -131,6 +123,9 @@ def zero_bubble_h2_makespan(
 def zero_bubble_h2_local_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return the longest local bubble of ZB-H2 with 2P - 1 activations; ValueError for fewer microbatches.
 
+    It lies between a rank's first start and its last end: (P - 1) * max(0, t_I - t_F, t_F + t_I - 2 * t_W).  For equal
+    times that is the published zero.
+
     >>> zero_bubble_h2_local_bubble(4, 8), zero_bubble_h2_local_bubble(4, 8, Cost(F=1, I=2, W=1))
     (0, 3)
     """
@@ -144,7 +139,7 @@ def zero_bubble_h2_local_bubble(num_ranks: int, num_microbatches: int, cost: Cos
 
 
 def zero_bubble_h1_peak_activations(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> int:
-    """Return the most stages' activations that every rank of ZB-H1 holds, until W.
+    """Return the most stages' activations that every rank of ZB-H1 holds, until W (1F1B: P - rank).
 
     >>> zero_bubble_h1_peak_activations(4, 8), zero_bubble_h1_peak_activations(4, 8, num_virtual_stages=2)
     (4, 8)
@@ -163,7 +158,12 @@ def zero_bubble_h2_peak_activations(num_ranks: int, num_microbatches: int, in_fl
 
 
 def _idle(num_ranks: int, held: int, ticks: StageTicks) -> Time:
-    """Each further held activation saves the shortest action; I counts only up to P activations."""
+    """Each further held activation saves the shortest action; I counts only up to P activations.
+
+    H1, M >= P: (P - 1) * max(t_F, t_I, t_F + t_I - t_W), published as t_F + t_I - t_W: the same iff
+    t_W <= min(t_F, t_I).  H1's local bubble is then (P - 1) * max(t_I, t_F + t_I - t_W).
+    H2, M >= 2P - 1: (P - 1) * max(t_F, t_I - t_F, t_F + t_I - 2 * t_W).
+    """
     saved = min((min(held, num_ranks) - 1) * ticks.I, (held - 1) * ticks.F, (held - 1) * ticks.W)
     return (num_ranks - 1) * (ticks.F + ticks.I) - saved
 

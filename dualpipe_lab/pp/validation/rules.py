@@ -1,16 +1,6 @@
 """The rules of a valid program: complete work in order, few routes, matched messages; and the list of what is wrong.
 
 In: a `Program`, plain or lowered.  Out: problems, collected first and reported at once by `InvalidProgram`.
-  routes     the rank of every stage, in order, for each microbatch.  A program with each stage on one rank has one
-             route.  DualPipe has two: every stage has a copy on a second rank, and each microbatch keeps to one
-             direction.  A microbatch that changes its direction has a route of its own; its gradient is right once the
-             copies are summed.  A program that states `num_directions` may not have more routes than that; a program
-             that does not may have any number
-  messages   both ends of a link have one order, because NCCL has no tags: a rank receives the messages of a link in the
-             order in which they were sent
-  in order   NCCL asks for more: it completes everything between two ranks, sends and receives of both directions
-             together, in the order in which each rank launches it.  Two ranks that launch the same messages in one
-             order never wait for each other by this rule; the waits between actions are those of buffered messages
 """
 
 from collections import Counter, defaultdict
@@ -251,7 +241,11 @@ def routes(program: Program) -> list[Route]:
 
 
 def check_routes(program: Program, problems: ProblemList) -> None:
-    """Report routes beyond the number that the program states, the rarest first."""
+    """Report routes beyond the number that the program states, the rarest first.
+
+    DualPipe has two: every stage has a copy on a second rank.  A microbatch that changes its direction has a route of
+    its own, and its gradient is right once the copies are summed; so a program that states no number may have any.
+    """
     stated = program.num_directions
     if stated is None:
         return
@@ -329,6 +323,7 @@ def _check_end(message: Action, work: Action, index: ActionIndex, problems: Prob
 
 
 def _check_links(needed: list[RequiredMessage], index: ActionIndex, problems: ProblemList) -> None:
+    """Both ends of a link need one order, because NCCL has no tags."""
     links: defaultdict[tuple[int, int], list[RequiredMessage]] = defaultdict(list)
     for message in needed:
         links[index.locate(message.send)[0], index.locate(message.recv)[0]].append(message)
@@ -345,7 +340,11 @@ def _check_links(needed: list[RequiredMessage], index: ActionIndex, problems: Pr
 
 
 def check_in_order(program: Program, index: ActionIndex, problems: ProblemList) -> None:
-    """Check that any two ranks launch the messages between them, those of both directions together, in one order."""
+    """Check that any two ranks launch the messages between them, those of both directions together, in one order.
+
+    NCCL completes everything between two ranks in the order in which each rank launches it.  Two ranks with one order
+    never wait for each other by this rule; the waits between actions are those of buffered messages.
+    """
     ends: defaultdict[tuple[int, int], list[tuple[Action, Action]]] = defaultdict(list)
     for send, recv, _, _ in required_messages(program, index):
         src, dst = index.locate(send)[0], index.locate(recv)[0]

@@ -1,16 +1,12 @@
 """The validator: checks that a program runs to its end and computes every gradient exactly once.
 
 Chapter: book/pp/gpipe.  In: a `Program`, plain or lowered.  Out: the same, or `InvalidProgram` with its problems.
-
   complete    every stage runs every microbatch: exactly one F, and exactly one B or else one I and one W
   ordered     F before B or I, I before W
-  placed      a stage works on a microbatch on one rank; the microbatches take no more routes through the ranks than the
-              program states in `num_directions` (1: no stage is on two ranks; 2: DualPipe's two directions)
-  delivered   in a lowered program: one send and one receive per message, sent after it was made, received before it is
-              used, and received in the order of sending on every link
+  placed      a stage works on a microbatch on one rank, and `num_directions` bounds the routes through the ranks
+  delivered   in a lowered program: one send and one receive per message, in place and in the order of every link
   feasible    the waits of the ranks form no cycle; otherwise the smallest cycle is explained, with the action to move
-  in order    in a lowered program, if asked for: NCCL, which has no tags, completes its messages without a deadlock
-  bounded     no rank holds more activations than allowed, if a bound is given
+  in order, bounded   if asked for: see `validate`
 Elsewhere: torch `_validate_schedule` accepts a second F or B of a microbatch, a microbatch out of range, and a lowered
 program without receives.
 """
