@@ -279,7 +279,7 @@ def test_python_starts_when_an_editor_is_entered_and_is_kept_for_the_next_page(v
     assert [is_restored for is_restored, _ in took] == [False, True, True]
     assert min(took[1][1], took[2][1]) < took[0][1] / 2, took
     page.get_by_role("button", name="Check").first.click()
-    assert verdict(page, 0).startswith("zero_bubble-6: ")
+    assert verdict(page, 0).startswith("part rows_zb_h1: ")
     assert visit.complaints == []
 
 
