@@ -31,9 +31,8 @@ from typing import NamedTuple, TypeAlias
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.fields import ELEMENT_BYTES, PlanFields
 from dualpipe_lab.plan.rules import sizes_of
-from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 

@@ -260,7 +260,7 @@ def buffer_bytes(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -
 
 def _flat_buffers(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -> list[tuple[int, int, int]]:
     """Return the elements of every flat buffer: without padding, with it, and of a shard."""
-    from dualpipe_lab.plan.gradient_traffic import buffers_at, copies_of
+    from dualpipe_lab.plan.parameters import buffers_at, copies_of
 
     shards = plan.num_copies, plan.num_copies // plan.ep
     if plan.hybrid:  # within a node

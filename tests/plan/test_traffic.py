@@ -9,7 +9,7 @@ from kept_runs import CONFIG, LENGTH, V3
 import dualpipe_lab as lab
 from dualpipe_lab.dp.buckets import BUCKET_BYTES
 from dualpipe_lab.models import LlamaConfig, PlainV3MoE
-from dualpipe_lab.plan import gradient_traffic
+from dualpipe_lab.plan import parameters
 from dualpipe_lab.tp import LatentSizes
 
 TIED = replace(CONFIG, tied=True)
@@ -191,8 +191,8 @@ def test_ranks_that_exist_send_what_the_plan_says():
 def test_latents_are_parameters_that_every_rank_copies():
     for config in (LATENT, DIRECT):
         model = PlainV3MoE(config)
-        numels = [parameter.numel() for parameter in model.parameters()]
-        assert [part.numel for part in gradient_traffic.parts_of(lab.Plan(), config, 0)] == numels
+        numels = [weight.numel() for weight in model.parameters()]
+        assert [part.numel for part in parameters.parts_of(lab.Plan(), config, 0)] == numels
         idle = (config.num_experts - config.num_experts_per_token) * config.expert_parameters
         layers = [sum(p.numel() for p in layer.parameters()) for layer in model.layers]
         assert config.layer_costs == (layers[0], layers[1] - idle, layers[2] - idle)
@@ -222,7 +222,7 @@ def test_a_large_model_has_the_closed_forms_bytes():
     config = LlamaConfig(
         vocabulary_size=32_000, hidden_size=1024, ffn_size=2816, num_layers=4, num_heads=16, num_kv_heads=8
     )
-    assert gradient_traffic.BUCKET_BYTES == BUCKET_BYTES, "buckets are those of the optimizers"
+    assert parameters.BUCKET_BYTES == BUCKET_BYTES, "buckets are those of the optimizers"
     step = lab.Plan(dp=4, zero=1, num_microbatches=2).traffic(config, batch_size=16, sequence_length=128)
     numel, padding = config.num_parameters(), 4 * len(step.ledger.ranks) * 64
     expected = lab.dp.sent_bytes("zero1", 4, numel + -numel % 4, precision=lab.dp.FP32)
