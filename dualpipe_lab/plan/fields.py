@@ -16,8 +16,9 @@ if TYPE_CHECKING:  # each method reads what it needs, so that a plan is there in
     from dualpipe_lab.pp.program import Program
     from dualpipe_lab.topology import Topology
 
-ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
-PRECISIONS = tuple(ELEMENT_BYTES)
+# bytes per element: parameter, gradient, which is summed and travels in 32 bits at least, master weight, both moments
+NUMBER_BYTES = {"float64": (8, 8, 0, 16), "float32": (4, 4, 0, 8), "bfloat16": (2, 4, 4, 8)}
+PRECISIONS = tuple(NUMBER_BYTES)
 _OPTIONAL_COUNTS = ("chunks", "ranks_per_node", "loss_chunk")
 _COUNTS = ("num_microbatches", *_OPTIONAL_COUNTS)
 _SWITCHES = ("hybrid", "experts_in_data", "sequence_parallel", "recompute", "overlap")
@@ -158,6 +159,11 @@ class PlanFields:
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of pp that hold a stage: under DualPipe two."""
         return (0,) if self.pp == 1 else self._pipeline.holders[stage]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight's or an activation's number."""
+        return NUMBER_BYTES[self.precision][0]
 
     @property
     def routes(self) -> tuple[tuple[tuple[int, ...], int], ...]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import ELEMENT_BYTES, PlanFields
+from dualpipe_lab.plan.fields import NUMBER_BYTES, PlanFields
 from dualpipe_lab.plan.parameters import TIED, LocalParameter, buckets_of, copies_of, parts_of
 from dualpipe_lab.plan.rules import contents
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
@@ -27,8 +27,7 @@ def gradients(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
     calls, here = Calls(rank), plan.topology.at(rank)
     first, last = plan.holders(0), plan.holders(plan.num_stages - 1)
     ends = tuple(here.ranks("pp")[place] for place in sorted({*first, *last})) if first != last else ()
-    weight = ELEMENT_BYTES[plan.precision]
-    grad = max(4, weight)  # bf16 gradients accumulate and travel in fp32
+    weight, grad, *_ = NUMBER_BYTES[plan.precision]
     passes = passes_of(plan, here.rank("pp"))
     for parts, ranks, replicas, layout in buckets_at(plan, config, rank):
         if plan.zero == 0:
@@ -50,12 +49,8 @@ def gradients(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
 def mirrors(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
     """Return the exchange of gradients between the two copies of a stage: under ZeRO-2 and 3 of shards."""
     calls, here, held = Calls(rank), plan.topology.at(rank), Counter[int]()
-    others = [
-        (stage, other)
-        for stage in plan.stages(here.rank("pp"))
-        for other in plan.holders(stage)
-        if other != here.rank("pp")
-    ]
+    me, ranks = here.rank("pp"), here.ranks("pp")
+    others = [(stage, other) for stage in plan.stages(me) for other in plan.holders(stage) if other != me]
     if not others:
         return calls
     if plan.zero < 2:
@@ -65,10 +60,10 @@ def mirrors(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
         for bucket in buckets_at(plan, config, rank):
             for piece in bucket.layout.tensors_in(bucket.ranks.index(rank)):
                 held[bucket.parts[piece.tensor].stage] += piece.stop - piece.start
-    grad_bytes = max(4, ELEMENT_BYTES[plan.precision])
+    _, grad_bytes, *_ = NUMBER_BYTES[plan.precision]
     for stage, other in others:
         if held[stage]:  # a shard may hold none of a stage, and a stage no layers
-            calls.exchange(here.ranks("pp"), here.ranks("pp")[other], held[stage] * grad_bytes)
+            calls.exchange(ranks, ranks[other], held[stage] * grad_bytes)
     return calls
 
 

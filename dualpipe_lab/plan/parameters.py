@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import ELEMENT_BYTES, PlanFields
+from dualpipe_lab.plan.fields import NUMBER_BYTES, PlanFields
 from dualpipe_lab.plan.rules import contents, has_mtp, sizes_of
 from dualpipe_lab.sharding import shard_slice
 
@@ -149,7 +149,7 @@ def buckets_of(parts: list[LocalParameter], is_zero3: bool, precision: str) -> l
     if is_zero3:
         return [list(run) for _, run in groupby(parts, key=lambda part: (part.stage, part.unit, part.kind))]
     buckets: list[list[LocalParameter]] = []
-    most = BUCKET_BYTES // ELEMENT_BYTES[precision]
+    most = BUCKET_BYTES // NUMBER_BYTES[precision][0]
     for _, run in groupby(reversed(parts), key=lambda part: part.kind):
         numel = most + 1
         for part in run:

@@ -17,7 +17,7 @@ from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import ELEMENT_BYTES, PlanFields
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import contents, sizes_of
 
 COUNT_BYTES = 8  # of a whole number
@@ -36,7 +36,7 @@ class StageTraffic:
         self.place, self.hidden = self.cp.index(rank), self.config.hidden_size
         self.num_tokens = num_rows * (sequence_length if self.layout is None else self.layout.size(self.place))
         self.local_tokens = self.num_tokens // (plan.tp if plan.sequence_parallel else 1)
-        self.element = ELEMENT_BYTES[plan.precision]
+        self.element = plan.element_bytes
         self.wide = max(4, self.element)  # norms and losses are computed in 32 bits at least
         self.boundary_bytes = self.local_tokens * self.hidden * self.element
         self.passes = 2 if plan.recompute else 1  # forwards of a layer
