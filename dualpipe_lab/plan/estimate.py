@@ -1,20 +1,12 @@
 """`estimate`: the seconds of a step, composed of the book's closed forms, always as a range.
 
 Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step, hardware.  Out: seconds, by what they are.
-  arithmetic   2 P per token forward, 4 P backward, and 2 P once more where a layer is recomputed, of the P parameters
-               that a token uses; of scores 2 (d_k + d_v) per head and pair of a query and a key, of which a causal mask
-               shows S (S + 1) / 2; over peak * utilisation, of the fullest rank of pp
+  arithmetic   2 P per token forward, 4 P backward, 2 P again where a layer is recomputed, of the P parameters that a
+               token uses; 2 (d_k + d_v) per head and pair that a causal mask shows; over peak * utilisation
   bubble       idle / busy ticks of the plan's own schedule with equal stages, times arithmetic, tp, cp and ep
-  tp, cp, ep   the calls of layers, embedding and head that `Plan.traffic` counts; rows for experts spread evenly
-  pp           two messages per microbatch and boundary of a stage, and the gradients of a stage that has a mirror
-  dp           ZeRO-0 an all-reduce of the gradients, 1 a reduce-scatter and an all-gather of the weights, 2 a
-               reduce-scatter in each backward, 3 two gathers and a reduce-scatter for each microbatch
-The seconds are the sum of all parts.  One thing is hidden: where the plan overlaps experts, `ep` counts only what is
-longer than the arithmetic of its stage.  Runs that hide sums of gradients or messages behind arithmetic are faster.
-Collectives take all cards of a node: each GPU moves its shard over its own card, and the slower of links inside and
-between nodes decides; a message takes one card.
-It ends here: no optimizer step, no data loading, no checkpoints, no slow rank, no shared network; uneven stages and
-routing show in the fullest rank of pp alone; experts of a token that share a node are sent to it separately.
+  tp to dp     the calls that `Plan.traffic` counts, with rows for experts spread evenly; F&B pairs hide those of `ep`
+The seconds are the sum of all parts, of the fullest rank of pp: nothing else hides.  There is no optimizer step, data
+loading, checkpoint, slow rank or shared network; experts of a token that share a node are sent to it separately.
 Elsewhere: calculon; SimuMax; Megatron `num_floating_point_operations`; torchtitan's `get_num_flop_per_token`: S^2.
 Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 """
@@ -146,7 +138,7 @@ class Step:
                     calls[axis] += count * seconds
             times = self._times(stage)
             arithmetic = compute_seconds(flops, self.hardware, utilisation)
-            if self.plan.overlap:
+            if self.plan.overlap:  # exchanges are hidden behind the arithmetic of their stage
                 calls["ep"] = max(0.0, calls["ep"] - arithmetic)
             parts["arithmetic"] += times * arithmetic
             for axis, seconds in calls.items():

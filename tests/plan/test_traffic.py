@@ -21,6 +21,7 @@ LATENT = replace(V3, num_layers=3, num_heads=2, latent=LatentSizes(6, 5, content
 DIRECT = replace(LATENT, latent=replace(LATENT.latent, query_rank=None, kv_rank=30))  # longer than keys and values
 WIDE = replace(LATENT, latent=replace(LATENT.latent, kv_rank=40, value=9))
 ODD = replace(LATENT, latent=replace(LATENT.latent, position=3))
+DENSE_FIRST = replace(V3, num_dense_layers=3)
 SHARDED, AGAIN, CHUNK, SECOND = {"sequence_parallel": True}, {"recompute": True}, {"loss_chunk": 3}, {"mtp": 0.3}
 TP = [fields | more for fields in ({}, SHARDED) for more in ({}, AGAIN)]
 WITHIN = {"dp": 2, "ep": 2, "experts_in_data": True}
@@ -31,7 +32,7 @@ def pipes(*rows, **fields):
     return [lab.Plan(pp=2, num_microbatches=4, schedule=name, **more, **fields) for name, more in rows]
 
 
-TWO = {  # ranks: the plans of each model
+TWO = {  # by number of ranks: the plans of each model
     CONFIG: [
         *(
             lab.Plan(dp=2, num_microbatches=2, zero=zero, precision=precision, recompute=zero == 1)
@@ -118,6 +119,7 @@ FOUR = {
             **SECOND,
         ),
     ],
+    DENSE_FIRST: pipes(("zero_bubble_h1", {"dp": 2, "zero": 3, "layers": (2, 3)})),  # on one stage with experts
     QWEN3_MOE: pipes(("dualpipe", {"tp": 2, "overlap": True})),
     LATENT: [
         *(lab.Plan(ep=2, tp=2, num_microbatches=2, zero=1), lab.Plan(cp=2, tp=2, layout="striped", **SHARDED)),
@@ -134,7 +136,8 @@ EIGHT = {
 }
 
 
-UNEVEN = {CONFIG: [lab.Plan(cp=3, layout=name) for name in ("contiguous", "striped")]}  # blocks of a ring
+THREE = {CONFIG: [lab.Plan(cp=3, layout=name) for name in ("contiguous", "striped")]}  # a ring of unequal blocks
+CASES = [(config, plan) for every in (TWO, THREE, FOUR, EIGHT) for config, plans in every.items() for plan in plans]
 LAUNCHED = {
     CONFIG: [
         *(lab.Plan(tp=2, **SHARDED, **AGAIN), lab.Plan(dp=2, zero=3, num_microbatches=2, **CHUNK)),
@@ -154,24 +157,19 @@ def batch_of(plan):
     return 2 * plan.data_size * plan.num_microbatches
 
 
-@pytest.mark.parametrize("plans", [TWO, FOUR, EIGHT, UNEVEN], ids=["two", "four", "eight", "ring of three"])
-def test_ranks_of_a_dry_run_send_what_the_plan_says(plans):
-    """The first two ranks and the last one; of experts given the routers' counts, which are those of all ranks."""
-    for config, plan in ((config, plan) for config, found in plans.items() for plan in found):
-        found = {rank: dry_run(plan, config, rank, 2, LENGTH) for rank in sorted({0, 1, plan.world_size - 1})}
-        routing = {}
-        for rank in range(plan.world_size):
-            for other, (_, loads) in found.items():
-                same = plan.topology.at(other).rank("pp") == plan.topology.at(rank).rank("pp")
-                routing |= {(rank, layer): load for layer, load in loads.items() if same}
-        step = plan.traffic(config, batch_of(plan), LENGTH, routing)
-        for rank, (measured, _) in found.items():
-            assert measured == numbers(step.ledger.ranks[rank]), f"rank {rank}, {plan}"
-            assert sum(sent for _, sent, *_ in measured.values()) > 0, f"rank {rank}, {plan}: nothing was sent"
+@pytest.mark.parametrize(("config", "plan"), CASES, ids=[str(plan) for _, plan in CASES])
+def test_ranks_of_a_dry_run_send_what_the_plan_says(config, plan):
+    """Of experts given the routers' counts, which differ along pp and cp alone."""
+    found = {rank: dry_run(plan, config, rank, 2, LENGTH) for rank in range(plan.world_size)}
+    routing = {(rank, layer): load for rank, (_, loads) in found.items() for layer, load in loads.items()}
+    step = plan.traffic(config, batch_of(plan), LENGTH, routing)
+    for rank, (measured, _) in found.items():
+        assert measured == numbers(step.ledger.ranks[rank]), f"rank {rank}"
+        assert sum(sent for _, sent, *_ in measured.values()) > 0, f"rank {rank}: nothing was sent"
 
 
 def test_ranks_that_exist_send_what_the_plan_says():
-    """As in a dry run; their routers choose."""
+    """As those of a dry run; their routers choose."""
 
     def fn(rank, world_size, cases):
         return [second_step(plan, config, 2, LENGTH) for config, plan in cases]
