@@ -1,113 +1,126 @@
-"""`Calls`: the communication calls of one rank, entered into a ledger without a process; `TimedCalls`: as seconds.
+"""`Calls`: the communication calls of one rank without a process, by operation and group: as a ledger, or as seconds.
 
-In: the arguments of a call, as the rank would make it.  Out: counts, bytes and peers by operation, as in the ledger of
-a run: the formulas are the ledger's (`dualpipe_lab.launch.record.traffic`); or seconds by axis.
+In: the arguments of a call, as the rank would make it, and how often.  Out: counts, bytes and peers, as in the ledger
+of a run, by its formulas (`dualpipe_lab.launch.record.traffic`); or seconds, of which receives take none.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
 from dualpipe_lab.launch.record import traffic
-from dualpipe_lab.launch.record.ledger import RankLedger
+from dualpipe_lab.launch.record.ledger import Entry, RankLedger
 from dualpipe_lab.launch.record.operation import next_in_ring
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.hardware import Hardware, collective_seconds, exchange_seconds, message_seconds
+
+Ranks = tuple[int, ...]
 
 
 class Calls:
-    """The calls of one rank."""
+    """The calls of one rank.
+
+    Attributes:
+        rank: that makes them.
+        found: by operation and ranks of the group.
+    """
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.ledger = rank, RankLedger()
+        self.rank = rank
+        self.found: dict[tuple[str, Ranks], Entry] = {}
 
-    def all_reduce(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
+    def all_reduce(self, ranks: Ranks, numel: int, element_bytes: int, times: int = 1) -> None:
         chunks = [part * element_bytes for part in traffic.split(numel, len(ranks))]
         place = ranks.index(self.rank)
-        before = ranks[place - 1]  # GLOO's ring runs down
-        self._enter("all_reduce", traffic.all_reduce(chunks, place), ranks, to=before)
+        moved = traffic.all_reduce(chunks, place)
+        self._enter("all_reduce", ranks, moved, {ranks[place - 1]: moved.sent}, times)  # GLOO's ring runs down
 
-    def all_gather(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
+    def all_gather(self, ranks: Ranks, numel: int, element_bytes: int, times: int = 1) -> None:
         moved = traffic.all_gather([numel * element_bytes] * len(ranks), ranks.index(self.rank))
-        self._enter("all_gather_single", moved, ranks)
+        self._enter("all_gather_single", ranks, moved, {next_in_ring(ranks, self.rank): moved.sent}, times)
 
-    def reduce_scatter(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
+    def reduce_scatter(self, ranks: Ranks, numel: int, element_bytes: int, times: int = 1) -> None:
         shards = [numel // len(ranks) * element_bytes] * len(ranks)
         moved = traffic.reduce_scatter(shards, ranks.index(self.rank))
-        self._enter("reduce_scatter_single", moved, ranks, shards)  # GLOO has no ring for it
+        self._enter("reduce_scatter_single", ranks, moved, dict(zip(ranks, shards, strict=True)), times)  # no ring
 
-    def all_to_all(self, ranks: Sequence[int], sends: Sequence[int], receives: Sequence[int]) -> None:
+    def all_to_all(
+        self, ranks: Ranks, sends: Sequence[int], receives: Sequence[int], times: int = 1, count: int | None = None
+    ) -> None:
+        """Enter `count` calls (default: `times`), which move these bytes `times` times together."""
         moved = traffic.all_to_all(sends, receives, ranks.index(self.rank))
-        self._enter("all_to_all_single", moved, ranks, sends)
+        self._enter("all_to_all_single", ranks, moved, dict(zip(ranks, sends, strict=True)), times, count)
 
-    def send(self, peer: int, num_bytes: int) -> None:
-        self.ledger.add("isend", num_bytes, 0, {peer})
-        self.ledger.entries["isend"].sent_to[peer] += num_bytes
+    def send(self, ranks: Ranks, peer: int, num_bytes: int, times: int = 1) -> None:
+        self._enter("isend", ranks, traffic.Traffic(num_bytes, 0, 1), {peer: num_bytes}, times)
 
-    def receive(self, peer: int, num_bytes: int) -> None:
-        self.ledger.add("irecv", 0, num_bytes, {peer})
+    def receive(self, ranks: Ranks, peer: int, num_bytes: int, times: int = 1) -> None:
+        self._enter("irecv", ranks, traffic.Traffic(0, num_bytes, 1), {peer: 0}, times)
 
-    def exchange(self, peer: int, num_bytes: int) -> None:
-        self.send(peer, num_bytes)
-        self.receive(peer, num_bytes)
+    def exchange(self, ranks: Ranks, peer: int, num_bytes: int, times: int = 1) -> None:
+        self.send(ranks, peer, num_bytes, times)
+        self.receive(ranks, peer, num_bytes, times)
+
+    def add(self, other: "Calls", times: int = 1) -> Self:
+        """Enter the calls of another object, so many times."""
+        for key, entry in other.found.items():
+            _add(self.found.setdefault(key, Entry()), entry, times)
+        return self
+
+    @property
+    def ledger(self) -> RankLedger:
+        """The calls by operation."""
+        total = RankLedger()
+        for (operation, _), entry in self.found.items():
+            _add(total.found.setdefault(operation, Entry()), entry)
+        return total
+
+    def seconds(self, hardware: Hardware, ranks_per_node: int) -> Iterator[tuple[str, Ranks, float]]:
+        """Yield operation, ranks and seconds; they grow with the bytes, so calls of one kind are counted together."""
+        for (operation, ranks), entry in self.found.items():
+            here = sum(rank // ranks_per_node == self.rank // ranks_per_node for rank in ranks)
+            if len(ranks) == 1 or operation == "irecv":
+                continue
+            if operation == "isend":
+                across = ranks[0] // ranks_per_node != ranks[-1] // ranks_per_node
+                seconds = message_seconds(entry.sent, across_nodes=across, hardware=hardware)
+            elif operation == "all_to_all_single":
+                seconds = exchange_seconds(entry.sent, len(ranks), per_node=here, hardware=hardware)
+            else:
+                seconds = collective_seconds(
+                    entry.sent, len(ranks), across_nodes=here < len(ranks), per_node=here, hardware=hardware
+                )
+            yield operation, ranks, seconds + (entry.count - 1) * hardware.latency
 
     def _enter(
         self,
         operation: str,
+        ranks: Ranks,
         moved: traffic.Traffic,
-        ranks: Sequence[int],
-        blocks: Sequence[int] | None = None,
-        to: int | None = None,
+        sent_to: dict[int, int],
+        times: int,
+        count: int | None = None,
     ) -> None:
-        self.ledger.add(operation, moved.sent, moved.received, set(ranks) - {self.rank})
-        sent_to = self.ledger.entries[operation].sent_to
-        if blocks is not None:
-            sent_to.update({rank: block for rank, block in zip(ranks, blocks, strict=True) if rank != self.rank})
-        elif moved.sent:
-            sent_to[next_in_ring(tuple(ranks), self.rank) if to is None else to] += moved.sent
+        entry = self.found.setdefault((operation, ranks), Entry())
+        entry.count += times if count is None else count
+        entry.sent += times * moved.sent
+        entry.received += times * moved.received
+        entry.peers |= set(sent_to if operation in ("isend", "irecv") else ranks) - {self.rank}
+        for peer in sent_to:
+            if peer != self.rank:
+                entry.sent_to[peer] += times * sent_to[peer]
 
 
-class TimedCalls(Calls):
-    """The calls of one rank, entered as seconds by axis, `times` times each; receives run beside sends."""
+def total(calls: Iterable[Calls], rank: int) -> Calls:
+    """Return the calls of several objects together."""
+    found = Calls(rank)
+    for one in calls:
+        found.add(one)
+    return found
 
-    def __init__(self, plan: PlanFields, rank: int, hardware: Hardware) -> None:
-        super().__init__(rank)
-        self.hardware, self.size = hardware, plan.ranks_per_node or hardware.gpus_per_node
-        here = plan.topology.at(rank)
-        self.axes = {here.ranks(axis): axis for axis in ("ep", "cp", "tp") if getattr(plan, axis) > 1}
-        self.groups = {axis: ranks for ranks, axis in self.axes.items()} | {"pp": here.ranks("pp")}
-        self.default, self.times, self.seconds = "tp", 1.0, defaultdict[str, float](float)
 
-    def send(self, peer: int, num_bytes: int) -> None:
-        axis = "cp" if peer in self.groups.get("cp", ()) else "pp"
-        first, last = self.groups[axis][0], self.groups[axis][-1]
-        across = first // self.size != last // self.size
-        self.seconds[axis] += self.times * message_seconds(num_bytes, across_nodes=across, hardware=self.hardware)
-
-    def receive(self, peer: int, num_bytes: int) -> None: ...
-
-    def all_reduce(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        self._collective(ranks, 2 * numel * element_bytes / len(ranks))
-
-    def all_gather(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        self._collective(ranks, numel * element_bytes)
-
-    def reduce_scatter(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        self._collective(ranks, numel * element_bytes / len(ranks))
-
-    def all_to_all(self, ranks: Sequence[int], sends: Sequence[int], receives: Sequence[int]) -> None:
-        num_bytes = sum(sends) * (len(ranks) - 1) / len(ranks)
-        seconds = exchange_seconds(num_bytes, len(ranks), per_node=self._here(ranks), hardware=self.hardware)
-        self._add(ranks, seconds)
-
-    def _collective(self, ranks: Sequence[int], num_bytes: float) -> None:
-        """Enter a collective in which a rank sends so many bytes for each other one."""
-        here, others = self._here(ranks), len(ranks) - 1
-        size, across, of = len(ranks), here < len(ranks), self.hardware
-        self._add(ranks, collective_seconds(num_bytes * others, size, across_nodes=across, hardware=of, per_node=here))
-
-    def _here(self, ranks: Sequence[int]) -> int:
-        return sum(rank // self.size == self.rank // self.size for rank in ranks)
-
-    def _add(self, ranks: Sequence[int], seconds: float) -> None:
-        if len(ranks) > 1:
-            self.seconds[self.axes.get(tuple(ranks), self.default)] += self.times * seconds
+def _add(entry: Entry, other: Entry, times: int = 1) -> None:
+    entry.count += times * other.count
+    entry.sent += times * other.sent
+    entry.received += times * other.received
+    entry.peers |= other.peers
+    for peer, num_bytes in other.sent_to.items():
+        entry.sent_to[peer] += times * num_bytes

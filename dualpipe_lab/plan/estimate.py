@@ -1,25 +1,17 @@
 """`estimate`: the seconds of a step, composed of the book's closed forms, always as a range.
 
 Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step, hardware.  Out: seconds, by what they are.
-  arithmetic   2 P per token forward, 4 P backward, and 2 P once more where a layer is recomputed, of the P parameters
-               that a token uses; of scores 2 (d_k + d_v) per head and pair of a query and a key, of which a causal mask
-               shows S (S + 1) / 2; over peak * utilisation, of the fullest rank of pp
+  arithmetic   2 P per token forward, 4 P backward, 2 P again where a layer is recomputed, of the P parameters that a
+               token uses; 2 (d_k + d_v) per head and pair that a causal mask shows; over peak * utilisation
   bubble       idle / busy ticks of the plan's own schedule with equal stages, times arithmetic, tp, cp and ep
-  tp, cp, ep   the calls of layers, embedding and head that `Plan.traffic` counts; rows for experts spread evenly
-  pp           two messages per microbatch and boundary of a stage, and the gradients of a stage that has a mirror
-  dp           ZeRO-0 an all-reduce of the gradients, 1 a reduce-scatter and an all-gather of the weights, 2 a
-               reduce-scatter in each backward, 3 two gathers and a reduce-scatter for each microbatch
-The seconds are the sum of all parts.  One thing is hidden: where the plan overlaps experts, `ep` counts only what is
-longer than the arithmetic of its stage.  Runs that hide sums of gradients or messages behind arithmetic are faster.
-Collectives take all cards of a node: each GPU moves its shard over its own card, and the slower of links inside and
-between nodes decides; a message takes one card.
-It ends here: no optimizer step, no data loading, no checkpoints, no slow rank, no shared network; uneven stages and
-routing show in the fullest rank of pp alone; experts of a token that share a node are sent to it separately.
+  tp to dp     the calls that `Plan.traffic` counts, with rows for experts spread evenly; F&B pairs hide those of `ep`
+The seconds are the sum of all parts, of the fullest rank of pp: nothing else hides.  There is no optimizer step, data
+loading, checkpoint, slow rank or shared network; experts of a token that share a node are sent to it separately.
 Elsewhere: calculon; SimuMax; Megatron `num_floating_point_operations`; torchtitan's `get_num_flop_per_token`: S^2.
 Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -27,13 +19,13 @@ from typing import TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.calls import TimedCalls
-from dualpipe_lab.plan.gradient_traffic import GradientTraffic
+from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.gradient_traffic import gradients, mirrors
 from dualpipe_lab.plan.hardware import H100, Hardware, Range, compute_seconds
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import has_experts, has_mtp, sizes_of
+from dualpipe_lab.plan.rules import contents, has_experts, has_mtp, sizes_of
 from dualpipe_lab.plan.stage_traffic import StageTraffic
-from dualpipe_lab.plan.traffic import check_traffic
+from dualpipe_lab.plan.traffic import check_traffic, pipeline
 from dualpipe_lab.pp.simulator import simulate
 
 POINT = 0.4  # the utilisation that published runs of dense models reach on H100
@@ -124,8 +116,7 @@ class Step:
         self, model: ModelConfig, plan: Plan, sequence_length: int, global_batch: int, hardware: Hardware
     ) -> None:
         self.model, self.plan, self.hardware = model, plan, hardware
-        self.shape, self.layers = (check_traffic(plan, global_batch), sequence_length), plan.stage_layers(model)
-        self.has_mtp = has_mtp(plan, model)
+        self.shape, self.contents = (check_traffic(plan, global_batch), sequence_length), contents(plan, model)
         neutral = replace(plan, num_microbatches=1, schedule="gpipe", chunks=None, layers=None, zero=0, hybrid=False)
         self.units = _units(model, neutral, self.shape, hardware)
         self.fullest = max(range(plan.pp), key=lambda pp_rank: sum(self._rank(pp_rank, POINT).values()))
@@ -140,95 +131,58 @@ class Step:
         parts = dict.fromkeys(("arithmetic", "tp", "cp", "ep"), 0.0)
         for stage in self.plan.stages(pp_rank):
             flops, calls = 0.0, defaultdict[str, float](float)
-            for name, count in self._contents(stage).items():
+            for name, count in self.contents[stage].items():
                 unit_flops, unit_calls = self.units[name]
                 flops += count * unit_flops
                 for axis, seconds in unit_calls.items():
                     calls[axis] += count * seconds
             times = self._times(stage)
             arithmetic = compute_seconds(flops, self.hardware, utilisation)
-            if self.plan.overlap:
+            if self.plan.overlap:  # exchanges are hidden behind the arithmetic of their stage
                 calls["ep"] = max(0.0, calls["ep"] - arithmetic)
             parts["arithmetic"] += times * arithmetic
             for axis, seconds in calls.items():
                 parts[axis] += times * seconds
         return parts
 
-    def _contents(self, stage: int) -> Counter[str]:
-        first = getattr(self.model, "num_dense_layers", self.model.num_layers)
-        found = Counter("dense" if number < first else "sparse" for number in self.layers[stage])
-        is_last = stage == len(self.layers) - 1
-        return found + Counter(first=stage == 0, last=is_last, second=is_last and self.has_mtp)
-
     def _times(self, stage: int) -> float:
         return self.plan.num_microbatches / len(self.plan.holders(stage))  # a mirror takes half of them
 
     def _messages(self, pp_rank: int) -> float:
-        if self.plan.pp == 1:
-            return 0.0
-        calls = self._calls(pp_rank)
-        boundary, others = StageTraffic(self.plan, self.model, calls, *self.shape).boundary_bytes, calls.groups["pp"]
-        for stage in self.plan.stages(pp_rank):
-            calls.times = self._times(stage)
-            for neighbour in (stage - 1, stage + 1):
-                is_there = 0 <= neighbour < len(self.layers)
-                if is_there and self.plan.holders(neighbour) != self.plan.holders(stage):
-                    calls.send(others[pp_rank - 1], boundary)
-        calls.times = 1.0
-        if any(len(self.plan.holders(stage)) > 1 for stage in self.plan.stages(pp_rank)):
-            GradientTraffic(self.plan, self.model, calls).enter_mirrors()
-        return calls.seconds["pp"]
+        rank = self._rank_at(pp_rank)
+        calls = pipeline(StageTraffic(self.plan, self.model, rank, *self.shape))
+        return self._seconds(calls.add(mirrors(self.plan, self.model, rank)))
 
     def gradients(self) -> dict[str, float]:
         """Return the seconds of the sums of gradients and the gathers of weights, of the fullest rank of pp."""
-        calls = self._calls(self.fullest)
-        calls.axes, calls.default = {}, "dp"
-        traffic, zero = GradientTraffic(self.plan, self.model, calls), self.plan.zero
-        for bucket in traffic.buckets:
-            passes = sum(self._times(stage) for stage in {part.stage for part in bucket.parts})
-            if zero == 0:
-                calls.all_reduce(bucket.ranks, bucket.layout.padded_numel, traffic.grad_bytes)
-            else:
-                calls.times = {1: 1.0, 2: passes, 3: passes}[zero]
-                traffic.scatter(bucket)
-                calls.times = {1: 1.0, 2: 1.0, 3: 2 * passes}[zero]
-                traffic.gather(bucket)
-            calls.times = 1.0
-            if bucket.replicas is not None:
-                calls.all_reduce(bucket.replicas, bucket.layout.shard_numel, traffic.grad_bytes)
-        traffic.enter_tied()
-        return {"dp": calls.seconds["dp"]}
+        return {"dp": self._seconds(gradients(self.plan, self.model, self._rank_at(self.fullest)))}
 
-    def _calls(self, pp_rank: int) -> TimedCalls:
-        rank = self.plan.topology.rank_at(pp=pp_rank) if self.plan.pp > 1 else 0
-        return TimedCalls(self.plan, rank, self.hardware)
+    def _rank_at(self, pp_rank: int) -> int:
+        return self.plan.topology.rank_at(pp=pp_rank) if self.plan.pp > 1 else 0
+
+    def _seconds(self, calls: Calls) -> float:
+        return sum((each for *_, each in calls.seconds(self.hardware, nodes_of(self.plan, self.hardware))), 0.0)
+
+
+def nodes_of(plan: Plan, hardware: Hardware) -> int:
+    """Return the ranks of a node."""
+    return plan.ranks_per_node or hardware.gpus_per_node
 
 
 @lru_cache(maxsize=1024)
 def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Hardware) -> dict[str, Unit]:
     """Return FLOPs and seconds of calls of one rank and microbatch, for each kind of layer and end."""
     found: dict[str, Unit] = {}
+    traffic = StageTraffic(plan, model, 0, *shape)
     for name, flops in pass_flops(model, plan, shape).items():
-        calls = TimedCalls(plan, 0, hardware)
-        traffic = StageTraffic(plan, model, calls, *shape)
-        if name in ("dense", "sparse"):
-            number = 0 if name == "dense" else model.num_layers - 1
-            traffic.layer_forward(number)
-            if plan.recompute:
-                traffic.layer_again(number)
-            traffic.layer_backward(number)
-        elif name == "second":
-            traffic.mtp_forward()
-            traffic.mtp_backward(has_table=True)
-        else:
-            traffic.forward(range(0), name == "first", name == "last")
-            traffic.backward(range(0), name == "first", name == "last")
-        if name in ("sparse", "second") and plan.ep > 1:
-            sizes = traffic.sparse
-            rows = traffic.num_tokens * sizes.num_experts_per_token * sizes.hidden_size * traffic.element
-            calls.times = 6.0 if plan.recompute and not plan.overlap else 4.0  # dispatch and combine in each pass
-            calls.all_to_all(traffic.ep, [rows], [rows])
-        found[name] = flops, calls.seconds
+        calls = traffic.unit(name)
+        if name in ("sparse", "second"):
+            calls.add(traffic.rows([traffic.uniform(1)] * len(traffic.ep)))
+        axes = defaultdict[str, float](float)
+        for operation, ranks, seconds in calls.seconds(hardware, nodes_of(plan, hardware)):
+            is_cp = plan.cp > 1 and ranks == traffic.cp
+            axes["ep" if operation == "all_to_all_single" else "cp" if is_cp else "tp"] += seconds
+        found[name] = flops, axes
     return found
 
 

@@ -5,6 +5,7 @@ Chapter: book/whole/cuts.  In: sizes of the axes, settings.  Out: a grid, a prog
   data ranks    dp, times ep where it is an axis: each has its own sequences; the ranks of cp share them
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
@@ -15,7 +16,9 @@ if TYPE_CHECKING:  # each method reads what it needs, so that a plan is there in
     from dualpipe_lab.pp.program import Program
     from dualpipe_lab.topology import Topology
 
-PRECISIONS = ("float64", "float32", "bfloat16")
+# bytes per element: parameter, gradient, which is summed and travels in 32 bits at least, master weight, both moments
+NUMBER_BYTES = {"float64": (8, 8, 0, 16), "float32": (4, 4, 0, 8), "bfloat16": (2, 4, 4, 8)}
+PRECISIONS = tuple(NUMBER_BYTES)
 _OPTIONAL_COUNTS = ("chunks", "ranks_per_node", "loss_chunk")
 _COUNTS = ("num_microbatches", *_OPTIONAL_COUNTS)
 _SWITCHES = ("hybrid", "experts_in_data", "sequence_parallel", "recompute", "overlap")
@@ -158,6 +161,16 @@ class PlanFields:
         return (0,) if self.pp == 1 else self._pipeline.holders[stage]
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight's or an activation's number."""
+        return NUMBER_BYTES[self.precision][0]
+
+    @property
+    def routes(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """For each way through the pipeline the rank of pp of every stage, and its number of microbatches."""
+        return () if self.pp == 1 else self._pipeline.routes
+
+    @property
     def has_pairs(self) -> bool:
         """Whether the pipeline has overlapped pairs of a forward and a backward."""
         return self.pp > 1 and self._pipeline.has_pairs
@@ -223,6 +236,7 @@ class _Pipeline(NamedTuple):
     program: "Program"
     stages: tuple[tuple[int, ...], ...]  # of each rank
     holders: tuple[tuple[int, ...], ...]  # the ranks of each stage
+    routes: tuple[tuple[tuple[int, ...], int], ...]  # the ranks of a microbatch's stages, and how many take them
     has_pairs: bool
 
 
@@ -231,6 +245,7 @@ def _pipeline(schedule: str, pp: int, num_microbatches: int, chunks: int | None)
     """Build a program with `chunks` stages per rank, or say why there is none: a search asks again and again."""
     from dualpipe_lab.pp import schedules
     from dualpipe_lab.pp.program import Overlap
+    from dualpipe_lab.pp.validation.rules import routes
 
     free = [name for name in schedules.names(synchronous=True) if "num_virtual_stages" in schedules.options_of(name)]
     options = {"num_virtual_stages": chunks} if chunks is not None and schedule in free else {}
@@ -246,7 +261,7 @@ def _pipeline(schedule: str, pp: int, num_microbatches: int, chunks: int | None)
     stages = tuple(tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(pp))
     holders = tuple(tuple(rank for rank in range(pp) if stage in stages[rank]) for stage in range(program.num_stages))
     has_pairs = any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
-    return _Pipeline(program, stages, holders, has_pairs)
+    return _Pipeline(program, stages, holders, tuple(sorted(Counter(routes(program)).items())), has_pairs)
 
 
 def _is_count(value: object) -> bool:

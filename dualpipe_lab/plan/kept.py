@@ -33,7 +33,6 @@ from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import sizes_of
-from dualpipe_lab.plan.stage_traffic import ELEMENT_BYTES
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 
@@ -49,7 +48,7 @@ class LayerTable:
     def __init__(self, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0) -> None:
         self.plan, self.length, self.tp_rank, self.sizes = plan, length, tp_rank, sizes_of(model)
         self.latent = None if isinstance(model, LlamaConfig) else model.latent
-        self.element = ELEMENT_BYTES[plan.precision]
+        self.element = plan.element_bytes
         self.scale = max(4, self.element)  # bytes of a norm's scale, per token
         self.hidden, self.heads = self.sizes.hidden_size, self.sizes.num_heads // plan.tp
         self.kv_heads = max(self.sizes.num_kv_heads // plan.tp, 1)

@@ -25,7 +25,7 @@ from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dualpipe_lab.plan.fields import text_table
+from dualpipe_lab.plan.fields import NUMBER_BYTES, text_table
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.pp.program import Action, B, F, I, W
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:  # they import models
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
 KeptAt: TypeAlias = tuple[Action, Kept]  # what is kept while an action runs
 Peak: TypeAlias = tuple[str, Kept, int, int, int]  # action, kept there; bytes: activations, logits, working
-# bytes per element: parameter, gradient, master weight, both moments
-NUMBER_BYTES = {"bfloat16": (2, 4, 4, 8), "float32": (4, 4, 0, 8), "float64": (8, 8, 0, 16)}
 
 
 class ModelStates(NamedTuple):
@@ -260,7 +258,7 @@ def buffer_bytes(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -
 
 def _flat_buffers(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -> list[tuple[int, int, int]]:
     """Return the elements of every flat buffer: without padding, with it, and of a shard."""
-    from dualpipe_lab.plan.gradient_traffic import buffers_at, copies_of
+    from dualpipe_lab.plan.parameters import buffers_at, copies_of
 
     shards = plan.num_copies, plan.num_copies // plan.ep
     if plan.hybrid:  # within a node

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dualpipe_lab.models.pretrained.config import FAMILIES, PretrainedError, config_from_pretrained, read_json
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.gradient_traffic import parts_of
+from dualpipe_lab.plan.parameters import parts_of
 from dualpipe_lab.plan.plan import Plan
 
 

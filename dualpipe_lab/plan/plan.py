@@ -14,9 +14,8 @@ from dualpipe_lab.plan.fields import PlanFields
 
 if TYPE_CHECKING:  # each method reads what it needs, so that a plan is there in milliseconds
     from dualpipe_lab.models.stage_rules import ModelConfig
-    from dualpipe_lab.plan.stage_traffic import Routing
     from dualpipe_lab.plan.sums import SumsTable
-    from dualpipe_lab.plan.traffic import StepTraffic
+    from dualpipe_lab.plan.traffic import Routing, StepTraffic
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ The plan nearest to another one:
   ties       the plan with the most data ranks, then the first in the order of enumeration: always the same answer
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -146,6 +147,16 @@ def has_mtp(plan: PlanFields, config: ModelConfig) -> bool:
 def layers_of(plan: PlanFields, config: ModelConfig) -> tuple[range, ...]:
     """Return the layers of every stage."""
     return stage_layers(config, plan.num_stages, plan.layers, has_mtp(plan, config))
+
+
+def contents(plan: PlanFields, model: ModelConfig) -> list[Counter[str]]:
+    """Return how many layers and ends of each kind every stage has: first, dense, sparse, last, second."""
+    first, shares, found = getattr(model, "num_dense_layers", model.num_layers), layers_of(plan, model), []
+    for number, layers in enumerate(shares):
+        is_last, num_dense = number == len(shares) - 1, max(min(first, layers.stop) - layers.start, 0)
+        ends = {"last": is_last, "second": is_last and has_mtp(plan, model)}
+        found.append(+Counter(first=number == 0, dense=num_dense, sparse=len(layers) - num_dense, **ends))
+    return found
 
 
 def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:

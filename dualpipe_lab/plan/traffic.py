@@ -11,37 +11,49 @@ sends to show its metrics comes on top.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from itertools import pairwise
+from typing import TypeAlias
 
-from dualpipe_lab.launch.record.ledger import Ledger, RankLedger
+from dualpipe_lab.launch.record.ledger import Ledger
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.calls import Calls, total
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.gradient_traffic import GradientTraffic, rank_actions
+from dualpipe_lab.plan.gradient_traffic import gradients, mirrors, rank_actions
 from dualpipe_lab.plan.rules import has_experts, has_mtp, layers_of
-from dualpipe_lab.plan.stage_traffic import COUNT_BYTES, Routing, StageTraffic
-from dualpipe_lab.pp.program import B, F, I
-from dualpipe_lab.pp.validation.rules import routes
+from dualpipe_lab.plan.stage_traffic import COUNT_BYTES, StageTraffic
+from dualpipe_lab.pp.program import F
 
+Routing: TypeAlias = Mapping[tuple[int, int], Sequence[int]]  # by rank and layer: load_E of the rank's step
 PARTS = ("layers", "pipeline", "gradients", "norm", "routers")
 _NUMBER = 8  # bytes of a shape's number, and of a norm's power
 
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """The messages and bytes of one step; it prints as the ledger of a run does."""
+    """The messages and bytes of one step; it prints as the ledger of a run does.
 
-    title: str  # the plan and the batch
-    parts: dict[str, Ledger]  # by `PARTS`
+    Attributes:
+        title: the plan and the batch.
+        ranks: the calls of each rank, by part of the step.
+    """
 
-    @property
+    title: str
+    ranks: list[dict[str, Calls]]
+
+    @cached_property
+    def parts(self) -> dict[str, Ledger]:
+        """The ledger of each of `PARTS`."""
+        return {part: Ledger([found[part].ledger for found in self.ranks]) for part in PARTS}
+
+    @cached_property
     def ledger(self) -> Ledger:
         """All parts together."""
-        by_rank = zip(*(part.ranks for part in self.parts.values()), strict=True)
-        return Ledger([_together(ledgers) for ledgers in by_rank])
+        return Ledger([total(found.values(), rank).ledger for rank, found in enumerate(self.ranks)])
 
     def sent(self, rank: int | None = None, part: str | None = None) -> int:
         """Return the bytes that a rank, or all, send in a part of the step, or in all of it."""
@@ -74,112 +86,70 @@ def traffic_of(
     plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int, routing: Routing | None, clips: bool
 ) -> StepTraffic:
     """Return the messages and bytes of a step, for microbatches of `num_rows` sequences."""
-    found: dict[str, list[RankLedger]] = {part: [] for part in PARTS}
-    step = _Step(plan, config, num_rows, sequence_length)
-    loads = step.uniform() if routing is None else routing
+    found = []
     for rank in range(plan.world_size):
-        calls = {part: Calls(rank) for part in PARTS}
-        step.layers(calls["layers"], loads)
-        step.pipeline(calls["pipeline"])
-        gradients = GradientTraffic(plan, config, calls["gradients"])
-        gradients.enter_mirrors()
-        gradients.enter()
+        norm = Calls(rank)
         if clips:
-            calls["norm"].all_reduce(range(plan.world_size), 2, _NUMBER)
-        step.routers(calls["routers"])
-        for part in PARTS:
-            found[part].append(calls[part].ledger)
+            norm.all_reduce(tuple(range(plan.world_size)), 2, _NUMBER)
+        stages = StageTraffic(plan, config, rank, num_rows, sequence_length)
+        sums = mirrors(plan, config, rank).add(gradients(plan, config, rank))
+        parts = layers(stages, routing), pipeline(stages), sums, norm, routers(plan, config, rank)
+        found.append(dict(zip(PARTS, parts, strict=True)))
     title = f"{plan}; {num_rows * plan.data_size * plan.num_microbatches} sequences of {sequence_length} per step"
     title += "" if routing is not None or not has_experts(config) else "; uniform routing"
-    return StepTraffic(title, {part: Ledger(ledgers) for part, ledgers in found.items()})
+    return StepTraffic(title, found)
 
 
-class _Step:
-    """Each method enters the calls of one rank in one part of the step."""
-
-    def __init__(self, plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
-        self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
-        self.has_mtp, self.shares = has_mtp(plan, config), layers_of(plan, config)
-        first = getattr(config, "num_dense_layers", config.num_layers)
-        self.sparse = [[layer for layer in share if layer >= first] for share in self.shares]
-        self.sparse[-1] += [config.num_layers] * self.has_mtp
-
-    def layers(self, calls: Calls, routing: Routing) -> None:
-        traffic, actions = self._traffic(calls), rank_actions(self.plan, calls.rank)
-        for stage, kind, _ in actions:
-            ends = stage == 0, stage == len(self.shares) - 1
-            if kind == F:
-                traffic.forward(self.shares[stage], *ends)
-                if self.has_mtp and ends[1]:
-                    traffic.mtp_forward()
-            elif kind in (B, I):
-                traffic.backward(self.shares[stage], *ends)
-                if self.has_mtp and ends[1]:
-                    traffic.mtp_backward(has_table=not ends[0])
-        for stage in {action.stage for action in actions}:
-            for layer in self.sparse[stage]:
-                traffic.enter_rows(layer, routing)
-
-    def pipeline(self, calls: Calls) -> None:
-        """Enter activations, their gradients, and the shapes' numbers, from a direction's first stage to the others."""
-        plan, program = self.plan, self.plan.program
-        if program is None:
-            return
-        num_bytes, here = self._traffic(calls).boundary_bytes, plan.topology.at(calls.rank)
-        ranks, me, taken = here.ranks("pp"), here.rank("pp"), Counter(routes(program))
-        for route, count in taken.items():
-            for before, after in pairwise(route):
-                if before != after and me in (before, after):
-                    for _ in range(count):  # an activation one way, its gradient the other
-                        calls.exchange(ranks[after if me == before else before], num_bytes)
-        for route, count in sorted(taken.items()):
-            for other in sorted(set(route) - {route[0]}):
-                parent = route[route.index(other) - 1]
-                if me == other:
-                    calls.receive(ranks[parent], count * _NUMBER)
-                elif me == parent:
-                    calls.send(ranks[other], count * _NUMBER)
-
-    def routers(self, calls: Calls) -> None:
-        """Enter the sums of the experts' loads, by which the routers' biases move, once per step."""
-        plan, here = self.plan, self.plan.topology.at(calls.rank)
-        stages = sorted({action.stage for action in rank_actions(plan, calls.rank)})
-        total = sum(len(self.sparse[stage]) for stage in stages)
-        if isinstance(self.config, LlamaConfig) or not total:
-            return
-        num_bytes = self.config.num_experts * COUNT_BYTES
-        ranks = here.ranks(*plan.copy_axes) if plan.copy_axes else (calls.rank,)
-        calls.all_reduce(ranks, total * self.config.num_experts, COUNT_BYTES)
-        shared = Counter[int]()  # by rank of pp with copies: the routers of those
-        for stage in stages:
-            shared.update({other: len(self.sparse[stage]) for other in plan.holders(stage) if other != here.rank("pp")})
-        for other, count in shared.items():
-            if count:
-                calls.exchange(here.ranks("pp")[other], count * num_bytes)
-
-    def uniform(self) -> dict[tuple[int, int], list[int]]:
-        """Return loads that are as even as they can be, by rank and layer."""
-        found: dict[tuple[int, int], list[int]] = {}
-        if isinstance(self.config, LlamaConfig):
-            return found
-        for rank in range(self.plan.world_size):
-            forwards = Counter(action.stage for action in rank_actions(self.plan, rank) if action.kind == F)
-            slots = self._traffic(Calls(rank)).num_tokens * self.config.num_experts_per_token
-            for stage, count in forwards.items():
-                share, more = divmod(slots * count, self.config.num_experts)
-                loads = [share + (expert < more) for expert in range(self.config.num_experts)]
-                found |= {(rank, layer): loads for layer in self.sparse[stage]}
-        return found
-
-    def _traffic(self, calls: Calls) -> StageTraffic:
-        return StageTraffic(self.plan, self.config, calls, *self.shape)
+def layers(stages: StageTraffic, routing: Routing | None) -> Calls:
+    """Return the calls of a rank's layers and ends; `routing` None: loads that are as even as they can be."""
+    found, plan = Calls(stages.rank), stages.plan
+    forwards = Counter(action.stage for action in rank_actions(plan, stages.pp_rank) if action.kind == F)
+    for stage, count in forwards.items():
+        found.add(stages.stage(stage, count))
+        for layer in sparse_layers(plan, stages.model)[stage]:
+            even = [stages.uniform(count)] * len(stages.ep)
+            found.add(stages.rows(even if routing is None else [routing[rank, layer] for rank in stages.ep]))
+    return found
 
 
-def _together(ledgers: tuple[RankLedger, ...]) -> RankLedger:
-    total = RankLedger()
-    for ledger in ledgers:
-        for name, entry in ledger.entries.items():
-            total.add(name, entry.sent, entry.received, entry.peers)
-            total.entries[name].count += entry.count - 1
-            total.entries[name].sent_to.update(entry.sent_to)
-    return total
+def sparse_layers(plan: PlanFields, config: ModelConfig) -> list[list[int]]:
+    """Return the layers with experts of every stage."""
+    first = getattr(config, "num_dense_layers", config.num_layers)
+    found = [[layer for layer in share if layer >= first] for share in layers_of(plan, config)]
+    found[-1] += [config.num_layers] * has_mtp(plan, config)
+    return found
+
+
+def pipeline(stages: StageTraffic) -> Calls:
+    """Return activations, their gradients, and the shapes' numbers, from a direction's first stage to the others."""
+    calls, plan = Calls(stages.rank), stages.plan
+    ranks, me = plan.topology.at(stages.rank).ranks("pp"), stages.pp_rank
+    for route, count in plan.routes:
+        for before, after in pairwise(route):
+            if before != after and me in (before, after):  # an activation one way, its gradient the other
+                calls.exchange(ranks, ranks[after if me == before else before], stages.boundary_bytes, count)
+        for other in sorted(set(route) - {route[0]}):
+            parent = route[route.index(other) - 1]
+            if me == other:
+                calls.receive(ranks, ranks[parent], count * _NUMBER)
+            elif me == parent:
+                calls.send(ranks, ranks[other], count * _NUMBER)
+    return calls
+
+
+def routers(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
+    """Return the sums of the experts' loads, by which the routers' biases move, once per step."""
+    calls, here, sparse = Calls(rank), plan.topology.at(rank), sparse_layers(plan, config)
+    stages = plan.stages(here.rank("pp"))
+    num_routers = sum(len(sparse[stage]) for stage in stages)
+    if isinstance(config, LlamaConfig) or not num_routers:
+        return calls
+    ranks = here.ranks(*plan.copy_axes) if plan.copy_axes else (rank,)
+    calls.all_reduce(ranks, num_routers * config.num_experts, COUNT_BYTES)
+    shared = Counter[int]()  # by rank of pp with copies: the routers of those
+    for stage in stages:
+        shared.update({other: len(sparse[stage]) for other in plan.holders(stage) if other != here.rank("pp")})
+    for other, count in shared.items():
+        if count:
+            calls.exchange(here.ranks("pp"), here.ranks("pp")[other], count * config.num_experts * COUNT_BYTES)
+    return calls

@@ -139,6 +139,14 @@ def test_a_part_is_there_where_its_axis_is():
         assert (parts["ep"] > 0) == (plan.ep > 1) or plan.overlap
 
 
+def test_exchanges_with_the_ranks_of_a_ring_are_those_of_experts():
+    """Of 2 ranks of ep within 2 of cp; overlapped pairs hide them, and not the ring."""
+    plan = Plan(pp=2, cp=2, ep=2, experts_in_data=True, num_microbatches=4, schedule="dualpipev", **BF16)
+    alone, paired = (estimate(V3, replace(plan, overlap=each), 64, 4).parts for each in (False, True))
+    assert alone["ep"] > paired["ep"]
+    assert alone["cp"] == paired["cp"] > 0
+
+
 def test_recomputation_adds_a_third_of_what_is_repeated():
     plan = Plan(dp=2, **BF16)
     kept, again = (estimate(LLAMA, replace(plan, recompute=each), 512, 2).parts["arithmetic"] for each in (False, True))

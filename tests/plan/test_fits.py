@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from dualpipe_lab.cp.layouts import Zigzag
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.plan import Plan, estimate, fits, memory, model_of
-from dualpipe_lab.plan.calls import TimedCalls
 from dualpipe_lab.plan.fits import _candidates
 from dualpipe_lab.plan.hardware import H100
 from dualpipe_lab.plan.stage_traffic import StageTraffic
@@ -75,8 +74,8 @@ def test_a_ring_of_many_ranks_asks_for_the_size_of_each_block_once(monkeypatch):
     asked, size = [], Zigzag.size
     monkeypatch.setattr(Zigzag, "size", lambda layout, rank: asked.append(rank) or size(layout, rank))
     plan = Plan(cp=64, precision="bfloat16")
-    traffic = StageTraffic(plan, model_of("llama3-8b"), TimedCalls(plan, 0, H100), 1, 8192)
+    traffic = StageTraffic(plan, model_of("llama3-8b"), 0, 1, 8192)
     asked.clear()
-    traffic.ring("backward")
+    calls = traffic.unit("dense")
     assert len(asked) <= 64 + 1
-    assert traffic.calls.seconds["cp"] > 0
+    assert calls.ledger.entries["isend"].sent > 0

@@ -1,15 +1,15 @@
-"""A plan's prediction of messages and bytes equals the ledger of a step, on every rank and for every operation."""
+"""A plan's prediction of messages and bytes equals the ledger of a step, for every operation and receiver."""
 
 from dataclasses import replace
 
 import pytest
+from dry_run import dry_run, numbers, second_step
 from kept_runs import CONFIG, LENGTH, V3
-from traffic_runs import assert_exact
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.buckets import BUCKET_BYTES
 from dualpipe_lab.models import LlamaConfig, PlainV3MoE
-from dualpipe_lab.plan import gradient_traffic
+from dualpipe_lab.plan import parameters
 from dualpipe_lab.tp import LatentSizes
 
 TIED = replace(CONFIG, tied=True)
@@ -21,6 +21,7 @@ LATENT = replace(V3, num_layers=3, num_heads=2, latent=LatentSizes(6, 5, content
 DIRECT = replace(LATENT, latent=replace(LATENT.latent, query_rank=None, kv_rank=30))  # longer than keys and values
 WIDE = replace(LATENT, latent=replace(LATENT.latent, kv_rank=40, value=9))
 ODD = replace(LATENT, latent=replace(LATENT.latent, position=3))
+DENSE_FIRST = replace(V3, num_dense_layers=3)
 SHARDED, AGAIN, CHUNK, SECOND = {"sequence_parallel": True}, {"recompute": True}, {"loss_chunk": 3}, {"mtp": 0.3}
 TP = [fields | more for fields in ({}, SHARDED) for more in ({}, AGAIN)]
 WITHIN = {"dp": 2, "ep": 2, "experts_in_data": True}
@@ -118,6 +119,7 @@ FOUR = {
             **SECOND,
         ),
     ],
+    DENSE_FIRST: pipes(("zero_bubble_h1", {"dp": 2, "zero": 3, "layers": (2, 3)})),  # on one stage with experts
     QWEN3_MOE: pipes(("dualpipe", {"tp": 2, "overlap": True})),
     LATENT: [
         *(lab.Plan(ep=2, tp=2, num_microbatches=2, zero=1), lab.Plan(cp=2, tp=2, layout="striped", **SHARDED)),
@@ -134,32 +136,61 @@ EIGHT = {
 }
 
 
-def test_two_ranks_send_what_the_plan_says():
-    """Of experts given the routers' counts."""
-    for config, plans in TWO.items():
-        assert_exact(plans, config)
+THREE = {CONFIG: [lab.Plan(cp=3, layout=name) for name in ("contiguous", "striped")]}  # a ring of unequal blocks
+CASES = [(config, plan) for every in (TWO, THREE, FOUR, EIGHT) for config, plans in every.items() for plan in plans]
+LAUNCHED = {
+    CONFIG: [
+        *(lab.Plan(tp=2, **SHARDED, **AGAIN), lab.Plan(dp=2, zero=3, num_microbatches=2, **CHUNK)),
+        *(lab.Plan(cp=2, layout="striped", zero=2), *pipes(("dualpipe", {}), ("zbv", {}))),
+    ],
+    V3: [
+        *(lab.Plan(ep=2, zero=3, num_microbatches=2, **AGAIN), lab.Plan(cp=2, ep=2, experts_in_data=True, **SECOND)),
+        *(lab.Plan(dp=2, zero=1, **SECOND), *pipes(("dualpipe", {"ep": 2, "overlap": True}))),
+        *pipes(("dualpipev", {"dp": 2, "ep": 2, "experts_in_data": True, "zero": 3, "overlap": True})),
+    ],
+    TIED: pipes(("1f1b", {"dp": 2, "zero": 2})),
+    LATENT: [lab.Plan(cp=2, tp=2, layout="striped", **SHARDED)],
+}  # fmt: skip
 
 
-def test_a_ring_of_three_with_unequal_blocks_sends_what_the_plan_says():
-    """On two ranks the block before this rank's is the block behind it."""
-    assert_exact([lab.Plan(cp=3, layout=name) for name in ("contiguous", "striped")], CONFIG)
+def batch_of(plan):
+    return 2 * plan.data_size * plan.num_microbatches
 
 
-def test_four_ranks_send_what_the_plan_says():
-    for config, plans in FOUR.items():
-        assert_exact(plans, config)
+@pytest.mark.parametrize(("config", "plan"), CASES, ids=[str(plan) for _, plan in CASES])
+def test_ranks_of_a_dry_run_send_what_the_plan_says(config, plan):
+    """Of experts given the routers' counts, which differ along pp and cp alone."""
+    found = {rank: dry_run(plan, config, rank, 2, LENGTH) for rank in range(plan.world_size)}
+    routing = {(rank, layer): load for rank, (_, loads) in found.items() for layer, load in loads.items()}
+    step = plan.traffic(config, batch_of(plan), LENGTH, routing)
+    for rank, (measured, _) in found.items():
+        assert measured == numbers(step.ledger.ranks[rank]), f"rank {rank}"
+        assert sum(sent for _, sent, *_ in measured.values()) > 0, f"rank {rank}: nothing was sent"
 
 
-def test_eight_ranks_send_what_the_plan_says():
-    for config, plans in EIGHT.items():
-        assert_exact(plans, config)
+def test_ranks_that_exist_send_what_the_plan_says():
+    """As those of a dry run; their routers choose."""
+
+    def fn(rank, world_size, cases):
+        return [second_step(plan, config, 2, LENGTH) for config, plan in cases]
+
+    cases = [(config, plan) for config, plans in LAUNCHED.items() for plan in plans]
+    for size in (2, 4):
+        alike = [case for case in cases if case[1].world_size == size]
+        launched = lab.launch(fn, size, alike, output="collect", timeout=240)
+        for number, (config, plan) in enumerate(alike):
+            found = [steps[number] for steps in launched]
+            routing = {(rank, layer): load for rank, (_, loads) in enumerate(found) for layer, load in loads.items()}
+            step = plan.traffic(config, batch_of(plan), LENGTH, routing)
+            for rank, (measured, _) in enumerate(found):
+                assert measured == numbers(step.ledger.ranks[rank]), f"rank {rank}, {plan}"
 
 
 def test_latents_are_parameters_that_every_rank_copies():
     for config in (LATENT, DIRECT):
         model = PlainV3MoE(config)
-        numels = [parameter.numel() for parameter in model.parameters()]
-        assert [part.numel for part in gradient_traffic.parts_of(lab.Plan(), config, 0)] == numels
+        numels = [weight.numel() for weight in model.parameters()]
+        assert [part.numel for part in parameters.parts_of(lab.Plan(), config, 0)] == numels
         idle = (config.num_experts - config.num_experts_per_token) * config.expert_parameters
         layers = [sum(p.numel() for p in layer.parameters()) for layer in model.layers]
         assert config.layer_costs == (layers[0], layers[1] - idle, layers[2] - idle)
@@ -189,7 +220,7 @@ def test_a_large_model_has_the_closed_forms_bytes():
     config = LlamaConfig(
         vocabulary_size=32_000, hidden_size=1024, ffn_size=2816, num_layers=4, num_heads=16, num_kv_heads=8
     )
-    assert gradient_traffic.BUCKET_BYTES == BUCKET_BYTES, "buckets are those of the optimizers"
+    assert parameters.BUCKET_BYTES == BUCKET_BYTES, "buckets are those of the optimizers"
     step = lab.Plan(dp=4, zero=1, num_microbatches=2).traffic(config, batch_size=16, sequence_length=128)
     numel, padding = config.num_parameters(), 4 * len(step.ledger.ranks) * 64
     expected = lab.dp.sent_bytes("zero1", 4, numel + -numel % 4, precision=lab.dp.FP32)

@@ -1,0 +1,173 @@
+"""The parameters of one rank, in order, and the flat buffers that hold them: what sums, gathers and memory count.
+
+Chapter: book/whole/sums.  In: a plan, a config, a place along pp and tp.  Out: elements, units of ZeRO-3, buckets.
+  units      of ZeRO-3: embedding, layer, norm, head; a stage with overlapped experts, a second token, which uses its
+             head twice, or a table that it ties is one unit
+  buckets    of parameters of one kind, in the reverse of their order, at most 25 MiB
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple, TypeAlias
+
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.fields import NUMBER_BYTES, PlanFields
+from dualpipe_lab.plan.rules import contents, has_mtp, sizes_of
+from dualpipe_lab.sharding import shard_slice
+
+TIED = "tied"  # the kind of a table that another stage holds too
+BUCKET_BYTES = 25 * 2**20  # `dualpipe_lab.dp.buckets`, which imports torch
+Held: TypeAlias = tuple[int, frozenset[str]]  # elements and kind of a parameter
+
+
+class LocalParameter(NamedTuple):
+    """A parameter of one rank: its stage, the unit of ZeRO-3 there, its elements here, and the kind of its bucket."""
+
+    stage: int
+    unit: int
+    numel: int
+    kind: frozenset[str]
+
+
+class _Place(NamedTuple):
+    """All that the parameters of a stage depend on; many ranks and plans have equal ones."""
+
+    model: ModelConfig
+    held: tuple[int, ...]  # of `contents`
+    is_mirror: bool
+    has_mtp: bool
+    overlap: bool
+    tp: int
+    tp_rank: int
+    ep: int
+
+    def parameters(self) -> Iterator[tuple[int, Held]]:
+        """Yield unit, elements and kind of every parameter, in order."""
+        first, dense, sparse, last, second = self.held
+        config = sizes_of(self.model)
+        (numel, kind), norm = self.shard(config.vocabulary_size, config.hidden_size), _full(config.hidden_size)
+        copy = [] if first else [(numel, kind | {"replica", TIED})]
+        units: list[list[Held]] = []
+        if first:
+            units.append([(numel, kind | {TIED} if not last and (self.has_mtp or config.tied) else kind)])
+        units += [self.layer(has_experts=False)] * dense + [self.layer(has_experts=True)] * sparse
+        if last:
+            units += [[norm], copy if config.tied else [(numel, kind)]]
+        if second:
+            projection = self.shard(config.hidden_size, 2 * config.hidden_size)
+            units.append([*copy, norm, norm, projection, *self.layer(has_experts=True), norm])
+        is_unit = self.overlap or second or (last and first and config.tied)
+        mirror = {"mirror"} if self.is_mirror else frozenset[str]()
+        for number, unit in enumerate(units):
+            yield from ((0 if is_unit else number, (numel, kind | mirror)) for numel, kind in unit)
+
+    def layer(self, has_experts: bool) -> list[Held]:
+        norm = _full(sizes_of(self.model).hidden_size)
+        return [norm, *self.attention(sizes_of(self.model)), norm, *self.network(has_experts)]
+
+    def attention(self, config: LlamaConfig) -> Iterator[Held]:
+        hidden, head = config.hidden_size, config.size_of_head
+        sizes = None if isinstance(self.model, LlamaConfig) else self.model.latent
+        if sizes is None:
+            product = self.shard(config.num_heads * head, hidden)
+            yield from [product, *[self.key_heads(config)] * 2, product]
+            yield from [_full(head)] * (2 * config.qk_norm)
+            return
+        *queries, latent, norm = map(_full, sizes.replicated(hidden))
+        yield from [*queries, self.shard(config.num_heads * sizes.key, sizes.query_rank or hidden), latent, norm]
+        yield self.shard(config.num_heads * (sizes.content + sizes.value), sizes.kv_rank)
+        yield self.shard(config.num_heads * sizes.value, hidden)
+
+    def network(self, has_experts: bool) -> Iterator[Held]:
+        model, hidden = self.model, self.model.hidden_size
+        if isinstance(model, LlamaConfig) or not has_experts:
+            yield from [self.shard(model.ffn_size, hidden)] * 3
+            return
+        yield _full(model.num_experts * hidden)
+        kind = frozenset({"ep"}) if self.ep > 1 else frozenset[str]()
+        yield from [(model.num_experts // self.ep * model.expert_ffn_size * hidden, kind)] * 3
+        if model.num_shared_experts:
+            yield from [self.shard(model.shared_ffn_size, hidden)] * 3
+
+    def shard(self, length: int, other: int) -> Held:
+        """Return what a rank has of a weight whose dimension of this length is sharded along tp."""
+        part = shard_slice(length, self.tp, self.tp_rank)
+        held = part.stop - part.start
+        return held * other, frozenset() if held == length else frozenset({"tp"})
+
+    def key_heads(self, config: LlamaConfig) -> Held:
+        shards = min(self.tp, config.num_kv_heads)
+        kind = {"tp"} if shards > 1 else set()
+        kind |= {"replica"} if self.tp_rank * shards % self.tp >= shards else set()
+        return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
+
+
+def _full(numel: int) -> Held:
+    """A parameter that every rank of tp and ep has."""
+    return numel, frozenset()
+
+
+def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[LocalParameter]:
+    """Return the parameters of a rank, in the order of its modules."""
+    here, found = plan.topology.at(rank), []
+    for stage, place in _places(plan, config, here.rank("pp"), here.rank("tp")):
+        found += [LocalParameter(stage, unit, *held) for unit, held in _parameters(place)]
+    return found
+
+
+def buffers_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[tuple[int, bool]]:
+    """Return elements of every flat buffer of the ranks at a place along pp and tp, and whether it has experts."""
+    places = tuple(place for _, place in _places(plan, config, pp_rank, tp_rank))
+    return _buffers(places, plan.zero == 3, plan.precision)
+
+
+def _places(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> Iterator[tuple[int, _Place]]:
+    every, rest = contents(plan, config), (has_mtp(plan, config), plan.overlap, plan.tp, tp_rank, plan.ep)
+    for stage in plan.stages(pp_rank):
+        held = tuple(every[stage][kind] for kind in ("first", "dense", "sparse", "last", "second"))
+        yield stage, _Place(config, held, plan.holders(stage)[0] != pp_rank, *rest)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(place: _Place) -> list[tuple[int, Held]]:
+    return list(place.parameters())
+
+
+@lru_cache(maxsize=4096)
+def _buffers(places: tuple[_Place, ...], is_zero3: bool, precision: str) -> list[tuple[int, bool]]:
+    parts = [
+        LocalParameter(number, unit, *held) for number, place in enumerate(places) for unit, held in _parameters(place)
+    ]
+    buckets = buckets_of(parts, is_zero3, precision)
+    return [(sum(part.numel for part in bucket), "ep" in bucket[0].kind) for bucket in buckets]
+
+
+def buckets_of(parts: list[LocalParameter], is_zero3: bool, precision: str) -> list[list[LocalParameter]]:
+    """Return the parameters of every flat buffer: buckets as those of `dp.buckets`, or under ZeRO-3 units."""
+    if is_zero3:
+        return [list(run) for _, run in groupby(parts, key=lambda part: (part.stage, part.unit, part.kind))]
+    buckets: list[list[LocalParameter]] = []
+    most = BUCKET_BYTES // NUMBER_BYTES[precision][0]
+    for _, run in groupby(reversed(parts), key=lambda part: part.kind):
+        numel = most + 1
+        for part in run:
+            numel += part.numel
+            if numel > most:
+                buckets.append([])
+                numel = part.numel
+            buckets[-1].append(part)
+    return buckets
+
+
+def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
+    ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
+    if not plan.hybrid or plan.ranks_per_node is None:
+        return ranks, None
+    size = plan.ranks_per_node
+    nodes = [tuple(r for r in ranks if r // size == node) for node in sorted({r // size for r in ranks})]
+    mine = next(part for part in nodes if rank in part)
+    replicas = tuple(part[mine.index(rank)] for part in nodes)
+    return mine, replicas if len(replicas) > 1 else None
