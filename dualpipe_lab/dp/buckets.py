@@ -87,6 +87,21 @@ def all_reduce_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     return Pending([comm.all_reduce(flat, group=group, async_op=True)], lambda: flat)
 
 
+def all_reduce_together_async(tensors: Iterable[Tensor], group: Group | None) -> Pending[None]:
+    """Launch the sum of tensors over the group: one message for all of a type.  Each gets its sum, in place."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    flats = {dtype: torch.cat([tensor.flatten() for tensor in those]) for dtype, those in by_type.items()}
+
+    def copy_back() -> None:
+        for dtype, those in by_type.items():
+            for tensor, total in zip(those, flats[dtype].split([tensor.numel() for tensor in those]), strict=True):
+                tensor.copy_(total.view_as(tensor))
+
+    return Pending([comm.all_reduce(flat, group=group, async_op=True) for flat in flats.values()], copy_back)
+
+
 def reduce_scatter_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     """Launch the sum of a flat buffer over the group; each rank gets its shard of the sum, in place.
 

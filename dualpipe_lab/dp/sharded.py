@@ -343,8 +343,8 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         ]
         self.reducer = self._take(module)
         self.reducer.divisor = self.spec.num_data_ranks() if reduce == "mean" else 1
-        self.reducer.sums_tied = bool(self.spec.tied.stage_of)
-        self.reducer.sums_partial = bool(self.spec.partial)
+        self.reducer.sums_tied = any(found.tied for found in self.spec.parameters.values())
+        self.reducer.sums_partial = any(found.partial for found in self.spec.parameters.values())
 
     @abstractmethod
     def _take(self, module: nn.Module) -> Reducer:

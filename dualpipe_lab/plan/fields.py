@@ -155,7 +155,7 @@ class PlanFields:
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of pp that hold a stage: under DualPipe two."""
-        return (0,) if self.pp == 1 else self._pipeline.holders[stage]
+        return (0,) if self.pp == 1 else self._pipeline.program.holders[stage]
 
     @property
     def has_pairs(self) -> bool:
@@ -223,7 +223,6 @@ def _registered_name(schedule: str) -> str:
 class _Pipeline(NamedTuple):
     program: "Program"
     stages: tuple[tuple[int, ...], ...]  # of each rank
-    holders: tuple[tuple[int, ...], ...]  # the ranks of each stage
     has_pairs: bool
 
 
@@ -245,9 +244,8 @@ def _pipeline(schedule: str, pp: int, num_microbatches: int, chunks: int | None)
             f"one of {', '.join(free)}"
         )
     stages = tuple(tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(pp))
-    holders = tuple(tuple(rank for rank in range(pp) if stage in stages[rank]) for stage in range(program.num_stages))
     has_pairs = any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
-    return _Pipeline(program, stages, holders, has_pairs)
+    return _Pipeline(program, stages, has_pairs)
 
 
 def _is_count(value: object) -> bool:
