@@ -174,7 +174,7 @@ class Step:
                 is_there = 0 <= neighbour < len(self.layers)
                 if is_there and self.plan.holders(neighbour) != self.plan.holders(stage):
                     calls.send(others[pp_rank - 1], boundary)
-        calls.times = 1.0
+        calls.times, calls.default = 1.0, "pp"
         if any(len(self.plan.holders(stage)) > 1 for stage in self.plan.stages(pp_rank)):
             GradientTraffic(self.plan, self.model, calls).enter_mirrors()
         return calls.seconds["pp"]

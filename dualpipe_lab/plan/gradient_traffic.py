@@ -10,7 +10,7 @@ Chapter: book/whole/sums.  In: a plan, a config, a rank.  Out: calls, entered by
             overlapped experts: a stage is one unit, which an F&B pair with both halves of it gathers once; so is the
             stage of a second token, which uses its head twice
   tied      a sum of the table's gradient among the ranks that hold the first or the last stage, if those differ
-  mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2 and 3: this rank's shards of them)
+  mirrors   an all-reduce of a stage's gradients over its two copies (ZeRO-2 and 3: of this rank's shards of them)
 """
 
 from collections import Counter
@@ -267,12 +267,11 @@ class GradientTraffic:
         return Counter(stage for stage, kind, _ in actions if kind in kinds)
 
     def enter_mirrors(self) -> None:
-        """Enter the exchange of gradients between the two copies of a stage."""
+        """Enter the sum of gradients over the two copies of a stage."""
         for stage in sorted({part.stage for part in self.parts}):
-            for other in self.plan.holders(stage):
-                held = self._held(stage)
-                if other != self.here.rank("pp") and (held or self.plan.zero < 2):  # a shard may hold none of a stage
-                    self.calls.exchange(self.here.ranks("pp")[other], held * self.grad_bytes)
+            ranks, held = [self.here.ranks("pp")[rank] for rank in self.plan.holders(stage)], self._held(stage)
+            if len(ranks) > 1 and (held or self.plan.zero < 2):  # a shard may hold none of a stage
+                self.calls.all_reduce(ranks, held, self.grad_bytes)
 
     def _held(self, stage: int) -> int:  # gradients of this rank when mirrors add
         if self.plan.zero < 2:
