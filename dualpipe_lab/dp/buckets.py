@@ -87,6 +87,15 @@ def all_reduce_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     return Pending([comm.all_reduce(flat, group=group, async_op=True)], lambda: flat)
 
 
+def dense_grad(parameter: Tensor) -> Tensor:
+    """Return a gradient, after making it dense, or zeros where no backward of this rank has used the parameter."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+    return parameter.grad
+
+
 def all_reduce_together_async(tensors: Iterable[Tensor], group: Group | None) -> Pending[None]:
     """Launch the sum of tensors over the group: one message for all of a type.  Each gets its sum, in place."""
     by_type: dict[torch.dtype, list[Tensor]] = {}

@@ -16,13 +16,10 @@ Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads` in finalize_mod
 Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm.
 """
 
-from collections.abc import Iterable
-
-import torch
 from torch import Tensor, nn
 
-from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.comm.groups import Group, group_of, members
+from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.grad_ready import synchronizers_of
 
 
@@ -32,9 +29,12 @@ def sum_partial_gradients(model: nn.Module) -> None:
     Every rank calls this once per step, after its last backward and before anything reads the gradients.  An optimizer
     over a `Mesh` sums them itself, behind the data ranks, and this leaves its parameters alone.
     """
-    summed_later = {p for p in model.parameters() for owner in synchronizers_of(p) if owner.sums_partial}
-    partial = [(group, p.grad) for p, group in partial_of(model).items() if p not in summed_later]
-    sum_in_groups((group, grad) for group, grad in partial if grad is not None)
+    by_ranks: dict[tuple[int, ...], list[Tensor]] = {}
+    for parameter, group in partial_of(model).items():
+        if parameter.grad is not None and not any(owner.sums_partial for owner in synchronizers_of(parameter)):
+            by_ranks.setdefault(members(group), []).append(parameter.grad)
+    for ranks, grads in by_ranks.items():
+        all_reduce_together_async(grads, group_of(ranks)).wait()
 
 
 def partial_of(module: nn.Module) -> dict[nn.Parameter, Group | None]:
@@ -44,15 +44,3 @@ def partial_of(module: nn.Module) -> dict[nn.Parameter, Group | None]:
         for layer in module.modules()
         for name, group in (getattr(layer, "partial", None) or {}).items()
     }
-
-
-def sum_in_groups(partial: Iterable[tuple[Group | None, Tensor]]) -> None:
-    """Sum each tensor over its group, in place: one message for all that have the same ranks."""
-    by_ranks: dict[tuple[int, ...], tuple[Group | None, list[Tensor]]] = {}
-    for group, tensor in partial:
-        by_ranks.setdefault(members(group), (group, []))[1].append(tensor)
-    for group, tensors in by_ranks.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        comm.all_reduce(flat, group=group)
-        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(total.view_as(tensor))

@@ -31,13 +31,13 @@ scaled by 1 / dp; torchtitan moe.py; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 2020 (arXiv 2006.16668), section 3.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.dp.buckets import all_reduce_together_async, dense_grad
 from dualpipe_lab.ep.all_to_all import combine_async, dispatch_async
 from dualpipe_lab.ep.moe import operators
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights
@@ -193,23 +193,10 @@ def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data
     """
     if num_tokens < 1:
         raise ValueError(f"a mean needs tokens, got {num_tokens} on all ranks together; skip the step")
-    sharded = {id(parameter) for parameter in expert_parameters(model)}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _reduce([p for p in trained if id(p) not in sharded], data, num_tokens)
-    experts = [p for p in trained if id(p) in sharded]
-    _reduce(experts, ep.edp_group, num_tokens, is_alone=ep.edp_group is None)
-
-
-def _reduce(parameters: Sequence[nn.Parameter], group: Group | None, num_tokens: int, is_alone: bool = False) -> None:
-    """Sum the gradients in one message per type of element, then divide."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-        grads = [p.grad for p in parameters if p.grad is not None and p.dtype == dtype]
-        flat = torch.cat([grad.flatten() for grad in grads])
-        if not is_alone:
-            comm.all_reduce(flat, group=group)
-        flat /= num_tokens
-        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
+    sharded = {*expert_parameters(model)}
+    grads = {parameter: dense_grad(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    all_reduce_together_async([grad for p, grad in grads.items() if p not in sharded], data).wait()
+    if ep.edp_group is not None:
+        all_reduce_together_async([grad for p, grad in grads.items() if p in sharded], ep.edp_group).wait()
+    for grad in grads.values():
+        grad /= num_tokens

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import group_of, members
-from dualpipe_lab.dp.buckets import all_reduce_together_async
+from dualpipe_lab.dp.buckets import all_reduce_together_async, dense_grad
 from dualpipe_lab.dp.param_specs import sum_stages
 from dualpipe_lab.dp.sums import tied_ranks
 from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards_of, synchronizers_of
@@ -136,7 +136,7 @@ class ReplicatedGrads:
         here = {
             stage: self._modules[stage].get_parameter(names[stage]) for stage in names.keys() & self._modules.keys()
         }
-        grads = {stage: _grad(here[stage]) for stage in sorted(here) if here[stage].requires_grad}
+        grads = {stage: dense_grad(here[stage]) for stage in sorted(here) if here[stage].requires_grad}
         ranks = tied_ranks(self._holders, names, self._rank)
         counted = [grad for stage, grad in grads.items() if len(ranks) == 1 or self._holders[stage][0] == self._rank]
         sum_stages([*grads.values()], counted, self._on_pipeline(ranks))
@@ -159,7 +159,7 @@ def _grads(module: nn.Module) -> list[Tensor]:
     found = []
     for parameter in trained:
         if parameter not in pieces:
-            found.append(_grad(parameter))
+            found.append(dense_grad(parameter))
         elif (piece := pieces[parameter]) is not None:
             found.append(piece.values)
     return found
@@ -192,15 +192,6 @@ def _checksum(module: nn.Module) -> int:
 
 def _span(piece: GradShard | None) -> tuple[int, int]:
     return (0, 0) if piece is None else (piece.start, len(piece.values))
-
-
-def _grad(parameter: Tensor) -> Tensor:
-    """Make a gradient dense, and zeros for a parameter that no microbatch of this rank has used; return it."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    elif parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()
-    return parameter.grad
 
 
 class GradientSync:
