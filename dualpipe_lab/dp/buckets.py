@@ -96,19 +96,21 @@ def dense_grad(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def all_reduce_together_async(tensors: Iterable[Tensor], group: Group | None) -> Pending[None]:
+def all_reduce_together_async(tensors: Sequence[Tensor], group: Group | None) -> Pending[None]:
     """Launch the sum of tensors over the group: one message for all of a type.  Each gets its sum, in place."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
-    flats = {dtype: torch.cat([tensor.flatten() for tensor in those]) for dtype, those in by_type.items()}
+    by_type = [[tensor for tensor in tensors if tensor.dtype == one] for one in dict.fromkeys(t.dtype for t in tensors)]
+    flats = [
+        those[0] if len(those) == 1 and those[0].is_contiguous() else torch.cat([tensor.flatten() for tensor in those])
+        for those in by_type
+    ]
 
     def copy_back() -> None:
-        for dtype, those in by_type.items():
-            for tensor, total in zip(those, flats[dtype].split([tensor.numel() for tensor in those]), strict=True):
-                tensor.copy_(total.view_as(tensor))
+        for those, flat in zip(by_type, flats, strict=True):
+            if flat is not those[0]:
+                for tensor, total in zip(those, flat.split([tensor.numel() for tensor in those]), strict=True):
+                    tensor.copy_(total.view_as(tensor))
 
-    return Pending([comm.all_reduce(flat, group=group, async_op=True) for flat in flats.values()], copy_back)
+    return Pending([comm.all_reduce(flat, group=group, async_op=True) for flat in flats], copy_back)
 
 
 def reduce_scatter_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:

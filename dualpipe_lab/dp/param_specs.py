@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab._private import plain_name
-from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, group_of, members
+from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.dp.sums import STEP, GradientSum, ParamSpec, copy_axes, copy_ranks, on_pipeline, sums_of
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
@@ -186,9 +186,11 @@ class ModelSpec:
             if one.why == "tied stages":  # each stage has the gradient of one use
                 counted = [grad for spec, grad in mine if self._adds(spec, one)]
                 sum_stages([grad for _, grad in mine], counted, one.ranks)
-            else:
-                works = [comm.all_reduce(grad, group=group_of(one.ranks), async_op=True) for _, grad in mine]
-                Pending(works, lambda: None).wait()
+                continue
+            grads = [grad for _, grad in mine]
+            messages = [[grad] for grad in grads] if one.why == "replicas" else [grads]  # shards are large, others few
+            for pending in [all_reduce_together_async(each, group_of(one.ranks)) for each in messages]:
+                pending.wait()
 
     def check_full(self) -> None:
         """Raise ValueError for a norm, if ranks outside of the mesh hold other parts of the model."""
@@ -231,7 +233,7 @@ class ModelSpec:
                 broadcast_over(parameter, CopyGroups(group_of(on_pipeline(self.mesh, holders))))
         for one in (one for one in self.sums if one.why == "tied stages"):
             mine = [(found, parameter.detach()) for parameter, found in self.parameters.items() if found.tied]
-            first = [weight for found, weight in mine if not found.is_replica and self._adds(found, one)]
+            first = [weight for found, weight in mine if found.stage == found.tied[0] and self._adds(found, one)]
             sum_stages([weight for _, weight in mine], first, one.ranks)
 
     def _adds(self, found: ParamSpec, tied: GradientSum) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # plans print sums without torch
     from dualpipe_lab.tp.shard import Shard
 
 DATA_AXES = ("dp", "ep", "cp")  # ranks that differ along these have the same dense weights and other tokens
-STAGE, BACKWARD, STEP = "after the stage's last backward", "in the backward", "after the backwards"
+BACKWARD, STEP = "in the backwards", "after the backwards"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class GradientSum(NamedTuple):
         why: the axes along which the ranks have other data, or the reason, as in the table above.
         ranks: the global ranks that add, in group order; one rank adds its own stages alone.
         parameters: their names in the full model.
-        when: `STAGE`, `BACKWARD` or `STEP`.
+        when: after the last backward of a stage, `BACKWARD` or `STEP`.
     """
 
     why: str
@@ -96,24 +96,23 @@ def sums_of(
     >>> here = Topology([("dp", 2), ("ep", 2), ("tp", 2)]).at(0)
     >>> for one in sums_of([ParamSpec("norm", (4,)), ParamSpec("gate", (8, 4), axes=("ep",))], here):
     ...     print(one)
-    dp x ep: ranks 0 2 4 6 in the backward: norm
-    dp: ranks 0 4 in the backward: gate
+    dp x ep: ranks 0 2 4 6 in the backwards: norm
+    dp: ranks 0 4 in the backwards: gate
     """
     found: dict[GradientSum, list[str]] = {}
     for spec in specs:
         for one in _sums_of_one(spec, here, holders or {}, hybrid):
             names = found.setdefault(one, [])
             names += [] if spec.name in names else [spec.name]
-    order = (STAGE, BACKWARD, STEP)
     merged = [one._replace(parameters=tuple(names)) for one, names in found.items()]
-    return tuple(sorted(merged, key=lambda one: (order.index(one.when), one.why == "tied stages")))
+    return tuple(sorted(merged, key=lambda one: (one.when == STEP, one.when == BACKWARD, one.why == "tied stages")))
 
 
 def _sums_of_one(
     spec: ParamSpec, here: RankCoordinates, holders: Mapping[int, Sequence[int]], hybrid: bool
 ) -> Iterator[GradientSum]:
     if spec.mirrored:
-        yield GradientSum("mirrors", on_pipeline(here, spec.holders), (), STAGE)
+        yield sum_of_mirrors(spec.stage or 0, on_pipeline(here, spec.holders))
     dense, experts = copy_axes(here.topology)
     axes = tuple(axis for axis in (experts if "ep" in spec.axes else dense) if here.size(axis) > 1)
     ranks, replicas = copy_ranks(here, axes, hybrid)
@@ -124,8 +123,17 @@ def _sums_of_one(
     if len(spec.partial) > 1:
         yield GradientSum("tp" if spec.partial == here.ranks("tp") else "KV heads", spec.partial, (), STEP)
     if len(spec.tied) > 1:
-        ranks = on_pipeline(here, tied_ranks(holders, spec.tied, here.rank("pp")))
-        yield GradientSum("tied stages", ranks, (), STEP)
+        yield sum_of_tied(on_pipeline(here, tied_ranks(holders, spec.tied, here.rank("pp"))))
+
+
+def sum_of_mirrors(stage: int, ranks: tuple[int, ...], names: Iterable[str] = ()) -> GradientSum:
+    """Return the sum of a stage's gradients over the ranks of a pipeline that hold it."""
+    return GradientSum("mirrors", ranks, tuple(names), f"after the last backward of stage {stage}")
+
+
+def sum_of_tied(ranks: tuple[int, ...], names: Iterable[str] = ()) -> GradientSum:
+    """Return the sum of the gradients of a weight that several stages hold, over the ranks with some of them."""
+    return GradientSum("tied stages", ranks, tuple(names), STEP)
 
 
 def tied_ranks(holders: Mapping[int, Sequence[int]], stages: Iterable[int], pp_rank: int) -> tuple[int, ...]:

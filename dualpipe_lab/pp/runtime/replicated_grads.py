@@ -26,7 +26,7 @@ from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import group_of, members
 from dualpipe_lab.dp.buckets import all_reduce_together_async, dense_grad
 from dualpipe_lab.dp.param_specs import sum_stages
-from dualpipe_lab.dp.sums import tied_ranks
+from dualpipe_lab.dp.sums import sum_of_mirrors, sum_of_tied, tied_ranks
 from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards_of, synchronizers_of
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.program import Action, B, I, Program, W
@@ -43,6 +43,7 @@ class ReplicatedGrads:
     """Sums the gradients of one rank's stages that other ranks hold too.
 
     Attributes:
+        mirrors: the sum of each stage that another rank holds too, by stage, in the order of their launch.
         is_summed: whether the gradients are sums over the copies, until the next step begins.
         num_microbatches: of a step.
     """
@@ -56,16 +57,20 @@ class ReplicatedGrads:
         self._started: dict[int, Pending[None]] = {}  # by stage
         # both mirrors launch their sums in one order: that in which the first of them ends its stages
         ends = {
-            (action.stage, rank): at
-            for rank in range(program.num_ranks)
-            for at, action in enumerate(program.actions(rank))
+            stage: max(at for at, action in enumerate(program.actions(ranks[0])) if action.stage == stage)
+            for stage, ranks in self._holders.items()
+            if stage in modules and len(ranks) > 1
         }
-        mine = [stage for stage in modules if self.is_replicated(stage)]
-        self._order = sorted(mine, key=lambda stage: (ends[stage, self._holders[stage][0]], stage))
+        self.mirrors = {
+            stage: sum_of_mirrors(
+                stage, self._on_pipeline(self._holders[stage]), (name for name, _ in modules[stage].named_parameters())
+            )
+            for stage in sorted(ends, key=lambda stage: (ends[stage], stage))
+        }
 
     def is_replicated(self, stage: int) -> bool:
         """Whether another rank holds a stage too."""
-        return self.holders(stage) != (self._rank,)
+        return stage in self.mirrors
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of the pipeline that hold a stage."""
@@ -113,14 +118,14 @@ class ReplicatedGrads:
 
     def _launch(self) -> None:
         """Launch the sums of the stages that are complete, each behind those before it."""
-        for stage in takewhile(self._complete.__contains__, self._order):
+        for stage in takewhile(self._complete.__contains__, self.mirrors):
             if stage not in self._started:
-                group = group_of(self._on_pipeline(self._holders[stage]))
-                self._started[stage] = all_reduce_together_async(_grads(self._modules[stage]), group)
+                grads = _grads(self._modules[stage])
+                self._started[stage] = all_reduce_together_async(grads, group_of(self.mirrors[stage].ranks))
 
     def finish(self) -> None:
         """Sum the gradients of all mirrors; launch the sums that were not started."""
-        self._complete.update(self._order)
+        self._complete.update(self.mirrors)
         self._launch()
         for pending in self._started.values():
             pending.wait()
@@ -137,9 +142,10 @@ class ReplicatedGrads:
             stage: self._modules[stage].get_parameter(names[stage]) for stage in names.keys() & self._modules.keys()
         }
         grads = {stage: dense_grad(here[stage]) for stage in sorted(here) if here[stage].requires_grad}
-        ranks = tied_ranks(self._holders, names, self._rank)
-        counted = [grad for stage, grad in grads.items() if len(ranks) == 1 or self._holders[stage][0] == self._rank]
-        sum_stages([*grads.values()], counted, self._on_pipeline(ranks))
+        one = sum_of_tied(self._on_pipeline(tied_ranks(self._holders, names, self._rank)), names.values())
+        is_alone = len(one.ranks) == 1  # else of mirrors, which have been added, the first one counts
+        counted = [grad for stage, grad in grads.items() if is_alone or self._holders[stage][0] == self._rank]
+        sum_stages([*grads.values()], counted, one.ranks)
         self._tied.append(names)
 
     def _on_pipeline(self, ranks: Iterable[int]) -> tuple[int, ...]:
