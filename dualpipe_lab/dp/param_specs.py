@@ -1,16 +1,9 @@
-"""What a model says about its parameters, and the ranks of a mesh that hold copies of each: who sums what with whom.
+"""What a model says about its parameters, and the ranks of a mesh that hold copies of each.
 
-Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `ParamSpec`; by kind of copies the ranks.
-  parameter            sharded along        gradient summed over          in the norm
-  norms, routers       -                    dp, cp and an ep axis         once
-  linear layers        tp                   the same                      every shard
-  KV heads < tp        tp, t / a_kv each    the same                      the first copy of a head
-  experts              ep                   edp: ranks with the same      every shard, once along tp
-  stages of pp         pp                   as above, mirrors before      once: the first of two mirrors
-  tied weights         -                    as above, and their stages    the first stage's
-  left partial         as above             as above, then over tp        as above
+Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `ParamSpec`; the rank's `GradientSum`s.
 A layer names its `shards` once; broadcast, sums, norm, ZeRO, averages and checkpoints all read them here.
-Each element of the full model is counted by one rank of the world, so a norm is one message.
+Each element of the full model is counted by one rank of the world, so a norm is one message: every shard of a linear
+layer, the first copy of a KV head, an expert once along tp, the first of two mirrors and of tied stages.
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 

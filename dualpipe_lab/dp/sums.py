@@ -75,8 +75,8 @@ class GradientSum(NamedTuple):
     when: str
 
     def __str__(self) -> str:
-        names = ", ".join(self.parameters)
-        return f"{self.why}: ranks {' '.join(map(str, self.ranks))} {self.when}: {names}"
+        ranks, others = " ".join(map(str, self.ranks)), len(self.parameters) - 1
+        return f"{self.why}: ranks {ranks} {self.when}: {self.parameters[0]}{f' and {others} more' if others else ''}"
 
 
 def sums_of(

@@ -7,9 +7,6 @@ Chapter: book/pp/dualpipe.  In: partial gradients.  Out: the same sum on every r
 An all-reduce gives all ranks the same bits, so equal weights stay equal.  Where data parallelism shards the gradients
 while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
 Elsewhere: DeepSeek's DualPipe leaves the mirrors to the caller; Megatron all-reduces tied embeddings.
-`GradientSync` tells data parallelism, whose synchronizers it finds by the hooks on the parameters, when the backward
-of a microbatch through a stage begins and ends (B, or W where it is split), and when a stage has its last gradient:
-with mirrors to add, when both copies have been added.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -201,7 +198,12 @@ def _span(piece: GradShard | None) -> tuple[int, int]:
 
 
 class GradientSync:
-    """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete."""
+    """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete.
+
+    It finds them by the hooks on the parameters, and tells them when the backward of a microbatch through a stage
+    begins and ends (B, or W where it is split), and when a stage has its last gradient: with mirrors to add, when both
+    copies have been added.
+    """
 
     def __init__(
         self, stages: Mapping[int, Stage], replicated: ReplicatedGrads, p2p: PipelineP2P, sum_copies: bool
