@@ -18,7 +18,7 @@ from dualpipe_lab._private import plain_name
 from dualpipe_lab.comm.groups import Group, group_of, members
 from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.dp.grad_norm import global_norm
-from dualpipe_lab.dp.sums import STEP, GradientSum, ParamSpec, copy_axes, copy_ranks, on_pipeline, sums_of
+from dualpipe_lab.dp.sums import BACKWARD, STEP, GradientSum, ParamSpec, copy_axes, copy_ranks, on_pipeline, sums_of
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.tp.grads import partial_of
@@ -90,12 +90,6 @@ class CopyGroups(NamedTuple):
     group: Group | None
     replicas: Group | None = None
 
-    def is_first(self, is_sharded: bool) -> bool:
-        """Return whether this rank counts what it holds, and no other copy does."""
-        return (is_sharded or comm.get_rank(self.group) == 0) and (
-            self.replicas is None or comm.get_rank(self.replicas) == 0
-        )
-
 
 class ModelSpec:
     """What a module declares, on a mesh: for each parameter the ranks with copies, and which of them counts it.
@@ -166,10 +160,12 @@ class ModelSpec:
 
     def counts(self, parameter: nn.Parameter, is_sharded: bool) -> bool:
         """Return whether this rank's values of a parameter, sharded by ZeRO or not, count in the full model's norm."""
-        kind = self.kind(parameter)
-        if kind & {"replica", "mirror"} or ("tp" not in kind and self.mesh.rank("tp") > 0):
-            return False
-        return self.copies(parameter).is_first(is_sharded)
+        spec = self.parameters[parameter]
+        if spec.is_replica or ("tp" not in spec.axes and self.mesh.rank("tp") > 0):
+            return False  # another rank, or stage, counts the same values
+        sums = (one for one in self.sums if spec.name in one.parameters and one.why != "tied stages")
+        own = BACKWARD if is_sharded else None  # of these ranks each counts its shard
+        return all(one.ranks[0] == self.mesh.global_rank for one in sums if one.when != own)
 
     def complete_sums(self, held: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
         """Run the sums after the backwards on flat buffers, each given with a parameter of its bucket."""

@@ -18,6 +18,11 @@ from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.fields import PlanFields, text_table
 from dualpipe_lab.plan.rules import has_experts, has_mtp
 
+_FIRST = {  # who of those that add is in the norm
+    "KV heads": "first copy of a KV head",
+    "mirrors": "first mirror",
+    "tied stages": "first of the tied stages",
+}
 _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
 
 
@@ -126,12 +131,10 @@ class _Rows:
             sums = (GradientSum(why, here.ranks("tp")[:parts], (kind,), BACKWARD), *sums)
         holding = {rank for stage in stages for rank in self.holders[stage]} if stages else range(plan.pp)
         over = plan.expert_copy_axes if axis == "ep" else plan.copy_axes
-        along_tp, of_heads, mirrored = axis != "tp" and plan.tp > 1, axis == "tp" and parts > 1, len(homes) > 1
-        num_copies = len(here.ranks(*over))
-        copied = [*over] * (num_copies > 1)
-        copied += ["tp"] * along_tp + ["KV heads"] * of_heads + ["mirrors"] * mirrored
-        firsts = ["tp rank 0"] * along_tp + ["first copy of a KV head"] * of_heads
-        firsts += ["first mirror"] * mirrored + ["first of the tied stages"] * bool(tied)
+        along_tp, num_copies = axis != "tp" and plan.tp > 1, len(here.ranks(*over))
+        copied = [*over] * (num_copies > 1) + ["tp"] * along_tp
+        copied += [one.why for one in sums if one.why in ("KV heads", "mirrors")]
+        firsts = ["tp rank 0"] * along_tp + [_FIRST[one.why] for one in sums if one.why in _FIRST]
         if num_copies > 1:
             of_zero = "each shard on the first node" if plan.hybrid else "each its shard"
             firsts.append(of_zero if plan.zero else "first copy")

@@ -9,7 +9,7 @@ while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
 Elsewhere: DeepSeek's DualPipe leaves the mirrors to the caller; Megatron all-reduces tied embeddings.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import isclose
 from zlib import crc32
@@ -273,10 +273,10 @@ class GradientSync:
         """Return whether gradients of a stage are summed over ranks: over its copies, or by data parallelism."""
         return self._replicated.is_replicated(index) or bool(self._found.get(index))
 
-    def _is_lone(self, index: int, owner: Synchronizer) -> bool:
-        """Whether a stage has copies whose gradients data parallelism does not add."""
+    def _is_lone(self, index: int, owner: Synchronizer | None) -> bool:
+        """Whether a stage has copies whose gradients data parallelism, if there is any, does not add."""
         ranks = {self._p2p.global_ranks[rank] for rank in self._replicated.holders(index)}
-        return len(ranks) > 1 and not ranks <= {*members(owner.group)}
+        return len(ranks) > 1 and (owner is None or not ranks <= {*members(owner.group)})
 
     def check_mirrors(self) -> None:
         """Raise ValueError if mirrors cannot be added now, or not as they are sharded; all ranks call it."""
@@ -297,7 +297,9 @@ class GradientSync:
                 "out sum_tied, or give each stage a parameter of its own"
             )
         for stage, parameter in local.items():
-            for owner in synchronizers_of(parameter):
+            owners = synchronizers_of(parameter)
+            self._check_added(stage, names, owners)
+            for owner in owners:
                 if owner.sums_tied:
                     return False
                 if owner.is_sharded:
@@ -308,6 +310,16 @@ class GradientSync:
                     )
                 owner.check_addition([parameter])
         return True
+
+    def _check_added(self, stage: int, names: Mapping[int, str], owners: Collection[Synchronizer]) -> None:
+        """Raise ValueError for a stage whose mirrors are still to be added, where the first of them would count."""
+        are_unlike = len({self._replicated.holders(other) for other in names}) > 1
+        is_lone = any(self._is_lone(stage, one) for one in owners) if owners else self._is_lone(stage, None)
+        if are_unlike and is_lone and not self._replicated.is_summed:
+            raise ValueError(
+                f"stage {stage} is tied to another stage and has copies on other ranks, whose gradients come first; "
+                "leave out sum_copies=False, or call runtime.sum_copies() before sum_tied"
+            )
 
     def _find(self) -> None:
         self._found = {}
