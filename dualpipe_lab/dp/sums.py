@@ -1,13 +1,12 @@
 """`GradientSum`: which ranks add which gradients, and when, as data: from what a model says about its parameters.
 
 Chapter: book/whole/sums.  In: a `ParamSpec` per parameter, a rank's coordinates.  Out: the sums of that rank, in order.
-  why           ranks                                                        when
-  mirrors       that hold the same stage of a pipeline                       after the stage's last backward
-  dp x ep x cp  with the same weight and other data; of experts without ep   in the backward, as buckets are full
-  replicas      with the same shard on other nodes, under hybrid ZeRO        after those
-  tp, KV heads  that left the gradient of a copied weight partial            after those
-  tied stages   that hold other stages with the same weight                  last
-The runtime of a pipeline executes the first, the reducers of `DDP` and ZeRO the second, `ModelSpec` all others.
+  why           ranks                                                 when                    executed by
+  mirrors       that hold the same stage of a pipeline                its last backward       `PipelineRuntime`
+  dp x ep x cp  with other data; of experts, dp x cp                  as buckets are full     reducers of DDP, ZeRO
+  replicas      with the same shard on other nodes, in hybrid ZeRO    after the backwards     `ModelSpec`
+  tp, KV heads  that left the gradient of a copied weight partial     after the backwards     `ModelSpec`
+  tied stages   that hold other stages with the same weight           last                    `ModelSpec`
 Elsewhere: Megatron `finalize_model_grads`.
 """
 

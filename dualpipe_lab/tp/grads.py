@@ -6,13 +6,7 @@ Out: gradients that are equal on all replicas.  The norm is that of `dualpipe_la
   sharded: linear layers    other shards          complete               a sum over tp
   replicated: norms         the same              complete or partial    once; summed over tp, it would count t times
   replicas of a KV head    t / a_kv of each      complete or partial    the first rank's alone
-A replicated weight that each rank uses for other tokens or other heads has a partial gradient on each.  Layers sum it
-in their backward; with `TensorParallel(coalesce=True)` they leave it to `sum_partial_gradients`, which is called after
-the last backward of a step and sends
-  2 (t - 1) / t * bytes of these gradients, once per step instead of once per backward.
-An optimizer of `dualpipe_lab.dp` over a `Mesh` needs no such call: it sums its own shards of them along tp.
-Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads` in finalize_model_grads.py; for the norm
-`param_is_not_tensor_parallel_duplicate`.
+Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads`; for the norm `param_is_not_tensor_parallel_duplicate`.
 Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm.
 """
 
@@ -26,8 +20,10 @@ from dualpipe_lab.grad_ready import synchronizers_of
 def sum_partial_gradients(model: nn.Module) -> None:
     """Sum the gradients that layers with `coalesce` left partial: one message per group of ranks.
 
-    Every rank calls this once per step, after its last backward and before anything reads the gradients.  An optimizer
-    over a `Mesh` sums them itself, behind the data ranks, and this leaves its parameters alone.
+    A replicated weight that each rank uses for other tokens or other heads has a partial gradient on each.  Layers sum
+    it in every backward; with `TensorParallel(coalesce=True)` they leave it to this function, which every rank calls
+    once per step, after its last backward and before anything reads the gradients.  It sends 2 (t - 1) / t times their
+    bytes.  An optimizer over a `Mesh` sums them itself, behind the data ranks, and this leaves its parameters alone.
     """
     by_ranks: dict[tuple[int, ...], list[Tensor]] = {}
     for parameter, group in partial_of(model).items():

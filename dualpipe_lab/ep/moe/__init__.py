@@ -5,12 +5,6 @@ Chapter: book/ep/smoe.  In: `x_TD`, the router's weights and choices.  Out: `y_T
   rows       R = T k on average are received; at most e T min(k, E / e)
   memory     y_TKD on the source, for the gradient of the weights; R (h + 2 f) on the rank of the experts
 One rank is the case e = 1 of the same code.  A rank without tokens takes part in every exchange.
-`reduce_gradients` takes different groups for the sum, and one divisor for the mean:
-  parameter          replicated on      sum over     divided by
-  router, shared     every data rank    dp = edp e   the tokens of all ranks
-  experts            edp ranks          edp          the tokens of all ranks
-An expert's gradient contains the tokens of all e ranks of its ep group before any reduction.  So it is summed over
-fewer ranks, and divided by the same number.  A mean over the edp ranks would be e times too large.
 The layer in pieces, without autograd, for schedules that put other work between them (legend: T tokens of this rank,
 K experts per token, S = T K slots, R received rows, D hidden, F inner, E experts of this rank; `splits` are
 routes.splits, and `back` is routes.splits.transposed):
@@ -181,6 +175,10 @@ def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data: Group | None = None) -> None:
     """All-reduce every gradient to that of the mean loss over all tokens; a missing gradient counts as zeros.
+
+    Router and shared expert are summed over all dp = edp e data ranks, experts over their edp ranks.  An expert's
+    gradient contains the tokens of all e ranks of its ep group before any reduction, so it is divided by the same
+    number; a mean over the edp ranks would be e times too large.
 
     Args:
         model: after the backward of the loss summed over this rank's tokens.
