@@ -147,15 +147,15 @@ class _Step:
         total = sum(len(self.sparse[stage]) for stage in stages)
         if isinstance(self.config, LlamaConfig) or not total:
             return
-        num_bytes = self.config.num_experts * COUNT_BYTES
         ranks = here.ranks(*plan.copy_axes) if plan.copy_axes else (calls.rank,)
         calls.all_reduce(ranks, total * self.config.num_experts, COUNT_BYTES)
-        shared = Counter[int]()  # by rank of pp with copies: the routers of those
+        shared = Counter[tuple[int, ...]]()  # by the ranks of pp with copies: the routers of those
         for stage in stages:
-            shared.update({other: len(self.sparse[stage]) for other in plan.holders(stage) if other != here.rank("pp")})
-        for other, count in shared.items():
-            if count:
-                calls.exchange(here.ranks("pp")[other], count * num_bytes)
+            shared[plan.holders(stage)] += len(self.sparse[stage])
+        for holders, count in shared.items():
+            if len(holders) > 1 and count:
+                ranks = tuple(here.ranks("pp")[other] for other in holders)
+                calls.all_reduce(ranks, count * self.config.num_experts, COUNT_BYTES)
 
     def uniform(self) -> dict[tuple[int, int], list[int]]:
         """Return loads that are as even as they can be, by rank and layer."""
