@@ -170,8 +170,7 @@ class ModelSpec:
     def complete_sums(self, held: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
         """Run the sums after the backwards on flat buffers, each given with a parameter of its bucket."""
         for one in (one for one in self.sums if one.when == STEP):
-            mine = [(self.parameters[parameter], grad) for parameter, grad in held]
-            mine = [(spec, grad) for spec, grad in mine if spec.name in one.parameters]
+            mine = [(spec, grad) for p, grad in held if (spec := self.parameters[p]).name in one.parameters]
             if one.why == "tied stages":  # each stage has the gradient of one use
                 counted = [grad for spec, grad in mine if self._adds(spec, one)]
                 sum_stages([grad for _, grad in mine], counted, one.ranks)
