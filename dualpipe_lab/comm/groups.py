@@ -81,6 +81,18 @@ def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
     return group
 
 
+def group_of(ranks: Sequence[int]) -> Group:
+    """Return the group of these ranks, in rising order; its members call this, and make their groups in one order."""
+    context, wanted = rank_context(), tuple(ranks)
+    if wanted == context.everyone:
+        world: Group = dist.group.WORLD
+        return world
+    found = next((group for group in context.groups.values() if members(group) == wanted), None)
+    if found is None:
+        found = context.groups[(wanted,)] = new_group(wanted, members_only=True)
+    return found
+
+
 def _check_agreed(ranks: tuple[int, ...]) -> None:
     context = rank_context()
     made: list[tuple[int, ...]] = [()] * context.world_size

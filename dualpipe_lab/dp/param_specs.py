@@ -1,21 +1,13 @@
-"""What a model says about its parameters, and the ranks of a mesh that hold copies of each: who sums what with whom.
+"""What a model says about its parameters, and the ranks of a mesh that hold copies of each.
 
-Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `ParamSpec`; by kind of copies the ranks.
-  parameter            sharded along        gradient summed over          in the norm
-  norms, routers       -                    dp, cp and an ep axis         once
-  linear layers        tp                   the same                      every shard
-  KV heads < tp        tp, t / a_kv each    the same                      the first copy of a head
-  experts              ep                   edp: ranks with the same      every shard, once along tp
-  stages of pp         pp                   as above, mirrors before      once: the first of two mirrors
-  tied weights         -                    as above, and their stages    the first stage's
-  left partial         as above             as above, then over tp        as above
+Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `ParamSpec`; the rank's `GradientSum`s.
 A layer names its `shards` once; broadcast, sums, norm, ZeRO, averages and checkpoints all read them here.
-Each element of the full model is counted by one rank of the world, so a norm is one message.
+Each element of the full model is counted by one rank of the world, so a norm is one message: every shard of a linear
+layer, the first copy of a KV head, an expert once along tp, the first of two mirrors and of tied stages.
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,49 +15,14 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab._private import plain_name
-from dualpipe_lab.comm import Pending
-from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.comm.groups import Group, group_of, members
+from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.dp.grad_norm import global_norm
+from dualpipe_lab.dp.sums import BACKWARD, STEP, GradientSum, ParamSpec, copy_axes, copy_ranks, on_pipeline, sums_of
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.grads import partial_of, sum_in_groups
-from dualpipe_lab.tp.shard import Shard, declared_shards, shards_of
-
-DATA_AXES = ("dp", "ep", "cp")  # ranks that differ along these have the same dense weights and other tokens
-
-
-@dataclass(frozen=True)
-class ParamSpec:
-    """What a module says about one parameter.
-
-    Attributes:
-        name: in the full model.
-        shape: of the full tensor.
-        shard: which part of it this rank holds; None for all of it.
-        axes: along which other ranks hold other parts: "tp" or "ep".
-        stage: of the pipeline; None where there is none.
-        holders: the ranks of the pipeline that hold this stage; two are mirrors, which add their gradients.
-        tied: an earlier stage holds the same weight, and counts it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    shard: Shard | None = None
-    axes: tuple[str, ...] = ()
-    stage: int | None = None
-    holders: tuple[int, ...] = ()
-    tied: bool = False
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether several ranks of the pipeline hold this parameter."""
-        return len(self.holders) > 1
-
-    @property
-    def is_replica(self) -> bool:
-        """Whether another rank counts the same gradient in the norm: of a replicated KV head, of a tied weight."""
-        return self.tied or (self.shard is not None and self.shard.is_replica)
+from dualpipe_lab.tp.grads import partial_of
+from dualpipe_lab.tp.shard import declared_shards, shards_of
 
 
 def param_specs(module: nn.Module, program: Program | None = None, pp_rank: int = 0) -> dict[nn.Parameter, ParamSpec]:
@@ -83,15 +40,18 @@ def param_specs(module: nn.Module, program: Program | None = None, pp_rank: int 
     Raises:
         ValueError: the program places several stages on this rank, and the module does not number them.
 
+    >>> from dualpipe_lab.tp.shard import Shard
     >>> layer = nn.Linear(3, 2, bias=False)
     >>> layer.shards = {"weight": Shard(axis=0, start=2, stop=4, size=6)}
     >>> declared = param_specs(nn.Sequential(layer))[layer.weight]
     >>> declared.name, declared.shape, declared.axes
     ('0.weight', (6, 3), ('tp',))
     """
-    full_name, shards, tied = full_name_of(module), shards_of(module), _tied(module)
-    holders, stages = holders_of(program), _stages(module, program, pp_rank)
-    stage_of = {parameter: index for index in reversed(stages) for parameter in stages[index].parameters()}
+    full_name, shards, partial = full_name_of(module), shards_of(module), partial_of(module)
+    holders, stages = program.holders if program else {}, _stages(module, program, pp_rank)
+    stage_of = {parameter: index for index in sorted(stages, reverse=True) for parameter in stages[index].parameters()}
+    names = tied_names(module)
+    tied = {stages[index].get_parameter(name): names[min(names)] for index, name in names.items() if index in stages}
     found = {}
     for name, parameter in module.named_parameters():
         shard, stage = shards.get(name), stage_of.get(parameter)
@@ -102,7 +62,8 @@ def param_specs(module: nn.Module, program: Program | None = None, pp_rank: int 
             () if shard is None or shard.is_full else (shard.mesh_axis,),
             stage,
             () if stage is None else holders.get(stage, ()),
-            parameter in tied,
+            tuple(sorted(names)) if parameter in tied else (),
+            members(partial[parameter]) if parameter in partial else (),
         )
     return found
 
@@ -129,12 +90,6 @@ class CopyGroups(NamedTuple):
     group: Group | None
     replicas: Group | None = None
 
-    def is_first(self, is_sharded: bool) -> bool:
-        """Return whether this rank counts what it holds, and no other copy does."""
-        return (is_sharded or comm.get_rank(self.group) == 0) and (
-            self.replicas is None or comm.get_rank(self.replicas) == 0
-        )
-
 
 class ModelSpec:
     """What a module declares, on a mesh: for each parameter the ranks with copies, and which of them counts it.
@@ -150,8 +105,7 @@ class ModelSpec:
     Attributes:
         parameters: what the module says about each.
         dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
-        tied: sums the gradients of a weight that several stages hold.
-        partial: the parameters whose gradients layers leave partial (`coalesce`), and the ranks of their sum.
+        sums: the sums of this rank's gradients; of those, `complete_sums` runs what comes after the backwards.
         pipeline: the ranks of the pipeline that ran the module, once one has.
 
     Raises:
@@ -162,15 +116,15 @@ class ModelSpec:
 
     def __init__(self, module: nn.Module, mesh: Mesh, hybrid: bool = False, program: Program | None = None) -> None:
         _check_program(mesh, program)
+        _check_tied(module, program)
         check_mesh(module, mesh)
         self.module, self.mesh = module, mesh
         self.parameters = param_specs(module, program, mesh.rank("pp"))
         dense, experts = copy_axes(mesh.topology)
-        make = _node_copies if hybrid else lambda mesh, axes: CopyGroups(mesh.group(*axes))
-        self.dense = make(mesh, dense)
-        self.experts = self.dense if experts == dense else make(mesh, experts)
+        self.dense = _copy_groups(mesh, dense, hybrid)
+        self.experts = self.dense if experts == dense else _copy_groups(mesh, experts, hybrid)
         self.pipeline: Collection[int] = ()
-        self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
+        self.sums = sums_of(self.parameters.values(), mesh, program.holders if program else None, hybrid)
 
     def copies(self, parameter: nn.Parameter) -> CopyGroups:
         """Return the ranks with copies of a parameter."""
@@ -200,31 +154,31 @@ class ModelSpec:
         declared, here = self.parameters[parameter], self.mesh.rank("pp")
         is_mirror = declared.mirrored and declared.holders[0] != here
         marks = {"replica": declared.is_replica, "mirror": is_mirror}
-        tied = {f"tied to stage {declared.stage}"} if parameter in self.tied.stage_of else set()  # a buffer of its own
-        partial = {f"partial on {len(members(self.partial[parameter]))}"} if parameter in self.partial else set()
+        tied = {f"tied to stage {declared.stage}"} if declared.tied else set()  # a buffer of its own
+        partial = {f"partial on {len(declared.partial)}"} if declared.partial else set()
         return frozenset(declared.axes) | {mark for mark, holds in marks.items() if holds} | tied | partial
 
     def counts(self, parameter: nn.Parameter, is_sharded: bool) -> bool:
         """Return whether this rank's values of a parameter, sharded by ZeRO or not, count in the full model's norm."""
-        kind = self.kind(parameter)
-        if kind & {"replica", "mirror"} or ("tp" not in kind and self.mesh.rank("tp") > 0):
-            return False
-        return self.copies(parameter).is_first(is_sharded)
+        spec = self.parameters[parameter]
+        if spec.is_replica or ("tp" not in spec.axes and self.mesh.rank("tp") > 0):
+            return False  # another rank, or stage, counts the same values
+        sums = (one for one in self.sums if spec.name in one.parameters and one.why != "tied stages")
+        own = BACKWARD if is_sharded else None  # of these ranks each counts its shard
+        return all(one.ranks[0] == self.mesh.global_rank for one in sums if one.when != own)
 
     def complete_sums(self, held: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
-        """Complete gradients that are summed over the groups of `copies`, each given with a parameter of its bucket.
-
-        What is missing are replicas across nodes, what layers left partial, and other stages with the same weight.
-        """
-        works = [
-            comm.all_reduce(grad, group=replicas, async_op=True)
-            for parameter, grad in held
-            if (replicas := self.copies(parameter).replicas) is not None
-        ]
-        Pending(works, lambda: None).wait()
-        sum_in_groups((self.partial[parameter], grad) for parameter, grad in held if parameter in self.partial)
-        stage_of = self.tied.stage_of
-        self.tied.add({stage_of[parameter]: grad for parameter, grad in held if parameter in stage_of})
+        """Run the sums after the backwards on flat buffers, each given with a parameter of its bucket."""
+        for one in (one for one in self.sums if one.when == STEP):
+            mine = [(spec, grad) for p, grad in held if (spec := self.parameters[p]).name in one.parameters]
+            if one.why == "tied stages":  # each stage has the gradient of one use
+                counted = [grad for spec, grad in mine if self._adds(spec, one)]
+                sum_stages([grad for _, grad in mine], counted, one.ranks)
+                continue
+            grads = [grad for _, grad in mine]
+            messages = [[grad] for grad in grads] if one.why == "replicas" else [grads]  # shards are large, others few
+            for pending in [all_reduce_together_async(each, group_of(one.ranks)) for each in messages]:
+                pending.wait()
 
     def check_full(self) -> None:
         """Raise ValueError for a norm, if ranks outside of the mesh hold other parts of the model."""
@@ -264,102 +218,30 @@ class ModelSpec:
         mirrored = [(found.stage or 0, found.holders, parameter) for parameter, found in self.parameters.items()]
         for _, holders, parameter in sorted(mirrored, key=lambda found: found[0]):  # in one order on both mirrors
             if len(holders) > 1:
-                self._send_to_mirrors(parameter.detach(), [self.mesh.ranks("pp")[rank] for rank in holders])
-        self.tied.broadcast()
+                broadcast_over(parameter, CopyGroups(group_of(on_pipeline(self.mesh, holders))))
+        for one in (one for one in self.sums if one.why == "tied stages"):
+            mine = [(found, parameter.detach()) for parameter, found in self.parameters.items() if found.tied]
+            first = [weight for found, weight in mine if found.stage == found.tied[0] and self._adds(found, one)]
+            sum_stages([weight for _, weight in mine], first, one.ranks)
 
-    def _send_to_mirrors(self, weight: Tensor, holders: Sequence[int]) -> None:
-        first, *others = holders
-        contiguous = weight.contiguous()
-        if self.mesh.global_rank != first:
-            comm.recv(contiguous, first)
-            weight.copy_(contiguous)
-        else:
-            for other in others:
-                comm.send(contiguous, other)
+    def _adds(self, found: ParamSpec, tied: GradientSum) -> bool:
+        """Whether this rank's gradient of a tied weight is in the sum over stages: of mirrors, the first one's is."""
+        return len(tied.ranks) == 1 or found.holders[0] == self.mesh.rank("pp")
 
 
-class TiedStages:
-    """Sums the gradients of one weight that two or more stages of a pipeline hold, after the sums over data ranks.
+def sum_stages(copies: Sequence[Tensor], counted: Sequence[Tensor], ranks: Sequence[int]) -> None:
+    """Give this rank's copies of a weight, or of its gradient, the sum of those that count, over the ranks.
 
-    Several ranks that hold some of the stages all-reduce their shard of the weight; where all stages are on each of
-    them, as DualPipe and DualPipeV place the first and the last stage, no message is needed.  Each stage has the
-    gradient of one use of the weight.  A sum over ranks and a sum over stages may change places, so the data ranks come
-    first, and ZeRO's shards are added instead of full gradients.  Of mirrored stages, which have been added before, the
-    first holder's counts.  Every rank of the world makes it.  Elsewhere: Megatron `_allreduce_word_embedding_grads`.
-
-    Args:
-        module: this rank's part of the model, which names the weight by stage in `module.tied`.
-        mesh: of the world.
-        program: of the pipeline.
-
-    Attributes:
-        stage_of: this rank's copies of the weight, and the stage of each.
+    A sum over data ranks and one over stages may change places, so ZeRO's shards are added in place of full gradients.
+    Elsewhere: Megatron `_allreduce_word_embedding_grads`.
     """
-
-    def __init__(self, module: nn.Module, mesh: Mesh, program: Program | None) -> None:
-        names, stages, holders = tied_names(module), numbered_stages(module) or {}, holders_of(program)
-        if program is None and not names.keys() <= stages.keys():
-            raise ValueError(
-                f"stages {sorted(names)} hold one weight, and stages {sorted(stages)} are here; give the optimizer the "
-                "Mesh and the program, which say where the others are"
-            )
-        self.stage_of = {stages[index].get_parameter(names[index]): index for index in sorted(names) if index in stages}
-        here = mesh.rank("pp")
-        self._counted = {index for index in names if holders.get(index, (here,))[0] == here}
-        ranks = sorted({rank for index in names for rank in holders.get(index, ())})
-        self._group: Group | None = None
-        self._first = min(names, default=0)
-        self._is_local = all(holders.get(index, ()) == tuple(ranks) for index in names)
-        if not self._is_local:
-            groups = [tuple(group[rank] for rank in ranks) for group in mesh.topology.groups("pp")]
-            self._group = _make(groups, mesh.global_rank)
-
-    def broadcast(self) -> None:
-        """Give the weight the values of the first stage, in every stage."""
-        held = {index: parameter.detach() for parameter, index in self.stage_of.items()}
-        if not held or (self._is_local and len(held) < 2):
-            return
-        is_source = self._first in held and (self._is_local or self._first in self._counted)
-        values = held[self._first].clone() if is_source else torch.zeros_like(next(iter(held.values())))
-        if not self._is_local:
-            comm.all_reduce(values, group=self._group)
-        for weight in held.values():
-            weight.copy_(values)
-
-    def add(self, gradients: Mapping[int, Tensor]) -> None:
-        """Replace this rank's gradients of the weight, by stage, by the sum over all stages."""
-        if not gradients or (self._is_local and len(gradients) < 2):
-            return
-        counted = [grad for index, grad in sorted(gradients.items()) if self._is_local or index in self._counted]
-        total = sum(counted, torch.zeros_like(next(iter(gradients.values()))))
-        if not self._is_local:
-            comm.all_reduce(total, group=self._group)
-        for grad in gradients.values():
-            grad.copy_(total)
-
-
-def copy_axes(topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the axes along which dense parameters are copied, and those along which experts are; needs no rank.
-
-    >>> copy_axes(Topology([("dp", 2), ("ep", 2), ("cp", 2), ("tp", 2)]))
-    (('dp', 'ep', 'cp'), ('dp', 'cp'))
-    >>> copy_axes(Topology([("dp", 4), ("tp", 2)], edp=2))
-    (('dp',), ('edp',))
-
-    Raises:
-        ValueError: `edp=` counts other ranks than those with other data.
-    """
-    dense = tuple(axis for axis in DATA_AXES if axis in topology.names)
-    if not topology.edp:
-        return dense, tuple(axis for axis in dense if axis != "ep")
-    if {axis for axis in topology.experts_over if topology.size(axis) > 1} != {
-        a for a in dense if topology.size(a) > 1
-    }:
-        raise ValueError(
-            f"edp= counts the copies of an expert among all ranks with other data, got {topology.shape} ranks with "
-            f"experts_over={topology.experts_over}; use experts_over={dense}"
-        )
-    return dense, ("edp",)
+    if len(copies) < 2 and (not copies or len(ranks) == 1):
+        return  # the weight is frozen, or nobody else has it
+    total = sum(counted, torch.zeros_like(copies[0]))
+    if len(ranks) > 1:
+        comm.all_reduce(total, group=group_of(ranks))
+    for copy in copies:
+        copy.copy_(total)
 
 
 def broadcast_over(tensor: Tensor, copies: CopyGroups) -> None:
@@ -396,24 +278,20 @@ def sharing_ranks(layer: nn.Module) -> tuple[int, ...]:
     return members(sharers.group) if sharers else ()
 
 
-def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> CopyGroups:
-    """The copies on this rank's node, and the ranks with the same shard on the others."""
-    mine = mesh.ranks(*axes)
-    if mesh.topology.ranks_per_node is None:
+def _copy_groups(mesh: Mesh, axes: tuple[str, ...], hybrid: bool) -> CopyGroups:
+    if not hybrid:
+        return CopyGroups(mesh.group(*axes))
+    shards, replicas = copy_ranks(mesh, axes, hybrid)
+    return CopyGroups(group_of(shards), group_of(replicas) if replicas else None)
+
+
+def _check_tied(module: nn.Module, program: Program | None) -> None:
+    names, stages = tied_names(module), numbered_stages(module) or {}
+    if program is None and not names.keys() <= stages.keys():
         raise ValueError(
-            f"hybrid ZeRO shards within nodes, got {mesh.topology.shape} ranks; give the topology ranks_per_node="
+            f"stages {sorted(names)} hold one weight, and stages {sorted(stages)} are here; give the optimizer the "
+            "Mesh and the program, which say where the others are"
         )
-    parts = mesh.topology.parts_by_node(*axes)
-    shards = [ranks for each in parts for ranks in each]
-    replicas = [ranks for each in parts for ranks in zip(*each, strict=True)]
-    within, across = (_make(parts, mesh.global_rank) for parts in (shards, replicas))
-    return CopyGroups(within, across if len(members(within)) < len(mine) else None)
-
-
-def _make(all_ranks: list[tuple[int, ...]], rank: int) -> Group | None:
-    """Make groups, as every rank of the world does, and return the one with this rank, if there is one."""
-    made = [comm.new_group(ranks) for ranks in all_ranks]
-    return next((group for group, ranks in zip(made, all_ranks, strict=True) if rank in ranks), None)
 
 
 def _check_program(mesh: Mesh, program: Program | None) -> None:
@@ -432,36 +310,13 @@ def _stages(module: nn.Module, program: Program | None, pp_rank: int) -> Mapping
     named = numbered_stages(module)
     if named is not None or program is None:
         return named or {}
-    here = [stage for stage, ranks in holders_of(program).items() if pp_rank in ranks]
+    here = [stage for stage, ranks in program.holders.items() if pp_rank in ranks]
     if len(here) != 1:
         raise ValueError(
             f"rank {pp_rank} of program {program.name!r} holds stages {here}, and {type(module).__name__} does not say "
             "which is which; give it `stages`, a dictionary or nn.ModuleDict from each number to its module"
         )
     return {here[0]: module}
-
-
-def _tied(module: nn.Module) -> dict[nn.Parameter, str]:
-    """The weights that an earlier stage holds too, with the name there."""
-    stages = numbered_stages(module) or {}
-    names = tied_names(module)
-    first, *others = sorted(names) or [-1]
-    found = {stages[index].get_parameter(names[index]): names[first] for index in others if index in stages}
-    if first in stages and names:
-        found.pop(stages[first].get_parameter(names[first]), None)
-    return found
-
-
-def holders_of(program: Program | None) -> dict[int, tuple[int, ...]]:
-    """Return the ranks of a pipeline that hold each stage.
-
-    >>> holders_of(Program.parse("two stages", ["0F0 0B0", "1F0 1B0"]))
-    {0: (0,), 1: (1,)}
-    """
-    found: dict[int, set[int]] = {}
-    for (stage, _), rank in program.placement.items() if program else ():
-        found.setdefault(stage, set()).add(rank)
-    return {stage: tuple(sorted(ranks)) for stage, ranks in found.items()}
 
 
 def numbered_stages(module: nn.Module) -> Mapping[int, nn.Module] | None:

@@ -300,8 +300,8 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             hyperparameters: further arguments of the optimizer's class, such as `momentum=0.9` of torch.optim.SGD.
 
         Raises:
-            ValueError: no parameter needs a gradient, one is in no group or in several, a number is out of its range,
-                or as `ModelSpec`; ranks of a group hold other shards of a layer than this rank, for one.
+            ValueError: no parameter needs a gradient, one is complex, one is in no group or in several, a number is out
+                of its range, or as `ModelSpec`; ranks of a group hold other shards of a layer than this rank, for one.
             TypeError: the optimizer has no such argument.
         """
         if reduce not in ("mean", "sum"):
@@ -343,8 +343,8 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         ]
         self.reducer = self._take(module)
         self.reducer.divisor = self.spec.num_data_ranks() if reduce == "mean" else 1
-        self.reducer.sums_tied = bool(self.spec.tied.stage_of)
-        self.reducer.sums_partial = bool(self.spec.partial)
+        self.reducer.sums_tied = any(found.tied for found in self.spec.parameters.values())
+        self.reducer.sums_partial = any(found.partial for found in self.spec.parameters.values())
 
     @abstractmethod
     def _take(self, module: nn.Module) -> Reducer:
@@ -504,6 +504,12 @@ def _param_groups(names: dict[nn.Parameter, str], params: Iterable[Any] | None) 
     trained = [parameter for parameter in names if parameter.requires_grad]
     if not trained:
         raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
+    for parameter in trained:
+        if parameter.is_complex():  # the norm, moments and rounding would lose the imaginary part
+            raise ValueError(
+                f"{names[parameter]} is {parameter.dtype}, and gradients are taken for real numbers; train "
+                "torch.view_as_real of its values, and call torch.view_as_complex in the forward"
+            )
     listed = trained if params is None else list(params)
     groups = listed if all(isinstance(group, dict) for group in listed) else [{"params": listed}]
     groups = [{**group, "params": _listed(group["params"])} for group in groups]

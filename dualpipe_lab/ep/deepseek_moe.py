@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm import P2P
-from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.comm.groups import Group, group_of, members
+from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.ep.expert_rules import check_groups
 from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
@@ -165,7 +165,7 @@ def update_biases(
         speed: gamma, the change of an expert's bias per step; a router without biases has its load returned alone.
         data: all ranks with different data and the same layers (default: the world); one message for all layers.
         program: of the pipeline.  Copies of a stage (DualPipe) count the microbatches of one direction each: their
-            loads are added too, in one message to each rank with a copy.  All ranks of `pp` call this.
+            loads are added too, in one message of the ranks with a copy.  All ranks of `pp` call this.
         pp: the ranks of the program (default: the world).
 
     Returns:
@@ -203,7 +203,7 @@ def _routers(module: nn.Module) -> list[DeepSeekRouter]:
 
 def _check_stages(model: nn.Module | Mapping[int, nn.Module], program: Program, pp: Group | None) -> None:
     rank = comm.get_rank(pp)
-    placed = sorted({stage for (stage, _), holder in program.placement.items() if holder == rank})
+    placed = sorted(stage for stage, holders in program.holders.items() if rank in holders)
     if not isinstance(model, Mapping) or sorted(model) != placed:
         given = f"stages {sorted(model)}" if isinstance(model, Mapping) else f"a {type(model).__name__}"
         raise ValueError(
@@ -213,24 +213,12 @@ def _check_stages(model: nn.Module | Mapping[int, nn.Module], program: Program, 
 
 def _add_copies(loads: dict[int, Tensor], program: Program, pp: Group | None) -> None:
     """Add the loads that other ranks of the pipeline have counted in their copies of these stages, in place."""
-    rank, ranks = comm.get_rank(pp), members(pp)
-    shared: dict[int, set[int]] = {}  # by rank of the pipeline: the stages that it holds too
-    for (stage, _), holder in program.placement.items():
-        if stage in loads and holder != rank:
-            shared.setdefault(holder, set()).add(stage)
-    received, messages = {}, []
-    for holder, stages in sorted(shared.items()):
-        local = torch.cat([loads[stage] for stage in sorted(stages)])
-        if len(local):
-            received[holder] = torch.empty_like(local)
-            messages += [P2P("isend", local, ranks[holder], label="expert loads")]
-            messages += [P2P("irecv", received[holder], ranks[holder])]
-    for work in comm.batch_isend_irecv(messages, pp):
-        work.wait()
-    for holder, values in received.items():
-        both = sorted(shared[holder])
-        for stage, part in zip(both, values.split([len(loads[stage]) for stage in both]), strict=True):
-            loads[stage] += part
+    ranks, shared = members(pp), dict[tuple[int, ...], list[Tensor]]()
+    for stage, load in loads.items():
+        if len(program.holders[stage]) > 1 and len(load):
+            shared.setdefault(program.holders[stage], []).append(load)
+    for holders, those in sorted(shared.items(), key=lambda found: found[0]):
+        all_reduce_together_async(those, group_of([ranks[rank] for rank in holders])).wait()
 
 
 def bias_step(load: Tensor, speed: float) -> Tensor:

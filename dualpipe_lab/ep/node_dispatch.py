@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.comm.groups import Group, group_of, members
 from dualpipe_lab.ep.all_to_all import (
     all_to_all_rows_async,
     combine,
@@ -52,9 +52,7 @@ class NodeGroups:
             raise ValueError(f"nodes divide the ranks, got {len(ranks)} ranks on {num_nodes} nodes")
         size, position = len(ranks) // num_nodes, ranks.index(comm.get_rank())
         first = position // size * size
-        inter_node = comm.new_group(ranks[position % size :: size], members_only=True)
-        intra_node = comm.new_group(ranks[first : first + size], members_only=True)
-        return cls(inter_node, ExpertParallel(intra_node))
+        return cls(group_of(ranks[position % size :: size]), ExpertParallel(group_of(ranks[first : first + size])))
 
     @property
     def num_nodes(self) -> int:

@@ -158,7 +158,7 @@ class PlanFields:
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of pp that hold a stage: under DualPipe two."""
-        return (0,) if self.pp == 1 else self._pipeline.holders[stage]
+        return (0,) if self.pp == 1 else self._pipeline.program.holders[stage]
 
     @property
     def element_bytes(self) -> int:
@@ -235,7 +235,6 @@ def _registered_name(schedule: str) -> str:
 class _Pipeline(NamedTuple):
     program: "Program"
     stages: tuple[tuple[int, ...], ...]  # of each rank
-    holders: tuple[tuple[int, ...], ...]  # the ranks of each stage
     routes: tuple[tuple[tuple[int, ...], int], ...]  # the ranks of a microbatch's stages, and how many take them
     has_pairs: bool
 
@@ -259,9 +258,8 @@ def _pipeline(schedule: str, pp: int, num_microbatches: int, chunks: int | None)
             f"one of {', '.join(free)}"
         )
     stages = tuple(tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(pp))
-    holders = tuple(tuple(rank for rank in range(pp) if stage in stages[rank]) for stage in range(program.num_stages))
     has_pairs = any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
-    return _Pipeline(program, stages, holders, tuple(sorted(Counter(routes(program)).items())), has_pairs)
+    return _Pipeline(program, stages, tuple(sorted(Counter(routes(program)).items())), has_pairs)
 
 
 def _is_count(value: object) -> bool:

@@ -47,11 +47,11 @@ def gradients(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
 
 
 def mirrors(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
-    """Return the exchange of gradients between the two copies of a stage: under ZeRO-2 and 3 of shards."""
+    """Return the sums of gradients over the two copies of a stage: under ZeRO-2 and 3 of shards."""
     calls, here, held = Calls(rank), plan.topology.at(rank), Counter[int]()
     me, ranks = here.rank("pp"), here.ranks("pp")
-    others = [(stage, other) for stage in plan.stages(me) for other in plan.holders(stage) if other != me]
-    if not others:
+    copied = [stage for stage in plan.stages(me) if len(plan.holders(stage)) > 1]
+    if not copied:
         return calls
     if plan.zero < 2:
         for part in parts_of(plan, config, rank):
@@ -61,9 +61,9 @@ def mirrors(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
             for piece in bucket.layout.tensors_in(bucket.ranks.index(rank)):
                 held[bucket.parts[piece.tensor].stage] += piece.stop - piece.start
     _, grad_bytes, *_ = NUMBER_BYTES[plan.precision]
-    for stage, other in others:
+    for stage in copied:
         if held[stage]:  # a shard may hold none of a stage, and a stage no layers
-            calls.exchange(ranks, ranks[other], held[stage] * grad_bytes)
+            calls.all_reduce(tuple(ranks[holder] for holder in plan.holders(stage)), held[stage], grad_bytes)
     return calls
 
 

@@ -146,10 +146,11 @@ def routers(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
         return calls
     ranks = here.ranks(*plan.copy_axes) if plan.copy_axes else (rank,)
     calls.all_reduce(ranks, num_routers * config.num_experts, COUNT_BYTES)
-    shared = Counter[int]()  # by rank of pp with copies: the routers of those
+    shared = Counter[tuple[int, ...]]()  # by the ranks of pp with copies: the routers of those
     for stage in stages:
-        shared.update({other: len(sparse[stage]) for other in plan.holders(stage) if other != here.rank("pp")})
-    for other, count in shared.items():
-        if count:
-            calls.exchange(here.ranks("pp"), here.ranks("pp")[other], count * config.num_experts * COUNT_BYTES)
+        shared[plan.holders(stage)] += len(sparse[stage])
+    for holders, count in shared.items():
+        if len(holders) > 1 and count:
+            mirrored = tuple(here.ranks("pp")[holder] for holder in holders)
+            calls.all_reduce(mirrored, count * config.num_experts, COUNT_BYTES)
     return calls

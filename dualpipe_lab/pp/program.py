@@ -170,6 +170,18 @@ class Program:
         }
 
     @cached_property
+    def holders(self) -> dict[int, tuple[int, ...]]:
+        """The ranks that hold each stage; two of them are mirrors.
+
+        >>> Program.parse("two stages", ["0F0 0B0", "1F0 1B0"]).holders
+        {0: (0,), 1: (1,)}
+        """
+        found: dict[int, set[int]] = {}
+        for (stage, _), rank in self.placement.items():
+            found.setdefault(stage, set()).add(rank)
+        return {stage: tuple(sorted(ranks)) for stage, ranks in found.items()}
+
+    @cached_property
     def is_lowered(self) -> bool:
         """Whether the program contains sends or receives."""
         return any(action.kind in MESSAGE_KINDS for action in self)

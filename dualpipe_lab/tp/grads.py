@@ -6,35 +6,31 @@ Out: gradients that are equal on all replicas.  The norm is that of `dualpipe_la
   sharded: linear layers    other shards          complete               a sum over tp
   replicated: norms         the same              complete or partial    once; summed over tp, it would count t times
   replicas of a KV head    t / a_kv of each      complete or partial    the first rank's alone
-A replicated weight that each rank uses for other tokens or other heads has a partial gradient on each.  Layers sum it
-in their backward; with `TensorParallel(coalesce=True)` they leave it to `sum_partial_gradients`, which is called after
-the last backward of a step and sends
-  2 (t - 1) / t * bytes of these gradients, once per step instead of once per backward.
-An optimizer of `dualpipe_lab.dp` over a `Mesh` needs no such call: it sums its own shards of them along tp.
-Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads` in finalize_model_grads.py; for the norm
-`param_is_not_tensor_parallel_duplicate`.
+Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads`; for the norm `param_is_not_tensor_parallel_duplicate`.
 Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm.
 """
 
-from collections.abc import Iterable
-
-import torch
 from torch import Tensor, nn
 
-from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.comm.groups import Group, group_of, members
+from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.grad_ready import synchronizers_of
 
 
 def sum_partial_gradients(model: nn.Module) -> None:
     """Sum the gradients that layers with `coalesce` left partial: one message per group of ranks.
 
-    Every rank calls this once per step, after its last backward and before anything reads the gradients.  An optimizer
-    over a `Mesh` sums them itself, behind the data ranks, and this leaves its parameters alone.
+    A replicated weight that each rank uses for other tokens or other heads has a partial gradient on each.  Layers sum
+    it in every backward; with `TensorParallel(coalesce=True)` they leave it to this function, which every rank calls
+    once per step, after its last backward and before anything reads the gradients.  It sends 2 (t - 1) / t times their
+    bytes.  An optimizer over a `Mesh` sums them itself, behind the data ranks, and this leaves its parameters alone.
     """
-    summed_later = {p for p in model.parameters() for owner in synchronizers_of(p) if owner.sums_partial}
-    partial = [(group, p.grad) for p, group in partial_of(model).items() if p not in summed_later]
-    sum_in_groups((group, grad) for group, grad in partial if grad is not None)
+    by_ranks: dict[tuple[int, ...], list[Tensor]] = {}
+    for parameter, group in partial_of(model).items():
+        if parameter.grad is not None and not any(owner.sums_partial for owner in synchronizers_of(parameter)):
+            by_ranks.setdefault(members(group), []).append(parameter.grad)
+    for ranks, grads in by_ranks.items():
+        all_reduce_together_async(grads, group_of(ranks)).wait()
 
 
 def partial_of(module: nn.Module) -> dict[nn.Parameter, Group | None]:
@@ -44,15 +40,3 @@ def partial_of(module: nn.Module) -> dict[nn.Parameter, Group | None]:
         for layer in module.modules()
         for name, group in (getattr(layer, "partial", None) or {}).items()
     }
-
-
-def sum_in_groups(partial: Iterable[tuple[Group | None, Tensor]]) -> None:
-    """Sum each tensor over its group, in place: one message for all that have the same ranks."""
-    by_ranks: dict[tuple[int, ...], tuple[Group | None, list[Tensor]]] = {}
-    for group, tensor in partial:
-        by_ranks.setdefault(members(group), (group, []))[1].append(tensor)
-    for group, tensors in by_ranks.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        comm.all_reduce(flat, group=group)
-        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(total.view_as(tensor))

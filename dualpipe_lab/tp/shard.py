@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.comm.groups import Group, group_of, members
 from dualpipe_lab.sharding import shard_slice
 
 
@@ -59,7 +59,7 @@ class TensorParallel:
         return part.start, part.stop
 
     def neighbours(self, num_ranks: int) -> Group:
-        """Make a group of `num_ranks` consecutive ranks, this rank among them.
+        """Return the group of `num_ranks` consecutive ranks, this rank among them.
 
         All ranks of the tp group call this, in the same order as they make their other groups.
 
@@ -69,7 +69,7 @@ class TensorParallel:
         if self.size % num_ranks:
             raise ValueError(f"{self.size} ranks do not divide into groups of {num_ranks}")
         first = self.rank // num_ranks * num_ranks
-        return comm.new_group(members(self.group)[first : first + num_ranks], members_only=True)
+        return group_of(members(self.group)[first : first + num_ranks])
 
 
 def ranks_of(tp: TensorParallel | None) -> TensorParallel:

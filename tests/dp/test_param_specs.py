@@ -8,8 +8,8 @@ from zero_runs import STAGES
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.ddp import DDP
-from dualpipe_lab.dp.param_specs import copy_axes
 from dualpipe_lab.dp.sharded import full_weights
+from dualpipe_lab.dp.sums import copy_axes
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3

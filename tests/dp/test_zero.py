@@ -98,6 +98,8 @@ def test_misuse_is_named():
                 misused(build(stage, Blocks(), {}), lambda optimizer: optimizer.step())
             with pytest.raises(ValueError, match="no parameter needs a gradient"):
                 build(stage, Blocks().requires_grad_(False), {})
+            with pytest.raises(ValueError, match=r"weight is torch.complex128.*train torch.view_as_real"):
+                build(stage, Blocks().to(torch.complex128), {})
             if stage is not Zero3:  # which sums in every backward, however many there are
                 with pytest.raises(ValueError, match="backward number 2 of the step, and num_backwards=1"):
                     misused(build(stage, Blocks(), {}), lambda optimizer: None)

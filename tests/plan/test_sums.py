@@ -12,7 +12,9 @@ V3 = V3MoEConfig(num_layers=4, balance=0.0)
 
 
 def sums(plan, config, kind):
-    return [(one.along, one.ranks, one.num_groups) for one in plan.sums(config).of(kind).sums]
+    """Why, the ranks of the first group, and how many groups there are."""
+    row = plan.sums(config).of(kind)
+    return [(one.why, one.ranks, row.num_ranks // len(one.ranks)) for one in row.sums]
 
 
 def test_dense_weights_are_summed_over_every_data_axis_and_experts_over_their_copies():
@@ -54,7 +56,7 @@ def test_mirrors_add_before_the_data_ranks_and_tied_stages_add_too():
 
 def test_a_second_token_shares_the_embedding_between_two_stages():
     plan = lab.Plan(pp=2, dp=2, mtp=0.3)
-    assert sums(plan, V3, "tied embedding") == [("dp", (0, 1), 1), ("tied stages", (0, 2), 2)]
+    assert sums(plan, V3, "tied embedding") == [("dp", (0, 1), 2), ("tied stages", (0, 2), 2)]
     assert sums(plan, V3, "second token's projection") == [("dp", (2, 3), 1)]
     assert sums(plan, V3, "head") == [("dp", (2, 3), 1)]
     assert sums(lab.Plan(dp=2, mtp=0.3), V3, "embedding") == [("dp", (0, 1), 1)]
@@ -93,12 +95,12 @@ def test_the_table_prints_and_shows_and_a_plan_that_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("config", [LLAMA, V3])
 def test_the_axes_are_those_over_which_the_optimizers_sum(config):
-    from dualpipe_lab.dp.param_specs import copy_axes
+    from dualpipe_lab.dp.sums import copy_axes
 
     for plan in lab.Plan.all(config, 8, zeros=[0], schedule_names=["1f1b"]):
         dense, experts = (set(axes) - {"edp"} for axes in copy_axes(plan.topology))
         assert set(plan.copy_axes) == {axis for axis in dense if plan.topology.size(axis) > 1}
         if config is V3:
-            along = {one.along for one in plan.sums(config).of("experts").sums if one.along != "tp"}
+            along = {one.why for one in plan.sums(config).of("experts").sums if one.why != "tp"}
             found = set(" x ".join(along).split(" x ")) - {"", "edp"}
             assert found == {axis for axis in experts if plan.topology.size(axis) > 1}

@@ -5,12 +5,6 @@ Chapter: book/ep/smoe.  In: `x_TD`, the router's weights and choices.  Out: `y_T
   rows       R = T k on average are received; at most e T min(k, E / e)
   memory     y_TKD on the source, for the gradient of the weights; R (h + 2 f) on the rank of the experts
 One rank is the case e = 1 of the same code.  A rank without tokens takes part in every exchange.
-`reduce_gradients` takes different groups for the sum, and one divisor for the mean:
-  parameter          replicated on      sum over     divided by
-  router, shared     every data rank    dp = edp e   the tokens of all ranks
-  experts            edp ranks          edp          the tokens of all ranks
-An expert's gradient contains the tokens of all e ranks of its ep group before any reduction.  So it is summed over
-fewer ranks, and divided by the same number.  A mean over the edp ranks would be e times too large.
 The layer in pieces, without autograd, for schedules that put other work between them (legend: T tokens of this rank,
 K experts per token, S = T K slots, R received rows, D hidden, F inner, E experts of this rank; `splits` are
 routes.splits, and `back` is routes.splits.transposed):
@@ -31,13 +25,13 @@ scaled by 1 / dp; torchtitan moe.py; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 2020 (arXiv 2006.16668), section 3.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.dp.buckets import all_reduce_together_async, dense_grad
 from dualpipe_lab.ep.all_to_all import combine_async, dispatch_async
 from dualpipe_lab.ep.moe import operators
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights
@@ -182,6 +176,10 @@ def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
 def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data: Group | None = None) -> None:
     """All-reduce every gradient to that of the mean loss over all tokens; a missing gradient counts as zeros.
 
+    Router and shared expert are summed over all dp = edp e data ranks, experts over their edp ranks.  An expert's
+    gradient contains the tokens of all e ranks of its ep group before any reduction, so it is divided by the same
+    number; a mean over the edp ranks would be e times too large.
+
     Args:
         model: after the backward of the loss summed over this rank's tokens.
         ep: the groups of its experts.
@@ -193,23 +191,10 @@ def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data
     """
     if num_tokens < 1:
         raise ValueError(f"a mean needs tokens, got {num_tokens} on all ranks together; skip the step")
-    sharded = {id(parameter) for parameter in expert_parameters(model)}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _reduce([p for p in trained if id(p) not in sharded], data, num_tokens)
-    experts = [p for p in trained if id(p) in sharded]
-    _reduce(experts, ep.edp_group, num_tokens, is_alone=ep.edp_group is None)
-
-
-def _reduce(parameters: Sequence[nn.Parameter], group: Group | None, num_tokens: int, is_alone: bool = False) -> None:
-    """Sum the gradients in one message per type of element, then divide."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-        grads = [p.grad for p in parameters if p.grad is not None and p.dtype == dtype]
-        flat = torch.cat([grad.flatten() for grad in grads])
-        if not is_alone:
-            comm.all_reduce(flat, group=group)
-        flat /= num_tokens
-        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
+    sharded = {*expert_parameters(model)}
+    grads = {parameter: dense_grad(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    all_reduce_together_async([grad for p, grad in grads.items() if p not in sharded], data).wait()
+    if ep.edp_group is not None:
+        all_reduce_together_async([grad for p, grad in grads.items() if p in sharded], ep.edp_group).wait()
+    for grad in grads.values():
+        grad /= num_tokens

@@ -109,8 +109,7 @@ def _takes_part(model: Model, stage: TransformerStage, number: int) -> bool:
         return False
     if not isinstance(model, RankModel) or model.program is None:
         return True
-    holders = [rank for (placed, _), rank in model.program.placement.items() if placed == number]
-    return stage.mesh.rank("pp") == min(holders)
+    return stage.mesh.rank("pp") == model.program.holders[number][0]
 
 
 def _is_first(stage: TransformerStage, *axes: str) -> bool:

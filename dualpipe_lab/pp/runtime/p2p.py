@@ -3,7 +3,7 @@
 In: a program, a group.  Out: arguments for `comm.isend` and `comm.irecv`.
   tags    on GLOO every message of a step has its own, so two ranks need not launch their messages in one order
   NCCL    has no tags: the messages between two ranks, both directions together, complete in the order of their launch.
-          Then no receive is prefetched, and gradients are exchanged after the step.  A batch has no order within it
+          Then no receive is prefetched, and mirrors add their gradients after the step.  A batch has no order within it
   shapes  are read by the host, so they travel between CPUs on any backend, with tags
   sends   a send keeps its tensor until the receiver has it; `MAX_UNCHECKED_SENDS` to one rank are left unchecked
 """
@@ -79,10 +79,6 @@ class PipelineP2P:
     def signatures_tag(self, direction: int) -> int:
         """Return the tag of the signatures of a direction's microbatches."""
         return _TAGS_PER_RESULT * self._num_results + direction
-
-    def grads_tag(self, stage: int, number: int = 0) -> int:
-        """Return the tag of one of the gradient buffers of a stage that several ranks hold."""
-        return 0 if self.in_order else _TAGS_PER_RESULT * (self._num_results + stage) + self._num_results + number
 
     def _tag(self, action: Action, number: int) -> int:
         stage, kind, microbatch = action

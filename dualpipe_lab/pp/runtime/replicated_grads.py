@@ -2,23 +2,16 @@
 
 Chapter: book/pp/dualpipe.  In: partial gradients.  Out: the same sum on every rank, bit for bit.
   mirrors   a stage on two ranks, one per direction (Easy-DualPipe, DualPipe).  Each rank has the gradient of half of
-            the microbatches, and sends it once: the bytes of the weights of its stages
+            the microbatches; an all-reduce of the two sends it once: the bytes of the weights of its stages
   tied      one weight in two stages (embedding and output layer).  Each stage has the gradient of one of its two uses
-All ranks add the gradients in one order, so equal weights stay equal.  All ranks also launch the exchanges in one
-order, by stage, source and target, and on NCCL, which has no tags, only after the step.  Where data parallelism shards
-the gradients while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
+An all-reduce gives all ranks the same bits, so equal weights stay equal.  Where data parallelism shards the gradients
+while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
 Elsewhere: DeepSeek's DualPipe leaves the mirrors to the caller; Megatron all-reduces tied embeddings.
-`GradientSync` tells data parallelism, whose synchronizers it finds by the hooks on the parameters, when the backward
-of a microbatch through a stage begins and ends (B, or W where it is split), and when a stage has its last gradient:
-with mirrors to add, when both copies have been added.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import permutations, product
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from math import isclose
-from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 import torch
@@ -27,56 +20,56 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
-from dualpipe_lab.comm.groups import members
+from dualpipe_lab.comm.groups import group_of, members
+from dualpipe_lab.dp.buckets import all_reduce_together_async, dense_grad
+from dualpipe_lab.dp.param_specs import sum_stages
+from dualpipe_lab.dp.sums import sum_of_mirrors, sum_of_tied, tied_ranks
 from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards_of, synchronizers_of
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.program import Action, B, I, Program, W
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage
 
-Grads: TypeAlias = list[tuple[nn.Parameter | None, Tensor]]  # full gradients with their parameter, shards without
-
-
-class _Exchange(NamedTuple):
-    """Gradients of one type, and the same as one flat tensor for each rank that holds them."""
-
-    grads: Grads
-    by_rank: dict[int, Tensor]
-
 
 def has_copies(program: Program) -> bool:
     """Return whether a program has a stage that several ranks hold, as DualPipe's do."""
-    return any(len(ranks) > 1 for ranks in _holders(program).values())
-
-
-def _holders(program: Program) -> dict[int, list[int]]:
-    holders: defaultdict[int, set[int]] = defaultdict(set)
-    for (stage, _), rank in program.placement.items():
-        holders[stage].add(rank)
-    return {stage: sorted(ranks) for stage, ranks in holders.items()}
+    return any(len(ranks) > 1 for ranks in program.holders.values())
 
 
 class ReplicatedGrads:
     """Sums the gradients of one rank's stages that other ranks hold too.
 
     Attributes:
+        mirrors: the sum of each stage that another rank holds too, by stage, in the order of their launch.
         is_summed: whether the gradients are sums over the copies, until the next step begins.
         num_microbatches: of a step.
     """
 
     def __init__(self, program: Program, rank: int, p2p: PipelineP2P, modules: Mapping[int, nn.Module]) -> None:
         self._rank, self._p2p, self._modules = rank, p2p, modules
-        self._holders = _holders(program)
+        self._holders, self.num_microbatches = program.holders, program.num_microbatches
         self.is_summed = False
         self._tied: list[Mapping[int, str]] = []  # summed since the last step began
-        self._started: dict[int, list[Pending[_Exchange]]] = {}  # by stage, one per type
-        self.num_microbatches = program.num_microbatches
+        self._complete: set[int] = set()  # stages of this step with their last gradient
+        self._started: dict[int, Pending[None]] = {}  # by stage
+        # both mirrors launch their sums in one order: that in which the first of them ends its stages
+        ends = {
+            stage: max(at for at, action in enumerate(program.actions(ranks[0])) if action.stage == stage)
+            for stage, ranks in self._holders.items()
+            if stage in modules and len(ranks) > 1
+        }
+        self.mirrors = {
+            stage: sum_of_mirrors(
+                stage, self._on_pipeline(self._holders[stage]), (name for name, _ in modules[stage].named_parameters())
+            )
+            for stage in sorted(ends, key=lambda stage: (ends[stage], stage))
+        }
 
     def is_replicated(self, stage: int) -> bool:
         """Whether another rank holds a stage too."""
-        return self.holders(stage) != [self._rank]
+        return stage in self.mirrors
 
-    def holders(self, stage: int) -> list[int]:
+    def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of the pipeline that hold a stage."""
         return self._holders[stage]
 
@@ -115,40 +108,26 @@ class ReplicatedGrads:
         self.is_summed, self._tied = False, []
 
     def start(self, stage: int) -> None:
-        """Launch the exchange of a stage's gradients with its mirrors; on NCCL, leave it to `finish`."""
+        """Launch the sum of a stage's gradients with its mirrors; on NCCL, leave it to `finish`."""
+        self._complete.add(stage)
         if not self._p2p.in_order:
-            self._launch(stage)
+            self._launch()
 
-    def _launch(self, stage: int) -> None:
-        if stage in self._started or not self.is_replicated(stage):
-            return
-        self._started[stage] = []
-        for number, grads in enumerate(_grads(self._modules[stage])):
-            local = torch.cat([grad.flatten() for _, grad in grads])
-            by_rank = {self._rank: local}
-            messages = []
-            tag = self._p2p.grads_tag(stage, number)
-            for source, target in permutations(self._holders[stage], 2):
-                if target == self._rank:
-                    by_rank[source] = torch.empty_like(local)
-                    messages.append(self._p2p.receive(by_rank[source], source, tag))
-                elif source == self._rank:
-                    messages.append(self._p2p.send(local, target, tag, f"gradients of stage {stage}"))
-            receives = self._p2p.launch(messages)
-            self._started[stage].append(Pending(receives, partial(_Exchange, grads, by_rank)))
+    def _launch(self) -> None:
+        """Launch the sums of the stages that are complete, each behind those before it."""
+        for stage in takewhile(self._complete.__contains__, self.mirrors):
+            if stage not in self._started:
+                grads = _grads(self._modules[stage])
+                self._started[stage] = all_reduce_together_async(grads, group_of(self.mirrors[stage].ranks))
 
     def finish(self) -> None:
-        """Sum the gradients of all mirrors; launch the exchanges that were not started."""
-        for stage in sorted(self._modules):
-            self._launch(stage)
-        exchanges = [pending.wait() for pendings in self._started.values() for pending in pendings]
-        self._p2p.wait_for_sends()
-        for grads, by_rank in exchanges:
-            total = _sum([by_rank[rank] for rank in sorted(by_rank)])
-            summed = total.split([grad.numel() for _, grad in grads])
-            for (parameter, grad), new in zip(grads, summed, strict=True):
-                _set(parameter, grad, new.view_as(grad))
+        """Sum the gradients of all mirrors; launch the sums that were not started."""
+        self._complete.update(self.mirrors)
+        self._launch()
+        for pending in self._started.values():
+            pending.wait()
         self._started.clear()
+        self._complete.clear()
         self.is_summed = True
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
@@ -156,43 +135,18 @@ class ReplicatedGrads:
 
         A frozen weight has none: it is frozen in all of its stages, or in none.
         """
-        here = [
-            (stage, self._modules[stage].get_parameter(name)) for stage, name in names.items() if stage in self._modules
-        ]
-        local = {stage: parameter for stage, parameter in here if parameter.requires_grad}
-        grads = {stage: _grad(parameter) for stage, parameter in local.items()}
-        if not local:
-            return
-        like = next(iter(grads.values()))
-        messages = []
-        for target, stage in product(range(self._p2p.num_ranks), sorted(names)):
-            source = self._source(target, stage, names) if self._is_tied(target, names) else target
-            tag = self._p2p.grads_tag(stage)
-            if source == target:
-                continue
-            if target == self._rank:
-                grads[stage] = torch.empty_like(like)
-                messages.append(self._p2p.receive(grads[stage], source, tag))
-            elif source == self._rank:
-                messages.append(self._p2p.send(grads[stage], target, tag, f"tied weight of stage {stage}"))
-        for receive in self._p2p.launch(messages):
-            receive.wait()
-        self._p2p.wait_for_sends()
-        total = _sum([grads[stage] for stage in sorted(names)])
-        for parameter in local.values():
-            _set(parameter, _grad(parameter), total)
+        here = {
+            stage: self._modules[stage].get_parameter(names[stage]) for stage in names.keys() & self._modules.keys()
+        }
+        grads = {stage: dense_grad(here[stage]) for stage in sorted(here) if here[stage].requires_grad}
+        one = sum_of_tied(self._on_pipeline(tied_ranks(self._holders, names, self._rank)), names.values())
+        is_alone = len(one.ranks) == 1  # else of mirrors, which have been added, the first one counts
+        counted = [grad for stage, grad in grads.items() if is_alone or self._holders[stage][0] == self._rank]
+        sum_stages([*grads.values()], counted, one.ranks)
         self._tied.append(names)
 
-    def _is_tied(self, rank: int, names: Mapping[int, str]) -> bool:
-        return any(rank in self._holders[stage] for stage in names)
-
-    def _source(self, rank: int, stage: int, names: Mapping[int, str]) -> int:
-        """Return the rank from which `rank` gets the gradient of `stage`: itself, or a holder in its direction."""
-        holders = self._holders[stage]
-        if rank in holders:
-            return rank
-        same_stage = next(self._holders[other] for other in sorted(names) if rank in self._holders[other])
-        return holders[same_stage.index(rank) % len(holders)]
+    def _on_pipeline(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(self._p2p.global_ranks[rank] for rank in ranks)
 
 
 def _unlike(mine: Mapping[int, object], every: Sequence[Mapping[int, object]]) -> Iterator[tuple[int, int]]:
@@ -201,17 +155,17 @@ def _unlike(mine: Mapping[int, object], every: Sequence[Mapping[int, object]]) -
         yield from ((rank, stage) for stage in sorted(mine.keys() & others.keys()) if mine[stage] != others[stage])
 
 
-def _grads(module: nn.Module) -> list[Grads]:
-    """Return the gradients in lists of one type each: full gradients, or the shards that this rank keeps."""
-    lists: defaultdict[torch.dtype, Grads] = defaultdict(list)
+def _grads(module: nn.Module) -> list[Tensor]:
+    """Return the gradients: full ones, or the shards that this rank keeps."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     pieces = grad_shards_of(trained)
+    found = []
     for parameter in trained:
         if parameter not in pieces:
-            lists[parameter.dtype].append((parameter, _grad(parameter)))
+            found.append(dense_grad(parameter))
         elif (piece := pieces[parameter]) is not None:
-            lists[parameter.dtype].append((None, piece.values))
-    return list(lists.values())
+            found.append(piece.values)
+    return found
 
 
 def _zero(parameters: Iterable[nn.Parameter]) -> None:
@@ -243,28 +197,13 @@ def _span(piece: GradShard | None) -> tuple[int, int]:
     return (0, 0) if piece is None else (piece.start, len(piece.values))
 
 
-def _grad(parameter: Tensor) -> Tensor:
-    """Return a contiguous gradient; zeros for a parameter that no microbatch of this rank has used."""
-    if parameter.grad is None:
-        return torch.zeros_like(parameter)
-    return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad.contiguous()
-
-
-def _set(parameter: nn.Parameter | None, grad: Tensor, total: Tensor) -> None:
-    if parameter is None:  # a shard, in place
-        grad.copy_(total)
-    elif parameter.grad is None or parameter.grad.is_sparse:
-        parameter.grad = total.clone()
-    else:
-        parameter.grad.copy_(total)
-
-
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    return sum(parts[1:], parts[0].clone())
-
-
 class GradientSync:
-    """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete."""
+    """Tells the synchronizers of data parallelism when the gradients of this rank's stages are complete.
+
+    It finds them by the hooks on the parameters, and tells them when the backward of a microbatch through a stage
+    begins and ends (B, or W where it is split), and when a stage has its last gradient: with mirrors to add, when both
+    copies have been added.
+    """
 
     def __init__(
         self, stages: Mapping[int, Stage], replicated: ReplicatedGrads, p2p: PipelineP2P, sum_copies: bool
@@ -334,10 +273,10 @@ class GradientSync:
         """Return whether gradients of a stage are summed over ranks: over its copies, or by data parallelism."""
         return self._replicated.is_replicated(index) or bool(self._found.get(index))
 
-    def _is_lone(self, index: int, owner: Synchronizer) -> bool:
-        """Whether a stage has copies whose gradients data parallelism does not add."""
+    def _is_lone(self, index: int, owner: Synchronizer | None) -> bool:
+        """Whether a stage has copies whose gradients data parallelism, if there is any, does not add."""
         ranks = {self._p2p.global_ranks[rank] for rank in self._replicated.holders(index)}
-        return len(ranks) > 1 and not ranks <= {*members(owner.group)}
+        return len(ranks) > 1 and (owner is None or not ranks <= {*members(owner.group)})
 
     def check_mirrors(self) -> None:
         """Raise ValueError if mirrors cannot be added now, or not as they are sharded; all ranks call it."""
@@ -358,7 +297,9 @@ class GradientSync:
                 "out sum_tied, or give each stage a parameter of its own"
             )
         for stage, parameter in local.items():
-            for owner in synchronizers_of(parameter):
+            owners = synchronizers_of(parameter)
+            self._check_added(stage, names, owners)
+            for owner in owners:
                 if owner.sums_tied:
                     return False
                 if owner.is_sharded:
@@ -369,6 +310,16 @@ class GradientSync:
                     )
                 owner.check_addition([parameter])
         return True
+
+    def _check_added(self, stage: int, names: Mapping[int, str], owners: Collection[Synchronizer]) -> None:
+        """Raise ValueError for a stage whose mirrors are still to be added, where the first of them would count."""
+        are_unlike = len({self._replicated.holders(other) for other in names}) > 1
+        is_lone = any(self._is_lone(stage, one) for one in owners) if owners else self._is_lone(stage, None)
+        if are_unlike and is_lone and not self._replicated.is_summed:
+            raise ValueError(
+                f"stage {stage} is tied to another stage and has copies on other ranks, whose gradients come first; "
+                "leave out sum_copies=False, or call runtime.sum_copies() before sum_tied"
+            )
 
     def _find(self) -> None:
         self._found = {}
