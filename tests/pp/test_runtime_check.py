@@ -227,3 +227,48 @@ def test_what_copies_and_data_ranks_would_not_share_is_refused(schedule, make, m
 
     with pytest.raises(lab.RankError, match=message):
         lab.launch(fn, 2)
+
+
+class Counting(nn.Module):
+    """Hands on how many rows it has seen; a copy of that number, or the number itself."""
+
+    def __init__(self, copies):
+        super().__init__()
+        self.linear, self.copies = nn.Linear(WIDTH, WIDTH).double(), copies
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.linear(x), self.seen.clone() if self.copies else self.seen
+
+
+class ByRows(nn.Module):
+    """Its result depends on the number that came."""
+
+    def forward(self, x, seen):
+        return x * seen
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble_h1", "dualpipev"])
+def test_what_a_stage_hands_on_and_changes_in_its_next_forward_is_refused(schedule):
+    def fn(rank, world_size, copies):
+        program = build(schedule, 2, 4)
+        torch.manual_seed(0)
+        every = [Counting(copies), *(Passing() for _ in range(program.num_stages - 2)), ByRows()]
+        mine = {a.stage: every[a.stage] for a in program.actions(rank)}
+        PipelineRuntime(program, mine, mse_loss).step(*make_batch(4))
+
+    lab.launch(fn, 2, True)
+    with pytest.raises(lab.RankError, match=r"0F0 \(1\) handed on was changed in place before it had arrived"):
+        lab.launch(fn, 2, False)
+
+
+class Passing(nn.Module):
+    """A stage in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH).double()
+
+    def forward(self, x, seen):
+        return self.linear(x), seen

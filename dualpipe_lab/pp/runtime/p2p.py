@@ -10,11 +10,13 @@ In: a program, a group.  Out: arguments for `comm.isend` and `comm.irecv`.
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dualpipe_lab import comm
+from dualpipe_lab._private import version_of
 from dualpipe_lab.comm import P2P, Work
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.pp.program import Action, F, Program
@@ -22,6 +24,28 @@ from dualpipe_lab.pp.program import Action, F, Program
 MAX_TENSORS = 7  # at one boundary
 MAX_UNCHECKED_SENDS = 8
 _TAGS_PER_RESULT = MAX_TENSORS + 1  # the last one is the header's
+
+
+class Handed(NamedTuple):
+    """A tensor that a stage has handed on, under the name of its action, and how often it had been changed by then."""
+
+    label: str
+    tensor: Tensor
+    version: int
+
+    def check(self) -> None:
+        """Raise ValueError if the stage has changed it since: the next one would get other numbers."""
+        if version_of(self.tensor) != self.version:
+            raise ValueError(
+                f"what {self.label} handed on was changed in place before it had arrived, as a buffer is that counts "
+                "from forward to forward; hand on a copy: x.clone()"
+            )
+
+
+def _wait(send: Work, handed: Handed | None) -> None:
+    send.wait()
+    if handed:
+        handed.check()
 
 
 class PipelineP2P:
@@ -32,7 +56,7 @@ class PipelineP2P:
         self.group, self.global_ranks = group, members(group)  # the numbers in the world, by rank of the pipeline
         self.device, self.num_ranks = device, program.num_ranks
         self.in_order = device.type != "cpu"  # NCCL matches messages by the order of their launch
-        self._sends: defaultdict[int, deque[Work]] = defaultdict(deque)
+        self._sends: defaultdict[int, deque[tuple[Work, Handed | None]]] = defaultdict(deque)
         if self.in_order:
             # NCCL connects a group at its first batch, and each rank waits there for all others
             comm.all_reduce(torch.zeros(1, device=device), group=group)
@@ -50,23 +74,24 @@ class PipelineP2P:
         receives = []
         for message, work in zip(messages, comm.batch_isend_irecv(messages, self.group), strict=True):
             if message.kind == "isend":
-                self.keep_send(self.global_ranks.index(message.peer), work)
+                handed = Handed(message.label, message.tensor, version_of(message.tensor))
+                self.keep_send(self.global_ranks.index(message.peer), work, handed)
             else:
                 receives.append(work)
         return receives
 
-    def keep_send(self, target: int, send: Work) -> None:
+    def keep_send(self, target: int, send: Work, handed: Handed | None = None) -> None:
         """Keep a send to a rank of the pipeline until it has arrived; wait for old ones whose last byte has left."""
         sends = self._sends[target]
-        sends.append(send)
-        while len(sends) > MAX_UNCHECKED_SENDS and sends[0].has_left:
-            sends.popleft().wait()
+        sends.append((send, handed))
+        while len(sends) > MAX_UNCHECKED_SENDS and sends[0][0].has_left:
+            _wait(*sends.popleft())
 
     def wait_for_sends(self) -> None:
         """Return when every rank has received what this rank sent."""
         for sends in self._sends.values():
             while sends:
-                sends.popleft().wait()
+                _wait(*sends.popleft())
 
     def result_tag(self, action: Action, number: int) -> int:
         """Return the tag of one tensor of an action's result."""

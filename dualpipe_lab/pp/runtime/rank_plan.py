@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from dualpipe_lab._private import version_of
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.pp.program import (
     MESSAGE_KINDS,
@@ -31,7 +32,7 @@ from dualpipe_lab.pp.program import (
     W,
     actions_of,
 )
-from dualpipe_lab.pp.runtime.p2p import PipelineP2P
+from dualpipe_lab.pp.runtime.p2p import Handed, PipelineP2P
 from dualpipe_lab.pp.runtime.shape_inference import BoundaryShapes, gradients_of, spec_of
 from dualpipe_lab.pp.runtime.stage import Tensors, with_names
 
@@ -136,7 +137,9 @@ class PipelineComm:
     def __init__(self, program: Program, p2p: PipelineP2P, shapes: BoundaryShapes) -> None:
         self._program, self._p2p, self._shapes = program, p2p, shapes
         self._receives: dict[Action, Pending[Tensors]] = {}  # by the F or B whose result it is
-        self._results: dict[Action, tuple[str, Tensors]] = {}  # made on this rank, neither taken nor sent yet
+        self._results: dict[
+            Action, tuple[str, Tensors, list[Handed]]
+        ] = {}  # made on this rank, neither taken nor sent yet
         self.peak_buffers = 0  # the most results of this step for which receive buffers were allocated at once
 
     def begin_step(self) -> None:
@@ -178,8 +181,7 @@ class PipelineComm:
         stage, kind, microbatch = action
         result = Action(stage - 1, F, microbatch) if kind == F else Action(stage + 1, B, microbatch)
         if result in self._results:
-            _, tensors = self._results.pop(result)
-            return tensors
+            return self._handed(result)[1]
         tensors = self._receives[result].wait()
         del self._receives[result]
         return tensors
@@ -187,14 +189,16 @@ class PipelineComm:
     def keep(self, action: Action, tensors: Tensors) -> None:
         """Keep the result of F, or of B or I, until it is sent or taken."""
         stage, kind, microbatch = action
-        self._results[Action(stage, F if kind == F else B, microbatch)] = str(action), tensors
+        label = str(action)
+        handed = [Handed(label, tensor, version_of(tensor)) for tensor in tensors]
+        self._results[Action(stage, F if kind == F else B, microbatch)] = label, tensors, handed
 
     def send(self, message: Action) -> None:
         """Launch the sends of a result: those of an activation to the next stage, of a gradient to the previous one."""
         stage, kind, microbatch = message
         is_forward = kind == SEND_F
         result = Action(stage, F if is_forward else B, microbatch)
-        label, tensors = self._results.pop(result)
+        label, tensors = self._handed(result)
         if is_forward:
             self._shapes.send_spec(stage, microbatch, spec_of(tensors))
         p2p = self._p2p
@@ -204,3 +208,9 @@ class PipelineComm:
             name = f"{label} ({number})" if number else label
             messages.append(p2p.send(tensor.contiguous(), target, p2p.result_tag(result, number), name))
         p2p.launch(messages)
+
+    def _handed(self, result: Action) -> tuple[str, Tensors]:
+        label, tensors, handed = self._results.pop(result)
+        for one in handed:
+            one.check()
+        return label, tensors
