@@ -143,6 +143,13 @@ def test_what_a_page_needs_comes_before_it():
     assert sum(bool(needs(ROOT / page)) for page in files) >= 50
 
 
+def test_a_reading_path_takes_as_long_as_its_pages():
+    for title, path in re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", (BOOK / "paths.md").read_text(), re.MULTILINE):
+        pages = re.findall(r"^\d+\. \[.*?\]\((.*?)\)", path, re.MULTILINE)
+        minutes = [int(re.search(r"Core (\d+) minutes", (BOOK / page).read_text())[1]) for page in pages]
+        assert not pages or int(re.search(r"\*(\d+) minutes", path)[1]) == sum(minutes), title
+
+
 def test_every_cell_of_the_lecture_table_keeps_its_promises():
     """Chapter, notebook, real processes, exercises, backward, NCCL cell and widget."""
     tool = load(ROOT / "tools" / "lecture_table.py")
