@@ -189,9 +189,13 @@ def test_the_chapters_depend_on_what_they_show_and_not_on_other_parts(book):
     assert "dualpipe_lab/viz/static/element.mjs" in everywhere  # any cell may end with a timeline
 
 
-# The museum's runs belong to the course; none of these files holds a check or a hint.
+# The museum's runs and a step of the trainer belong to the course; none of these files holds a check or a hint.
 PACKAGE = {"__init__.py", "sanitize.cfg"}
 SHOWN = {
+    "whole/cuts": {
+        "plain.py", "trial.py", "wrong.py", "own/__init__.py", "own/exported/README.md", "own/finder.py",
+        "own/looked_at.py", "own/parts.py", "own/trainings.py",
+    },
     "pp/studio": {"pp/__init__.py", "pp/challenges.py"},
     "whole/museum": {
         "whole/__init__.py",

@@ -238,7 +238,7 @@ def is_elementwise(value: object, weight: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == weight.shape
 
 
-PROBED_STEPS = 30  # an optimizer may begin to look at the whole tensor late
+PROBED_STEPS = 8  # an optimizer may begin to look at the whole tensor late
 
 
 def check_elementwise(make: Callable[..., Optimizer]) -> None:

@@ -144,7 +144,7 @@ class Plan(PlanFields):
         >>> from dualpipe_lab.models import LlamaConfig
         >>> table = Plan(dp=2, tp=2, zero=1).sums(LlamaConfig())
         >>> print(table.of("norms").sums[0], table.of("norms").norm, sep="; ")
-        dp (0 2 and 1 more); tp rank 0, each its shard
+        dp: ranks 0 2 in the backwards: norms; tp rank 0, each its shard
         """
         from dualpipe_lab.plan.sums import sums_of
 
