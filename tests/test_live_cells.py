@@ -22,8 +22,8 @@ ASKED = {
     "book/intro": [({"F&B": 2}, "52 ticks")],
     "book/start/ranks-and-messages": [({"num_ranks": 8}, "steps 14 14")],
     "book/dp/zero-3": [
-        ({"model": "Llama 3 70B"}, "GPUs with ZeRO-3 15"),
-        ({"model": "Llama 3 8B"}, "GPUs with ZeRO-1 3"),
+        ({"model": "Llama 3 70B"}, "GPUs between steps, ZeRO-3 15"),
+        ({"model": "Llama 3 8B"}, "GPUs between steps, ZeRO-1 3"),
     ],
     "book/dp/topology": [
         ({"axes": "pp dp tp", "kind": "pp"}, "(5, 13)"),

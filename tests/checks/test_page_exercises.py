@@ -253,7 +253,7 @@ def test_of_two_checks_each_has_its_own_time_and_the_second_is_asked_again(visit
     fields(page).nth(1).fill("while True: print('mine')")
     check = page.get_by_role("button", name="Check")
     check.first.click()
-    assert "gpipe-6" in verdict(page, 0)
+    assert "rows_gpipe" in verdict(page, 0)
     printed = page.locator(".dp-printed").first
     assert printed.inner_text().splitlines()[-1].startswith("... and 2,300 more lines")
     assert printed.bounding_box()["height"] < 400
