@@ -14,10 +14,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from dualpipe_lab.dp.layout import Layout
+from dualpipe_lab.dp.sums import copy_ranks
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import NUMBER_BYTES, PlanFields
-from dualpipe_lab.plan.parameters import TIED, LocalParameter, buckets_of, copies_of, parts_of
+from dualpipe_lab.plan.parameters import TIED, LocalParameter, buckets_of, parts_of
 from dualpipe_lab.plan.rules import contents
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 
@@ -39,7 +40,7 @@ def gradients(plan: PlanFields, config: ModelConfig, rank: int) -> Calls:
             calls.reduce_scatter(ranks, layout.padded_numel, grad, 1 if plan.zero == 1 else scatters)
         if plan.zero in (1, 2):
             calls.all_gather(ranks, layout.shard_numel, weight)
-        if replicas is not None:
+        if replicas:
             calls.all_reduce(replicas, layout.shard_numel, grad)
         if ends and TIED in parts[0].kind:
             calls.all_reduce(ends, layout.shard_numel if plan.zero else layout.numel, grad)
@@ -72,13 +73,14 @@ class Bucket(NamedTuple):
 
     parts: list[LocalParameter]
     ranks: tuple[int, ...]
-    replicas: tuple[int, ...] | None
+    replicas: tuple[int, ...]
     layout: Layout
 
 
 def buckets_at(plan: PlanFields, config: ModelConfig, rank: int) -> list[Bucket]:
     """Return the flat buffers of a rank."""
-    dense, experts = (copies_of(plan, rank, axes) for axes in (plan.copy_axes, plan.expert_copy_axes))
+    here = plan.topology.at(rank)
+    dense, experts = (copy_ranks(here, axes, plan.hybrid) for axes in (plan.copy_axes, plan.expert_copy_axes))
     found = []
     for parts in buckets_of(parts_of(plan, config, rank), plan.zero == 3, plan.precision):
         ranks, replicas = experts if "ep" in parts[0].kind else dense

@@ -258,11 +258,13 @@ def buffer_bytes(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -
 
 def _flat_buffers(model: "ModelConfig", plan: Plan, pp_rank: int, tp_rank: int) -> list[tuple[int, int, int]]:
     """Return the elements of every flat buffer: without padding, with it, and of a shard."""
-    from dualpipe_lab.plan.parameters import buffers_at, copies_of
+    from dualpipe_lab.dp.sums import copy_ranks
+    from dualpipe_lab.plan.parameters import buffers_at
 
     shards = plan.num_copies, plan.num_copies // plan.ep
     if plan.hybrid:  # within a node
-        shards = len(copies_of(plan, 0, plan.copy_axes)[0]), len(copies_of(plan, 0, plan.expert_copy_axes)[0])
+        here = plan.topology.at(0)
+        shards = len(copy_ranks(here, plan.copy_axes, True)[0]), len(copy_ranks(here, plan.expert_copy_axes, True)[0])
     found = []
     for numel, has_experts in buffers_at(plan, model, pp_rank, tp_rank):
         size = -(-numel // shards[has_experts])

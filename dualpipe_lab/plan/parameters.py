@@ -159,15 +159,3 @@ def buckets_of(parts: list[LocalParameter], is_zero3: bool, precision: str) -> l
                 numel = part.numel
             buckets[-1].append(part)
     return buckets
-
-
-def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
-    ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
-    if not plan.hybrid or plan.ranks_per_node is None:
-        return ranks, None
-    size = plan.ranks_per_node
-    nodes = [tuple(r for r in ranks if r // size == node) for node in sorted({r // size for r in ranks})]
-    mine = next(part for part in nodes if rank in part)
-    replicas = tuple(part[mine.index(rank)] for part in nodes)
-    return mine, replicas if len(replicas) > 1 else None
