@@ -87,32 +87,6 @@ def all_reduce_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     return Pending([comm.all_reduce(flat, group=group, async_op=True)], lambda: flat)
 
 
-def dense_grad(parameter: Tensor) -> Tensor:
-    """Return a gradient, after making it dense, or zeros where no backward of this rank has used the parameter."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    elif parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()
-    return parameter.grad
-
-
-def all_reduce_together_async(tensors: Sequence[Tensor], group: Group | None) -> Pending[None]:
-    """Launch the sum of tensors over the group: one message for all of a type.  Each gets its sum, in place."""
-    by_type = [[tensor for tensor in tensors if tensor.dtype == one] for one in dict.fromkeys(t.dtype for t in tensors)]
-    flats = [
-        those[0] if len(those) == 1 and those[0].is_contiguous() else torch.cat([tensor.flatten() for tensor in those])
-        for those in by_type
-    ]
-
-    def copy_back() -> None:
-        for those, flat in zip(by_type, flats, strict=True):
-            if flat is not those[0]:
-                for tensor, total in zip(those, flat.split([tensor.numel() for tensor in those]), strict=True):
-                    tensor.copy_(total.view_as(tensor))
-
-    return Pending([comm.all_reduce(flat, group=group, async_op=True) for flat in flats], copy_back)
-
-
 def reduce_scatter_async(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     """Launch the sum of a flat buffer over the group; each rank gets its shard of the sum, in place.
 

@@ -10,15 +10,14 @@ Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parame
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab._private import plain_name
 from dualpipe_lab.comm.groups import Group, group_of, members
-from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.dp.sums import BACKWARD, STEP, GradientSum, ParamSpec, copy_axes, copy_ranks, on_pipeline, sums_of
+from dualpipe_lab.grad_sums import all_reduce_together_async, sum_stages
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.tp.grads import partial_of
@@ -227,21 +226,6 @@ class ModelSpec:
     def _adds(self, found: ParamSpec, tied: GradientSum) -> bool:
         """Whether this rank's gradient of a tied weight is in the sum over stages: of mirrors, the first one's is."""
         return len(tied.ranks) == 1 or found.holders[0] == self.mesh.rank("pp")
-
-
-def sum_stages(copies: Sequence[Tensor], counted: Sequence[Tensor], ranks: Sequence[int]) -> None:
-    """Give this rank's copies of a weight, or of its gradient, the sum of those that count, over the ranks.
-
-    A sum over data ranks and one over stages may change places, so ZeRO's shards are added in place of full gradients.
-    Elsewhere: Megatron `_allreduce_word_embedding_grads`.
-    """
-    if len(copies) < 2 and (not copies or len(ranks) == 1):
-        return  # the weight is frozen, or nobody else has it
-    total = sum(counted, torch.zeros_like(copies[0]))
-    if len(ranks) > 1:
-        comm.all_reduce(total, group=group_of(ranks))
-    for copy in copies:
-        copy.copy_(total)
 
 
 def broadcast_over(tensor: Tensor, copies: CopyGroups) -> None:

@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, group_of, members
-from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.ep.expert_rules import check_groups
 from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.ep.router import Routing, Scoring, TopKRouter, top_experts
+from dualpipe_lab.grad_sums import all_reduce_together_async
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.pp.program import Program
 

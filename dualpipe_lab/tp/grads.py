@@ -13,8 +13,8 @@ Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm
 from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group, group_of, members
-from dualpipe_lab.dp.buckets import all_reduce_together_async
 from dualpipe_lab.grad_ready import synchronizers_of
+from dualpipe_lab.grad_sums import all_reduce_together_async
 
 
 def sum_partial_gradients(model: nn.Module) -> None:

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.buckets import all_reduce_together_async, dense_grad
 from dualpipe_lab.ep.all_to_all import combine_async, dispatch_async
 from dualpipe_lab.ep.moe import operators
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights
 from dualpipe_lab.ep.moe.permutation import ExpertParallel, plan_routes
 from dualpipe_lab.ep.router import Routing, kept_positions, leave_out, put_back
+from dualpipe_lab.grad_sums import all_reduce_together_async, dense_grad
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
 

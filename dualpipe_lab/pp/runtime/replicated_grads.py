@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import group_of, members
-from dualpipe_lab.dp.buckets import all_reduce_together_async, dense_grad
-from dualpipe_lab.dp.param_specs import sum_stages
 from dualpipe_lab.dp.sums import sum_of_mirrors, sum_of_tied, tied_ranks
 from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards_of, synchronizers_of
+from dualpipe_lab.grad_sums import all_reduce_together_async, dense_grad, sum_stages
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.program import Action, B, I, Program, W
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
