@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from dualpipe_lab.pp import Cost, Score, Variant, score, search, variant
-from dualpipe_lab.pp.schedules import paired_variant
+from dualpipe_lab.pp.schedules import named
 
 RANKS = 8
 MICROBATCHES = (20, 24, 64)
@@ -54,7 +54,7 @@ def number(value: float) -> str:
 def contestant(name: str, pairs: bool) -> Variant:
     """Return a schedule as it runs under the rule: as its twin with pairs, if pairs are allowed and it has one."""
     one = variant(name)
-    return one._replace(name=paired_variant(one.name) or one.name) if pairs else one
+    return one._replace(name=named(one.name).paired or one.name) if pairs else one
 
 
 def contest(name: str, num_microbatches: int, pairs: bool, latency: Fraction) -> Score:

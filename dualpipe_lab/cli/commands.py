@@ -148,9 +148,9 @@ def compare(
     for name, reason in refused:
         print(f"{name}: {reason}")
     for one in asked:
-        if may_pair and isinstance(one, Variant) and (twin := schedules.paired_variant(one.name)):
+        if may_pair and isinstance(one, Variant) and (twin := schedules.named(one.name).paired):
             print(f"{one}: it has no pairs; {twin} has")
-        if isinstance(one, Variant) and not schedules.is_synchronous(one.name):
+        if isinstance(one, Variant) and not schedules.named(one.name).is_synchronous:
             print(
                 f"{one}: it updates the weights between microbatches, so it computes another gradient than the others"
             )

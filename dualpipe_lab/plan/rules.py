@@ -31,7 +31,6 @@ P = TypeVar("P", bound=PlanFields)
 Distance: TypeAlias = tuple[int, float]  # fields that differ, and the sum of their steps
 _Choice: TypeAlias = tuple[Distance, dict[str, Any]]  # values of the fields of a group, and how far they are
 _AXES = ("pp", "dp", "cp", "tp", "ep")
-_is_synchronous = cache(schedules.is_synchronous)
 
 
 def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
@@ -46,7 +45,7 @@ def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
 
 def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
     """The schedule, its microbatches and its stages."""
-    if not _is_synchronous(plan.schedule):
+    if not schedules.named(plan.schedule).is_synchronous:
         raise ValueError(
             f"training needs one version of the weights per step, and {plan.schedule} updates them in between; use a "
             "synchronous schedule"

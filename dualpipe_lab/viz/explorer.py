@@ -59,7 +59,7 @@ class Explorer:
     @property
     def twins(self) -> dict[str, str]:
         """The twin with overlapped pairs of each schedule, if both are on the page: name -> name."""
-        found = {name: (schedules.paired_variant(one.name), one) for name, one in self.variants.items()}
+        found = {name: (schedules.named(one.name).paired, one) for name, one in self.variants.items()}
         twins = {name: str(one._replace(name=twin)) for name, (twin, one) in found.items() if twin}
         return {name: twin for name, twin in twins.items() if twin in self.variants}
 

@@ -29,7 +29,6 @@ __all__ = [
     "easy_dualpipe",
     "gpipe",
     "interleaved",
-    "is_synchronous",
     "looped_bfs",
     "named",
     "names",
@@ -37,7 +36,6 @@ __all__ = [
     "options_of",
     "paired_interleaved",
     "paired_one_f_one_b",
-    "paired_variant",
     "paired_zero_bubble_h1",
     "pipedream",
     "v_half",
@@ -73,24 +71,6 @@ def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[st
     ]
 
 
-def paired_variant(name: str) -> str | None:
-    """Return the name of a schedule's variant with overlapped pairs; None without one, and for schedules with pairs.
-
-    >>> paired_variant("1F1B"), paired_variant("dualpipe")
-    ('paired_1f1b', None)
-    """
-    return named(name).paired
-
-
-def is_synchronous(name: str) -> bool:
-    """Return whether a schedule computes the gradient of the batch with one version of the weights.
-
-    >>> is_synchronous("1F1B"), is_synchronous("PipeDream")
-    (True, False)
-    """
-    return named(name).is_synchronous
-
-
 def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> Program:
     """Build a schedule by name; case, spaces, dashes and underscores are ignored.
 
@@ -117,6 +97,8 @@ def named(name: str) -> Schedule:
     >>> named("1F1B").makespan(4, 8)
     33
     """
+    if name in _KNOWN:
+        return _KNOWN[name]
     wanted = _plain(name)
     for known, schedule in _KNOWN.items():
         if wanted in (_plain(known), _plain(schedule.build.__name__)):
