@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from functools import cache
+from operator import attrgetter
 from typing import Any, Protocol
 
 # autograd's graph
@@ -107,9 +108,8 @@ def backward_id() -> int:
     return int(torch._C._current_graph_task_id())
 
 
-def version_of(tensor: Any) -> int:
-    """Return the number of changes in place that autograd has seen on a tensor or its views, but not on its `.data`."""
-    return int(tensor._version)
+# The number of changes in place that autograd has seen on a tensor or its views, but not on its `.data`.
+version_of: Callable[[Any], int] = attrgetter("_version")
 
 
 # kernels, calls and containers

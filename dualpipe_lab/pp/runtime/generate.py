@@ -71,10 +71,10 @@ def _bring_to_first_stage(
         if runtime.rank == source == target:
             arrived[microbatch] = found[microbatch]
         elif runtime.rank == source:
-            messages.append(p2p.send(found[microbatch], target, tag, f"token of {microbatch}"))
+            messages.append(P2P("isend", found[microbatch], p2p.global_ranks[target], tag, f"token of {microbatch}"))
         elif runtime.rank == target:
             arrived[microbatch] = torch.empty(len(text), dtype=torch.int64, device=p2p.device)
-            messages.append(p2p.receive(arrived[microbatch], source, tag))
+            messages.append(P2P("irecv", arrived[microbatch], p2p.global_ranks[source], tag))
     for receive in p2p.launch(messages):
         receive.wait()
     p2p.wait_for_sends()

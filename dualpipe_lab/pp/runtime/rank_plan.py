@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from dualpipe_lab._private import version_of
-from dualpipe_lab.comm import Pending
+from dualpipe_lab.comm import P2P, Pending
 from dualpipe_lab.pp.program import (
     MESSAGE_KINDS,
     RECV_B,
@@ -165,11 +165,11 @@ class PipelineComm:
         if result.kind == B:
             spec = gradients_of(spec)
         p2p = self._p2p
-        source = self._program.rank_of(result.stage, result.microbatch)
+        source = p2p.global_ranks[self._program.rank_of(result.stage, result.microbatch)]
         allocated = (torch.empty(shape, dtype=dtype, device=p2p.device) for shape, dtype, _ in spec)
         buffers = with_names(allocated, [name for *_, name in spec])
         tags = [p2p.result_tag(result, number) for number in range(len(buffers))]
-        messages = [p2p.receive(buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
+        messages = [P2P("irecv", buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
         self._receives[result] = Pending(p2p.launch(messages), lambda: buffers)
         self.peak_buffers = max(self.peak_buffers, len(self._receives))
 
@@ -181,7 +181,10 @@ class PipelineComm:
         stage, kind, microbatch = action
         result = Action(stage - 1, F, microbatch) if kind == F else Action(stage + 1, B, microbatch)
         if result in self._results:
-            return self._handed(result)[1]
+            _, tensors, handed = self._results.pop(result)
+            for one in handed:
+                one.check()
+            return tensors
         tensors = self._receives[result].wait()
         del self._receives[result]
         return tensors
@@ -198,19 +201,15 @@ class PipelineComm:
         stage, kind, microbatch = message
         is_forward = kind == SEND_F
         result = Action(stage, F if is_forward else B, microbatch)
-        label, tensors = self._handed(result)
-        if is_forward:
-            self._shapes.send_spec(stage, microbatch, spec_of(tensors))
-        p2p = self._p2p
-        target = self._program.rank_of(stage + 1 if is_forward else stage - 1, microbatch)
-        messages = []
-        for number, tensor in enumerate(tensors):
-            name = f"{label} ({number})" if number else label
-            messages.append(p2p.send(tensor.contiguous(), target, p2p.result_tag(result, number), name))
-        p2p.launch(messages)
-
-    def _handed(self, result: Action) -> tuple[str, Tensors]:
         label, tensors, handed = self._results.pop(result)
         for one in handed:
             one.check()
-        return label, tensors
+        if is_forward:
+            self._shapes.send_spec(stage, microbatch, spec_of(tensors))
+        p2p = self._p2p
+        target = p2p.global_ranks[self._program.rank_of(stage + 1 if is_forward else stage - 1, microbatch)]
+        messages = []
+        for number, tensor in enumerate(tensors):
+            name = f"{label} ({number})" if number else label
+            messages.append(P2P("isend", tensor.contiguous(), target, p2p.result_tag(result, number), name))
+        p2p.launch(messages)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
-from dualpipe_lab.comm.groups import group_of, members
+from dualpipe_lab.comm.groups import Group, group_of, members
 from dualpipe_lab.dp.sums import sum_of_mirrors, sum_of_tied, tied_ranks
 from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards_of, synchronizers_of
 from dualpipe_lab.grad_sums import all_reduce_together_async, dense_grad, sum_stages
@@ -39,6 +39,7 @@ class ReplicatedGrads:
     """Sums the gradients of one rank's stages that other ranks hold too.
 
     Attributes:
+        holders: the ranks of the pipeline that hold each stage.
         mirrors: the sum of each stage that another rank holds too, by stage, in the order of their launch.
         is_summed: whether the gradients are sums over the copies, until the next step begins.
         num_microbatches: of a step.
@@ -46,35 +47,28 @@ class ReplicatedGrads:
 
     def __init__(self, program: Program, rank: int, p2p: PipelineP2P, modules: Mapping[int, nn.Module]) -> None:
         self._rank, self._p2p, self._modules = rank, p2p, modules
-        self._holders, self.num_microbatches = program.holders, program.num_microbatches
+        self.holders, self.num_microbatches = program.holders, program.num_microbatches
         self.is_summed = False
         self._tied: list[Mapping[int, str]] = []  # summed since the last step began
         self._complete: set[int] = set()  # stages of this step with their last gradient
+        self._groups: dict[int, Group] = {}  # of the mirrors, by stage, as their first sum makes them
         self._started: dict[int, Pending[None]] = {}  # by stage
         # both mirrors launch their sums in one order: that in which the first of them ends its stages
         ends = {
             stage: max(at for at, action in enumerate(program.actions(ranks[0])) if action.stage == stage)
-            for stage, ranks in self._holders.items()
+            for stage, ranks in self.holders.items()
             if stage in modules and len(ranks) > 1
         }
         self.mirrors = {
             stage: sum_of_mirrors(
-                stage, self._on_pipeline(self._holders[stage]), (name for name, _ in modules[stage].named_parameters())
+                stage, self._on_pipeline(self.holders[stage]), (name for name, _ in modules[stage].named_parameters())
             )
             for stage in sorted(ends, key=lambda stage: (ends[stage], stage))
         }
 
-    def is_replicated(self, stage: int) -> bool:
-        """Whether another rank holds a stage too."""
-        return stage in self.mirrors
-
-    def holders(self, stage: int) -> tuple[int, ...]:
-        """Return the ranks of the pipeline that hold a stage."""
-        return self._holders[stage]
-
     def check_weights(self) -> None:
         """Raise ValueError if a mirror has other weights; all ranks of the pipeline call it."""
-        mine = {stage: _checksum(module) for stage, module in self._modules.items() if self.is_replicated(stage)}
+        mine = {stage: _checksum(module) for stage, module in self._modules.items() if stage in self.mirrors}
         every: list[dict[int, int]] = [{}] * comm.get_world_size(self._p2p.group)
         dist.all_gather_object(every, mine, self._p2p.group)  # past `comm`: no message of the user's
         for rank, stage in _unlike(mine, every):
@@ -98,7 +92,7 @@ class ReplicatedGrads:
         """Leave each sum of earlier steps to one rank and stage, so that the sums of this step count it once."""
         if self.is_summed or adds_copies:
             for stage, module in self._modules.items():
-                if self.holders(stage)[0] != self._rank:
+                if self.holders[stage][0] != self._rank:
                     _zero(module.parameters())
         for names in self._tied:
             for stage in sorted(names.keys() & self._modules.keys()):
@@ -116,8 +110,10 @@ class ReplicatedGrads:
         """Launch the sums of the stages that are complete, each behind those before it."""
         for stage in takewhile(self._complete.__contains__, self.mirrors):
             if stage not in self._started:
+                if stage not in self._groups:
+                    self._groups[stage] = group_of(self.mirrors[stage].ranks)
                 grads = _grads(self._modules[stage])
-                self._started[stage] = all_reduce_together_async(grads, group_of(self.mirrors[stage].ranks))
+                self._started[stage] = all_reduce_together_async(grads, self._groups[stage])
 
     def finish(self) -> None:
         """Sum the gradients of all mirrors; launch the sums that were not started."""
@@ -138,9 +134,9 @@ class ReplicatedGrads:
             stage: self._modules[stage].get_parameter(names[stage]) for stage in names.keys() & self._modules.keys()
         }
         grads = {stage: dense_grad(here[stage]) for stage in sorted(here) if here[stage].requires_grad}
-        one = sum_of_tied(self._on_pipeline(tied_ranks(self._holders, names, self._rank)), names.values())
+        one = sum_of_tied(self._on_pipeline(tied_ranks(self.holders, names, self._rank)), names.values())
         is_alone = len(one.ranks) == 1  # else of mirrors, which have been added, the first one counts
-        counted = [grad for stage, grad in grads.items() if is_alone or self._holders[stage][0] == self._rank]
+        counted = [grad for stage, grad in grads.items() if is_alone or self.holders[stage][0] == self._rank]
         sum_stages([*grads.values()], counted, one.ranks)
         self._tied.append(names)
 
@@ -259,7 +255,7 @@ class GradientSync:
 
     def needs_mirror(self, index: int) -> bool:
         """Return whether a stage's gradients are incomplete until the gradients of its mirror are added."""
-        return self._sum_copies and self._replicated.is_replicated(index)
+        return self._sum_copies and index in self._replicated.mirrors
 
     def sum_copies(self) -> None:
         """Add the gradients of all copies."""
@@ -270,11 +266,11 @@ class GradientSync:
 
     def sums(self, index: int) -> bool:
         """Return whether gradients of a stage are summed over ranks: over its copies, or by data parallelism."""
-        return self._replicated.is_replicated(index) or bool(self._found.get(index))
+        return index in self._replicated.mirrors or bool(self._found.get(index))
 
     def _is_lone(self, index: int, owner: Synchronizer | None) -> bool:
         """Whether a stage has copies whose gradients data parallelism, if there is any, does not add."""
-        ranks = {self._p2p.global_ranks[rank] for rank in self._replicated.holders(index)}
+        ranks = {self._p2p.global_ranks[rank] for rank in self._replicated.holders[index]}
         return len(ranks) > 1 and (owner is None or not ranks <= {*members(owner.group)})
 
     def check_mirrors(self) -> None:
@@ -312,7 +308,7 @@ class GradientSync:
 
     def _check_added(self, stage: int, names: Mapping[int, str], owners: Collection[Synchronizer]) -> None:
         """Raise ValueError for a stage whose mirrors are still to be added, where the first of them would count."""
-        are_unlike = len({self._replicated.holders(other) for other in names}) > 1
+        are_unlike = len({self._replicated.holders[other] for other in names}) > 1
         is_lone = any(self._is_lone(stage, one) for one in owners) if owners else self._is_lone(stage, None)
         if are_unlike and is_lone and not self._replicated.is_summed:
             raise ValueError(
@@ -335,7 +331,7 @@ class GradientSync:
             self._check_shards()
 
     def _check_group(self, index: int, owner: Synchronizer) -> None:
-        ranks, holders = set(members(owner.group)), self._replicated.holders(index)
+        ranks, holders = set(members(owner.group)), self._replicated.holders[index]
         for rank, other in enumerate(self._p2p.global_ranks):
             if other not in ranks or other == rank_context().rank:
                 continue

@@ -135,7 +135,7 @@ class PipelineRuntime:
         self._replicated = ReplicatedGrads(program, self.rank, p2p, modules)
         self._sync = GradientSync(self._stages, self._replicated, p2p, self._sum_copies)
         self._buffers = {
-            index: Buffers(index, module) for index, module in modules.items() if self._replicated.is_replicated(index)
+            index: Buffers(index, module) for index, module in modules.items() if index in self._replicated.mirrors
         }
 
     def step(
