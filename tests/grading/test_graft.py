@@ -56,9 +56,9 @@ def marked(tmp_path_factory):
     submitted, path = folder / "submissions", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     forged = {"check-eplb-1": "print('eplb-1 solved: yes')", "answer-eplb-1": ONE_WRONG}
     hand_in(submitted, "right", RIGHT | {"answer-eplb-2": TALKS})
-    hand_in(submitted, "partly", {"answer-eplb-1": ONE_WRONG})
+    hand_in(submitted, "partly", {"answer-eplb-1": ONE_WRONG, "answer-eplb-2": RIGHT["answer-eplb-2"]})
     hand_in(submitted, "own numbers", NOTHING | {"answer-eplb-1": seeded(17)}, seed=17)
-    hand_in(submitted, "neighbour", NOTHING | {"answer-eplb-1": seeded(17)}, seed=18)
+    hand_in(submitted, "neighbour", {"answer-eplb-1": seeded(17)}, seed=18)
     hand_in(submitted, "edited", NOTHING | forged, edited=["raises-exception", "nbval-skip", "nbval-ignore-output"])
     (submitted / "broken.ipynb").write_text("{", encoding="utf-8")
     (folder / "course").symlink_to(ROOT)
@@ -98,9 +98,9 @@ def test_right_answers_pass_whatever_they_print(marked):
 
 def test_wrong_and_empty_answers_fail_alone_each_with_its_sentence(marked):
     found = failed(marked, "partly")
-    assert list(found) == ["eplb-1", "eplb-2"]
+    assert list(found) == ["eplb-1"]
     assert "the heavier one" in found["eplb-1"]
-    assert "eplb-2: not written yet" in found["eplb-2"]
+    assert "eplb-2: not written yet" in failed(marked, "neighbour")["eplb-2"]
 
 
 def test_personal_numbers_are_marked_by_the_seed_of_the_notebook(marked):
@@ -131,7 +131,7 @@ def test_only_checks_and_what_cannot_be_read_fail(marked):
 
 def test_points_are_printed_at_the_end(marked):
     lines = marked.printed.splitlines()
-    assert "partly  eplb  1✗ 2✗  0 / 4" in lines
+    assert "partly  eplb  1✗ 2✓  2 / 4" in lines
     assert "right  eplb  1✓ 2✓  4 / 4" in lines
 
 
