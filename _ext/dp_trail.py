@@ -36,7 +36,7 @@ def mark(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree
                 number = trail.index(name) + 1
                 link.insert(0, _span(soup, "dp-number", str(number), f"page {number} of the trail"))
             if name in lecture:
-                link.append(_span(soup, "dp-lecture", "lecture", "one of the lecture's 37 pages"))
+                link.append(_span(soup, "dp-lecture", "lecture", f"one of the lecture's {len(lecture)} pages"))
         return LEGEND.format(last=len(trail)) + str(soup)
 
     if plain:

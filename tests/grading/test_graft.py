@@ -131,7 +131,7 @@ def test_only_checks_and_what_cannot_be_read_fail(marked):
 
 def test_points_are_printed_at_the_end(marked):
     lines = marked.printed.splitlines()
-    assert "partly  eplb  1✗ 2✓  2 / 4" in lines
+    assert "partly  eplb  1✗ 2✓  3 / 4" in lines
     assert "right  eplb  1✓ 2✓  4 / 4" in lines
 
 
