@@ -11,6 +11,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Action, B, F, Overlap, Program
 from dualpipe_lab.pp.schedules.looped import round_sizes
+from dualpipe_lab.pp.schedules.v_shapes import tick_by_tick
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
 
@@ -169,3 +170,15 @@ def test_refusals_name_the_rule_the_values_and_the_remedy(subtests):
     for name, arguments, message in REFUSED:
         with subtests.test(name=name, arguments=arguments), pytest.raises(ValueError, match=message):
             schedules.named(name).build(*arguments)
+
+
+@pytest.mark.parametrize("interval", [0, 6])
+def test_a_rule_that_lets_all_ranks_wait_is_refused(interval):
+    """At once, after it has run out of picks, and where a later microbatch may still enter."""
+
+    def forwards_alone(state, rank):
+        return next(((F, stage) for stage in state.stages(rank) if state.can(F, stage)), None)
+
+    for rule, left in ((lambda state, rank: None, 48), (forwards_alone, 32)):
+        with pytest.raises(ValueError, match=rf"lets all 2 ranks wait forever: .* {left} are left .*state\.can"):
+            tick_by_tick(2, 4, rule, interval)

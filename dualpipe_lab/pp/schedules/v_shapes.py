@@ -134,8 +134,8 @@ def tick_by_tick(
     F, I and W take one tick each and messages none.  Only the order of the actions is kept: in a run with other costs,
     a rank starts each action as soon as it can.  Time O(actions), plus one call of the rule per rank and tick.
 
-    `interval`: ticks between the entries of two microbatches into stage 0; 0 if all may enter at once.  The rule must
-    not let all ranks wait forever.
+    `interval`: ticks between the entries of two microbatches into stage 0; 0 if all may enter at once.  ValueError if
+    all ranks wait and no microbatch is still to enter: the rule would let them wait forever.
     """
     state = ScheduleState(num_ranks, num_microbatches)
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
@@ -144,6 +144,11 @@ def tick_by_tick(
         if interval:
             state.could[F][0] = min(num_microbatches, 1 + tick // interval)
         picks = [rule(state, rank) for rank in range(num_ranks)]  # all rules see the same state
+        if not any(picks) and state.could[F][0] == num_microbatches:
+            raise ValueError(
+                f"the rule lets all {num_ranks} ranks wait forever: none starts an action at tick {tick}, {left} are "
+                "left and no microbatch is still to enter; let a rank start one that state.can allows"
+            )
         for row, pick in zip(rows, picks, strict=True):
             if pick:
                 row.append(state.start(*pick))
