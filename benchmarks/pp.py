@@ -10,6 +10,7 @@
              added   the same with the overshoot of the actions instead: what the same F and B take, beyond the sleep
                      asked for, on the same ranks without a pipeline (autograd, and waking up inside of it)
   real       steps of an MLP and of transformer blocks on 2 ranks
+  calls      Python and C calls of a third step on 2 ranks, as `sys.setprofile` sees them, under a recording launch
 Every round runs every contender once, one after the other, every second round from the last to the first.  A step
 lasts from the first rank's start to the last rank's end; medians over the rounds.  CPU time is that of all ranks in one
 step.  lab/torch is the median of the rounds' ratios with the least and the most.
@@ -19,9 +20,11 @@ together, where the W stands.  What the split backward costs by itself: benchmar
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -208,6 +211,39 @@ def real(rounds: int, names: list[str]) -> None:
             print(f"{program.name:<22}" + "   ".join(cells) + beside(results, number), flush=True)
 
 
+def count_calls(rank: int, num_ranks: int, program: Program, csv: str) -> tuple[int, int]:
+    """Calls of a third step on this rank, of lab and of torch, each of which infers shapes and splits a batch."""
+    torch.manual_seed(0)
+    here = sorted({action.stage for action in program.actions(rank)})
+    x, found = torch.randn(64, 64), []
+    for side in SIDES:
+        modules = {stage: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for stage in here}
+        if side == "lab":
+            step = partial(lab.PipelineRuntime(program, modules, nn.functional.mse_loss).step, x, x)
+        else:
+            step = in_torch(program, modules, x[:8], csv)
+        for _ in range(2):
+            step()
+        events: list[str] = []
+        sys.setprofile(lambda frame, event, arg, seen=events: seen.append(event))
+        step()
+        sys.setprofile(None)
+        found.append(sum(event in ("call", "c_call") for event in events) - 1)  # the last one ends the count
+    return found[0], found[1]
+
+
+def calls(names: list[str]) -> None:
+    """Print the calls of both ranks, and their ratio to torch's."""
+    print(f"\n{'calls of a third step':<22}{'rank':>5}{'lab':>8}{'torch':>8}{'lab/torch':>11}")
+    for program in (schedules.build(name, 2, MICROBATCHES[2]) for name in names):
+        if torch_can(program):
+            with tempfile.TemporaryDirectory() as folder:
+                csv = Path(folder, "program.csv")
+                csv.write_text(to_torch_csv(program))
+                for rank, (ours, theirs) in enumerate(lab.launch(count_calls, 2, program, str(csv))):
+                    print(f"{program.name:<22}{rank:>5}{ours:>8}{theirs:>8}{ours / theirs:>11.2f}", flush=True)
+
+
 def main() -> None:
     """Run all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -220,6 +256,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     for num_ranks in arguments.ranks:
         emulated(num_ranks, arguments.rounds, arguments.unit_ms / 1e3, arguments.only)
+    calls(arguments.only)
     if not arguments.skip_real:
         real(arguments.rounds, [name for name in arguments.only if name not in ("easy_dualpipe", "dualpipe")])
 

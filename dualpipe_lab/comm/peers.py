@@ -109,6 +109,55 @@ def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> li
     return list(works)
 
 
+class PersistentMessage:
+    """A message that is checked once and then started in every step: the same peer, tag, shape and type.
+
+    Elsewhere: MPI's persistent requests, `MPI_Send_init` and `MPI_Start`.
+
+    Args:
+        kind: "isend" or "irecv".
+        like: a tensor of the shape, type and device of those that will travel.
+        peer: global rank at the other end.
+        tag: as for `isend`.
+        group: as for `isend`.
+        label: as for `isend`.
+
+    Raises:
+        ValueError: as `isend`.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["isend", "irecv"],
+        like: torch.Tensor,
+        peer: int,
+        tag: int = 0,
+        group: Group | None = None,
+        label: str = "",
+    ) -> None:
+        message = _Message(kind, like, peer, tag, group, label, batched=True)
+        self._fields, self._dtype = vars(message), like.dtype
+        carried_by = message.carrier or dist.group.WORLD
+        self._function = carried_by.send if message.sends else carried_by.recv  # what `dist.isend` calls at its end
+        self._place = dist.get_group_rank(carried_by, peer)
+
+    def start(self, tensor: torch.Tensor) -> Work:
+        """Start to send, or to fill, a contiguous tensor of that shape and type."""
+        message = _Message.__new__(_Message)
+        vars(message).update(self._fields)
+        assert tensor.shape == message.shape
+        assert tensor.dtype is self._dtype
+        assert tensor.is_contiguous()
+        with message:
+            if message.on_gloo and not tensor.is_complex():
+                message.handle = self._function([tensor], self._place, message.tag)
+            else:  # NCCL would connect the two ranks anew outside of a batch
+                function = dist.isend if message.sends else dist.irecv
+                operation = dist.P2POp(function, tensor, message.peer, message.carrier, message.tag)
+                (message.handle,) = dist.batch_isend_irecv([operation])
+        return message.under_way()
+
+
 class _Message(Work):
     """A message to issue; one that could only hang is refused."""
 

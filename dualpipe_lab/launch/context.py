@@ -4,12 +4,12 @@ It is the one piece of state that belongs to the process: `launch` makes it in e
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from mmap import mmap
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.launch import accelerator
 from dualpipe_lab.launch.clock import Clock, DeviceClock, clock_of
@@ -108,7 +108,6 @@ class RankContext:
         """Status of this rank's main thread; another thread calls this."""
         return self.recorder.flush().status.snapshot()
 
-    @contextmanager
     def span(
         self,
         kind: str,
@@ -116,15 +115,9 @@ class RankContext:
         microbatch: int | None = None,
         label: str = "",
         pair: tuple[ActionKey, ActionKey] | None = None,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Record the `with` block as one span of the timeline; the arguments are those of `Span`."""
-        start, recorder = self.clock.now(), self.recorder
-        recorder.open_spans += 1
-        try:
-            yield
-        finally:
-            recorder.open_spans -= 1
-            recorder.keep(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
+        return _OpenSpan(self, (kind, stage, microbatch, label, pair))
 
     def compute(self, ms: float, label: str = "") -> None:
         """Let `ms` milliseconds of this rank's clock pass."""
@@ -133,6 +126,22 @@ class RankContext:
         end = self.clock.now()
         if not self.recorder.open_spans and end > start:
             self.recorder.keep(Span(self.rank, start, end, "compute", label=label))
+
+
+class _OpenSpan(AbstractContextManager[None]):
+    """A span that has begun; a generator would take three times the calls, twice per action of a pipeline."""
+
+    def __init__(self, context: RankContext, title: tuple[Any, ...]) -> None:
+        self._context, self._title = context, title
+
+    def __enter__(self) -> None:
+        self._start = self._context.clock.now()
+        self._context.recorder.open_spans += 1
+
+    def __exit__(self, *_: object) -> None:
+        context = self._context
+        context.recorder.open_spans -= 1
+        context.recorder.keep(Span(context.rank, self._start, context.clock.now(), *self._title))
 
 
 current: RankContext | None = None  # of this process; None outside of a rank

@@ -82,6 +82,8 @@ def from_torch_csv(source: str | Path, name: str | None = None, check: bool = Tr
     """
     if isinstance(source, Path):
         name, source = name or source.stem, _read(source)
+    elif source.strip().lower().endswith(".csv"):
+        raise ValueError(f"from_torch_csv reads text, got the name of a file; give Path({source.strip()!r})")
     text = io.StringIO(source.removeprefix("\ufeff").rstrip(), newline="")
     try:
         rows = [_parse_row(number, cells) for number, cells in enumerate(csv.reader(text), 1)]

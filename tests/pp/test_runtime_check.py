@@ -29,10 +29,16 @@ def test_check_finds_it_without_ranks(subtests):
     for changes, message in [
         ({"num_ranks": 4}, "GPipe is written for 2 ranks, the group has 4; build it for 4"),
         ({"stages": dict(enumerate(make_stages(3)))}, r"has stages 0 to 1, got modules for \[0, 1, 2\]; give all"),
-        ({"inputs": BATCH[0][:1]}, "GPipe needs 2 inputs, one per microbatch, got 1"),
+        (
+            {"inputs": BATCH[0][:1]},
+            "GPipe needs 2 inputs, one per microbatch, got 1; the fields of one batch go in a tuple",
+        ),
+        ({"inputs": (x for x in BATCH[0])}, "2 inputs, one per microbatch, got a generator; give a list"),
         ({"targets": [*BATCH[1], 0]}, "GPipe needs 2 targets, one per microbatch, got 3"),
         ({"extra": {1: []}}, "GPipe needs 2 extra inputs of stage 1, one per microbatch, got 0"),
         ({"stages": [Returns(integers), nn.Identity()]}, "stage 0 returned torch.int64 for microbatch 0"),
+        ({"stages": [Returns(torch.Tensor.to_sparse), nn.Identity()]}, r"torch\.sparse_coo .* return to_dense\(\)"),
+        ({"loss_fn": lambda y, target: mse_loss(y, target).item()}, r"is a tensor, got float; leave out item\(\)"),
         ({"boundary": LIKE.float()}, r"stage 0 made .*float64 .* the boundary says .*float32"),
         ({"inputs": [x.clone().requires_grad_() for x in BATCH[0]]}, "inputs of microbatch 0 need a gradient"),
         ({"loss_fn": lambda y, target: y}, r"the loss of a microbatch is one number, got shape \(3, 4\)"),
@@ -40,7 +46,7 @@ def test_check_finds_it_without_ranks(subtests):
         ({"stages": [Returns(lambda x: WithLoss(x, x)), *make_stages(1)]}, "the loss of a microbatch is one number"),
     ]:
         arguments = {"stages": make_stages(2), "loss_fn": mse_loss, "inputs": BATCH[0], "targets": BATCH[1], **changes}
-        with subtests.test(message=message), pytest.raises((ValueError, RuntimeError), match=message):
+        with subtests.test(message=message), pytest.raises((ValueError, TypeError, RuntimeError), match=message):
             check(build("gpipe", 2, 2), **arguments)
 
 

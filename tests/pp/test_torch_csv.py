@@ -93,7 +93,7 @@ TYPOS = [
     ("0F0;0F1;0B0;0B1\n", "row 1 (rank 0), cell 1: '0F0;0F1;0B0;0B1' is not an action"),
     ("0F0,(0F1;0F0)OVERLAP_F_B\n", "cell 2: '(0F1;0F0)OVERLAP_F_B' is not an action"),
     ("0F0,0UNSHARD1,0B0\n", "0UNSHARD1' is not an action; write stage, kind and microbatch, such as 2F0"),
-    ("schedule.csv", "row 1 (rank 0), cell 1: 'schedule.csv' is not an action"),
+    ("schedule.csv", "from_torch_csv reads text, got the name of a file; give Path('schedule.csv')"),
     ("0F0," + "x" * 200_000, "this is not CSV"),
 ]
 WRONG = [  # what torch lets pass

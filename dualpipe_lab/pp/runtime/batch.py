@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, has_gradient, names_of, tensors_in
 
+DIGEST_VALUES = 256  # of a tensor: other samples differ in most of them
 Extra = Mapping[int, Sequence[Mapping[str, Any]]]
 
 
@@ -68,6 +70,7 @@ class Microbatches:
     extra: Extra
     among: Sequence[Any] | None = None  # all targets that the shares were computed from; None: the shares were given
     counts: list[float] | None = None  # of these, where the loss function returns (sum, count)
+    read: dict[int, Tensors] = field(default_factory=dict)  # the inputs as tuples of tensors
     losses: dict[int, Tensor] = field(default_factory=dict)
     stage_losses: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     outputs: dict[int, Tensor | Tensors | dict[str, Tensor]] = field(default_factory=dict)
@@ -79,10 +82,24 @@ class Microbatches:
         return torch.stack([*self.losses.values()]).sum() if len(self.losses) == len(self.weights) else None
 
     def input(self, microbatch: int) -> Tensors:
-        """Return the tensors that enter the first stage."""
-        if self.inputs[microbatch] is None:
-            raise ValueError("this rank of the pipeline holds stage 0, which needs inputs, got None; give them to it")
-        return as_tensors(f"microbatch {microbatch}", self.inputs[microbatch], "be")
+        """Return the tensors that enter the first stage; ValueError for one whose gradient no rank computes."""
+        if microbatch not in self.read:
+            if self.inputs[microbatch] is None:
+                raise ValueError(
+                    "this rank of the pipeline holds stage 0, which needs inputs, got None; give them to it"
+                )
+            self.read[microbatch] = tensors = as_tensors(f"microbatch {microbatch}", self.inputs[microbatch], "be")
+            if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+                raise ValueError(
+                    f"the inputs of microbatch {microbatch} need a gradient, and a pipeline computes none for its "
+                    "inputs; move what makes them into stage 0, or detach() them"
+                )
+        return self.read[microbatch]
+
+    def digests(self, microbatch: int, num_bits: int) -> tuple[int, int]:
+        """Return a number for the inputs of a microbatch and one for its targets; 0 for what is not here."""
+        given = self.inputs[microbatch], None if self.targets is None else self.targets[microbatch]
+        return _digest(given[0], num_bits), _digest(given[1], num_bits)
 
     def extra_of(self, stage: int, microbatch: int) -> Mapping[str, Any]:
         """Return the extra keyword arguments of one stage."""
@@ -90,10 +107,21 @@ class Microbatches:
 
     def input_shapes(self, microbatch: int) -> tuple[Any, ...]:
         """Return shapes and types of the tensors that enter the first stage; they decide what crosses boundaries."""
-        more = [value for value in self.extra_of(0, microbatch).values() if isinstance(value, Tensor)]
         tensors = self.input(microbatch)
-        shapes = tuple((tuple(value.shape), value.dtype) for value in (*tensors, *more))
-        return *shapes, *names_of(tensors)
+        more = tensors_in(self.extra[0][microbatch]) if 0 in self.extra else ()
+        return *[(value.shape, value.dtype) for value in (*tensors, *more)], *names_of(tensors)
+
+
+def _digest(given: Any, num_bits: int) -> int:
+    """Return a number that follows from the shapes of tensors and, on the CPU, from some of their values."""
+    found = 0
+    for tensor in tensors_in(given):
+        found = crc32(repr(tuple(tensor.shape)).encode(), found)
+        if tensor.is_cpu and tensor.layout is torch.strided:
+            values = tensor.detach().flatten()
+            some = values[:: max(1, len(values) // DIGEST_VALUES)].contiguous()
+            found = crc32(some.view(torch.uint8).numpy(), found)
+    return found & ((1 << num_bits) - 1)
 
 
 def make_batch(
@@ -119,8 +147,13 @@ def make_batch(
     given["weights"] = None if isinstance(weights, SharesAmong) else weights
     given |= {f"extra inputs of stage {stage}": values for stage, values in (extra or {}).items()}
     for what, values in given.items():
+        if values is not None and not hasattr(values, "__len__"):
+            raise ValueError(
+                f"{name} needs {number} {what}, one per microbatch, got a {type(values).__name__}; give a list"
+            )
         if values is not None and len(values) != number:
-            raise ValueError(f"{name} needs {number} {what}, one per microbatch, got {len(values)}")
+            remedy = "; the fields of one batch go in a tuple" if isinstance(values, list) and what == "inputs" else ""
+            raise ValueError(f"{name} needs {number} {what}, one per microbatch, got {len(values)}{remedy}")
     if weights is None or isinstance(weights, SharesAmong):
         assert among is not None
         shares: Sequence[float] = _shares(targets or [None] * number, among)
@@ -138,8 +171,8 @@ class SharesAmong:
 
 def _shares(targets: Sequence[Any], among: Sequence[Any]) -> list[float]:
     """Return each microbatch's share of the elements of all; equal where this rank has no targets."""
-    known = [target for target in among if tensors_in(target)]
-    counts = [*map(num_elements, known)]
+    known = [target for target in among if isinstance(target, Tensor) or tensors_in(target)]
+    counts = [num_elements(target) for target in known]
     if len(set(counts)) <= 1 and (len(known) in (0, len(among)) or counts[0] == _numel(known[0])):
         return [1 / len(among)] * len(targets)
     if len(known) < len(among):
@@ -234,7 +267,9 @@ def _microbatches(given: Any, number: int, is_whole: bool) -> Any:
 
 def num_elements(target: Any) -> int:
     """Return how many elements of a microbatch's target count in a mean: all but the class -100."""
-    return sum(y.numel() if has_gradient(y) else int((y != -100).sum()) for y in tensors_in(target))
+    if not isinstance(target, Tensor):
+        return sum(map(num_elements, tensors_in(target)))
+    return target.numel() if has_gradient(target) else int((target != -100).sum())
 
 
 def split_batch(batch: Any, num_microbatches: int) -> list[Any]:

@@ -128,16 +128,11 @@ def check_output(stage: int, microbatch: int, output: Tensors) -> None:
             f"stage {stage} returned {types} for microbatch {microbatch}, and no gradient comes back for integers; "
             "return a floating point tensor (integers may go beside it, in a tuple)"
         )
-
-
-def check_inputs(inputs: Sequence[Any]) -> None:
-    """Raise ValueError for inputs that need a gradient, which no rank computes."""
-    for microbatch, given in enumerate(inputs):
-        if any(x.requires_grad for x in tensors_in(given)):
-            raise ValueError(
-                f"the inputs of microbatch {microbatch} need a gradient, and a pipeline computes none for its inputs; "
-                "move what makes them into stage 0, or detach() them"
-            )
+    if sparse := [str(tensor.layout) for tensor in output if tensor.layout is not torch.strided]:
+        raise ValueError(
+            f"stage {stage} returned a tensor of layout {sparse[0]} for microbatch {microbatch}, and dense ones travel "
+            "between ranks; return to_dense()"
+        )
 
 
 def check_loss(stage: Stage, outputs: Iterable[Any], loss: Tensor, is_summed: bool) -> None:
@@ -251,7 +246,8 @@ def check(
             stacklevel=2,
         )
     batch = make_batch(program.name, program.num_microbatches, inputs, targets, weights, extra)
-    check_inputs(batch.inputs)
+    for microbatch in range(program.num_microbatches):
+        batch.input(microbatch)
     modules = {stage: deepcopy(module) for stage, module in given.items()}  # a forward may change buffers
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for microbatch in range(program.num_microbatches):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dualpipe_lab import comm
 from dualpipe_lab.comm import P2P
 from dualpipe_lab.pp.program import Action, F
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
@@ -75,7 +76,6 @@ def _bring_to_first_stage(
         elif runtime.rank == target:
             arrived[microbatch] = torch.empty(len(text), dtype=torch.int64, device=p2p.device)
             messages.append(P2P("irecv", arrived[microbatch], p2p.global_ranks[source], tag))
-    for receive in p2p.launch(messages):
-        receive.wait()
-    p2p.wait_for_sends()
+    for message in comm.batch_isend_irecv(messages, p2p.group):
+        message.wait()
     return arrived

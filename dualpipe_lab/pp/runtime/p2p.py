@@ -9,7 +9,6 @@ In: a program, a group.  Out: arguments for `comm.isend` and `comm.irecv`.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab._private import version_of
-from dualpipe_lab.comm import P2P, Pending, Work
+from dualpipe_lab.comm import Work
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.pp.program import Action, F, Program
 
@@ -50,34 +49,28 @@ class PipelineP2P:
         self.group, self.global_ranks = group, members(group)  # the numbers in the world, by rank of the pipeline
         self.device, self.num_ranks = device, program.num_ranks
         self.in_order = device.type != "cpu"  # NCCL matches messages by the order of their launch
-        self._sends: defaultdict[int, deque[tuple[Work, Pending[object]]]] = defaultdict(deque)
+        self._sends: defaultdict[int, deque[tuple[Work, Handed | None]]] = defaultdict(deque)
         if self.in_order:
             # NCCL connects a group at its first batch, and each rank waits there for all others
             comm.all_reduce(torch.zeros(1, device=device), group=group)
 
-    def launch(self, messages: Sequence[P2P]) -> list[Work]:
-        """Launch messages in one batch, keep the sends, and return the receives."""
-        receives = []
-        for message, work in zip(messages, comm.batch_isend_irecv(messages, self.group), strict=True):
-            if message.kind == "isend":
-                handed = Handed(message.label, message.tensor, version_of(message.tensor))
-                self.keep_send(self.global_ranks.index(message.peer), work, handed.check)
-            else:
-                receives.append(work)
-        return receives
-
-    def keep_send(self, target: int, send: Work, check: Callable[[], object] = tuple) -> None:
+    def keep_send(self, target: int, send: Work, handed: Handed | None = None) -> None:
         """Keep a send to a rank of the pipeline until it has arrived; wait for old ones whose last byte has left."""
         sends = self._sends[target]
-        sends.append((send, Pending([send], check)))
+        sends.append((send, handed))
         while len(sends) > MAX_UNCHECKED_SENDS and sends[0][0].has_left:
-            sends.popleft()[1].wait()
+            self._wait_for(*sends.popleft())
 
     def wait_for_sends(self) -> None:
         """Return when every rank has received what this rank sent."""
         for sends in self._sends.values():
             while sends:
-                sends.popleft()[1].wait()
+                self._wait_for(*sends.popleft())
+
+    def _wait_for(self, send: Work, handed: Handed | None) -> None:
+        send.wait()
+        if handed is not None:
+            handed.check()
 
     def result_tag(self, action: Action, number: int) -> int:
         """Return the tag of one tensor of an action's result."""

@@ -1,9 +1,6 @@
-"""`RankPlan`: what one rank does in a step, in order, and which receives it prefetches.
+"""`RankPlan`: what one rank does in a step, in order, found once for all steps.
 
 Chapter: book/pp/pp-basic.  In: a lowered program, a rank.  Out: a `RankPlan`.
-A stream is one source rank and one direction of travel; the messages of its next `lookahead` receives travel while the
-rank works.  A receive is launched at latest where the lowered program has the RECV.  All ranks follow one common order
-there, so the step ends even if a send blocks until its receive is launched.
 Elsewhere: torch posts all receives of a step where its lowered order has them, and keeps a buffer for each microbatch;
 here a stream has `lookahead`, or what the schedule itself lets pile up before its use.
 """
@@ -11,12 +8,8 @@ here a stream has `lookahead`, or what the schedule itself lets pile up before i
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-import torch
-
-from dualpipe_lab._private import version_of
-from dualpipe_lab.comm import P2P, Pending
 from dualpipe_lab.pp.program import (
     MESSAGE_KINDS,
     RECV_B,
@@ -32,28 +25,56 @@ from dualpipe_lab.pp.program import (
     W,
     actions_of,
 )
-from dualpipe_lab.pp.runtime.p2p import Handed, PipelineP2P
-from dualpipe_lab.pp.runtime.shape_inference import BoundaryShapes, gradients_of, spec_of
-from dualpipe_lab.pp.runtime.stage import Tensors, with_names
+from dualpipe_lab.pp.runtime.stage import SpanTitle, span_title
 
 _MADE_BY = {RECV_F: -1, RECV_B: 1}  # from the stage that receives to the stage that made the result
 
 
-class RankPlan(NamedTuple):
-    """The steps and messages of one rank.
+class PlannedAction(NamedTuple):
+    """One action of a rank, with what no step changes.
+
+    Results are named by the F or B that makes them; B stands for B and I.
 
     Attributes:
-        steps: the rank's steps, in order.
-        prefetched_receives: for positions in `steps`, the receives that may be launched before them.
-        last_backward: the last backward action of each stage.
-        full_backwards: I and W of the first stage where W directly follows I.  No rank waits for the result of this I,
-            so I may be one walk of autograd that does the work of both, as B does.
+        action: F, B, I or W.
+        label: its text, `0F3`.
+        takes: the result of a neighbouring stage that the action waits for; None where it needs none.
+        makes: the result that a neighbouring stage waits for; None where none does.
+        is_last_stage: whether its stage computes the loss.
+        is_full_backward: whether it does the work of I and W together, or is the W whose work is then done.  No rank
+            waits for the result of an I of the first stage, so where W directly follows, I may be B: one walk of
+            autograd.
+        ends_stage: whether its microbatch is the last one whose backward the stage runs.
     """
 
-    steps: tuple[ProgramStep, ...]
-    prefetched_receives: dict[int, list[Action]]
-    last_backward: dict[int, Action]
-    full_backwards: frozenset[Action]
+    action: Action
+    label: str
+    takes: Action | None
+    makes: Action | None
+    is_last_stage: bool
+    is_full_backward: bool
+    ends_stage: bool
+
+
+class PlannedStep(NamedTuple):
+    """One step of a rank: work, or a message.
+
+    Attributes:
+        step: an action, a pair or a message, as the program has it.
+        title: kind, stage, microbatch, label and pair of its span, as the simulator writes them.
+        work: its action, or both of a pair; empty for a message.
+        message: its send or receive; None for work.
+        prefetched: the receives that may be launched before it.
+    """
+
+    step: ProgramStep
+    title: SpanTitle
+    work: tuple[PlannedAction, ...]
+    message: Action | None
+    prefetched: tuple[Action, ...]
+
+
+RankPlan: TypeAlias = tuple[PlannedStep, ...]
 
 
 def choose_lookahead(asked: int | None, in_order: bool) -> int:
@@ -73,36 +94,87 @@ def choose_lookahead(asked: int | None, in_order: bool) -> int:
     return (0 if in_order else 2) if asked is None else asked
 
 
-def plan_rank(lowered: Program, rank: int, lookahead: int, forward_only: bool = False) -> RankPlan:
-    """Plan one rank's step; with `forward_only`, its forwards and their messages alone.
+def plan_rank(
+    lowered: Program, rank: int, lookahead: int, forward_only: bool = False, in_turn: bool = False
+) -> RankPlan:
+    """Plan one rank's step.
+
+    Args:
+        lowered: a program with its messages.
+        rank: its rank.
+        lookahead: the receives of a stream, which is one source rank and one direction of travel, that may travel
+            while the rank works.  A receive is launched at latest where the program has the RECV.  All ranks follow one
+            common order there, so the step ends even if a send blocks until its receive is launched.
+        forward_only: plan the forwards and their messages alone.
+        in_turn: run the actions of a pair one after the other, and send the forward's result between them.
 
     >>> from dualpipe_lab.pp.lowering import lower
     >>> from dualpipe_lab.pp.schedules import gpipe
-    >>> plan = plan_rank(lower(gpipe(2, 3)), 1, lookahead=1)
-    >>> {position: " ".join(map(str, receives)) for position, receives in plan.prefetched_receives.items()}
-    {0: '1RECV_F0', 2: '1RECV_F1', 4: '1RECV_F2'}
+    >>> for planned in plan_rank(lower(gpipe(2, 2)), 1, lookahead=1)[:4]:
+    ...     print(planned.title[3], *planned.prefetched)
+    1RECV_F0 1RECV_F0
+    1F0
+    1RECV_F1 1RECV_F1
+    1F1
     """
     steps = lowered.ranks[rank]
     if forward_only:
         steps = tuple(_forwards(steps))
-    last_backward = {action.stage: action for step in steps for action in actions_of(step) if action.kind in (B, W)}
+    full_backwards = frozenset(_full_backwards(steps))
+    if in_turn:
+        steps = tuple(_in_turn(steps))
+    ends = {action.stage: action for step in steps for action in actions_of(step) if action.kind in (B, W)}
     prefetched = _prefetched_receives(lowered, steps, lookahead) if lookahead else {}
-    return RankPlan(steps, prefetched, last_backward, frozenset(_full_backwards(steps)))
+    last = lowered.num_stages - 1
+
+    def planned(action: Action) -> PlannedAction:
+        index, kind, microbatch = action
+        takes = makes = None
+        if kind == F:
+            takes = Action(index - 1, F, microbatch) if index else None
+            makes = action if index < last else None
+        elif kind != W:
+            takes = Action(index + 1, B, microbatch) if index < last else None
+            makes = Action(index, B, microbatch) if index else None
+        is_end = ends.get(index) in (action, Action(index, W, microbatch))
+        return PlannedAction(action, str(action), takes, makes, index == last, action in full_backwards, is_end)
+
+    found = []
+    for position, step in enumerate(steps):
+        message = step if isinstance(step, Action) and step.kind in MESSAGE_KINDS else None
+        work = () if message else tuple(map(planned, actions_of(step)))
+        found.append(PlannedStep(step, span_title(step), work, message, tuple(prefetched.get(position, ()))))
+    return tuple(found)
 
 
-def made_by(receive: Action) -> Action:
-    """Return the action whose result a RECV expects: an F, or a B (which stands for B and I).
+def made_by(message: Action) -> Action:
+    """Return the action whose result a message carries: an F, or a B (which stands for B and I).
 
-    >>> print(made_by(Action(2, RECV_B, 0)))
-    3B0
+    >>> print(made_by(Action(2, RECV_B, 0)), made_by(Action(3, "SEND_B", 0)))
+    3B0 3B0
     """
-    stage, kind, microbatch = receive
-    return Action(stage + _MADE_BY[kind], F if kind == RECV_F else B, microbatch)
+    stage, kind, microbatch = message
+    return Action(stage + _MADE_BY.get(kind, 0), F if kind in (RECV_F, SEND_F) else B, microbatch)
 
 
 def _forwards(steps: tuple[ProgramStep, ...]) -> list[ProgramStep]:
     singles = [step.forward if isinstance(step, Overlap) else step for step in steps]
     return [step for step in singles if step.kind in (F, SEND_F, RECV_F)]
+
+
+def _in_turn(steps: tuple[ProgramStep, ...]) -> Iterator[ProgramStep]:
+    """Yield the forward of each pair, the send of its result, and then the backward."""
+    early = {
+        Action(step.forward.stage, SEND_F, step.forward.microbatch) for step in steps if isinstance(step, Overlap)
+    } & {*steps}
+    for step in steps:
+        if isinstance(step, Overlap):
+            yield step.forward
+            if (send := step.forward._replace(kind=SEND_F)) in early:
+                yield send
+            yield step.backward
+        elif step not in early:
+            yield step
 
 
 def _full_backwards(steps: tuple[ProgramStep, ...]) -> Iterator[Action]:
@@ -128,88 +200,4 @@ def _prefetched_receives(lowered: Program, steps: tuple[ProgramStep, ...], looka
             position = uses[number - lookahead][0] + 1 if number >= lookahead else 0
             if position <= latest[receive]:
                 prefetched[position].append(receive)
-    return dict(sorted(prefetched.items()))
-
-
-class PipelineComm:
-    """Receives the inputs and sends the results of one rank's actions; who takes a receive buffer owns it."""
-
-    def __init__(self, program: Program, p2p: PipelineP2P, shapes: BoundaryShapes) -> None:
-        self._program, self._p2p, self._shapes = program, p2p, shapes
-        self._receives: dict[Action, Pending[Tensors]] = {}  # by the F or B whose result it is
-        self._results: dict[
-            Action, tuple[str, Tensors, list[Handed]]
-        ] = {}  # made on this rank, neither taken nor sent yet
-        self.peak_buffers = 0  # the most results of this step for which receive buffers were allocated at once
-
-    def begin_step(self) -> None:
-        """Forget the messages of the step before."""
-        self._receives.clear()
-        self._results.clear()
-        self.peak_buffers = 0
-
-    def start_receive(self, receive: Action, prefetch: bool = False) -> None:
-        """Launch a receive unless it is launched already.
-
-        A prefetched receive is left for later if its shape is not known yet; otherwise the shape is received first.
-        """
-        result = made_by(receive)
-        if result in self._receives:
-            return
-        boundary = result.stage if result.kind == F else result.stage - 1  # the stage in front of it
-        spec = self._shapes.known_spec(boundary, result.microbatch)
-        if spec is None:
-            if prefetch:
-                return
-            spec = self._shapes.receive_spec(boundary, result.microbatch)
-        if result.kind == B:
-            spec = gradients_of(spec)
-        p2p = self._p2p
-        source = p2p.global_ranks[self._program.rank_of(result.stage, result.microbatch)]
-        allocated = (torch.empty(shape, dtype=dtype, device=p2p.device) for shape, dtype, _ in spec)
-        buffers = with_names(allocated, [name for *_, name in spec])
-        tags = [p2p.result_tag(result, number) for number in range(len(buffers))]
-        messages = [P2P("irecv", buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
-        self._receives[result] = Pending(p2p.launch(messages), lambda: buffers)
-        self.peak_buffers = max(self.peak_buffers, len(self._receives))
-
-    def take(self, action: Action) -> Tensors:
-        """Wait for the input of an action and return it.
-
-        The input of F is the result of the previous stage, that of B and I the gradient from the next stage.
-        """
-        stage, kind, microbatch = action
-        result = Action(stage - 1, F, microbatch) if kind == F else Action(stage + 1, B, microbatch)
-        if result in self._results:
-            _, tensors, handed = self._results.pop(result)
-            for one in handed:
-                one.check()
-            return tensors
-        tensors = self._receives[result].wait()
-        del self._receives[result]
-        return tensors
-
-    def keep(self, action: Action, tensors: Tensors) -> None:
-        """Keep the result of F, or of B or I, until it is sent or taken."""
-        stage, kind, microbatch = action
-        label = str(action)
-        handed = [Handed(label, tensor, version_of(tensor)) for tensor in tensors]
-        self._results[Action(stage, F if kind == F else B, microbatch)] = label, tensors, handed
-
-    def send(self, message: Action) -> None:
-        """Launch the sends of a result: those of an activation to the next stage, of a gradient to the previous one."""
-        stage, kind, microbatch = message
-        is_forward = kind == SEND_F
-        result = Action(stage, F if is_forward else B, microbatch)
-        label, tensors, handed = self._results.pop(result)
-        for one in handed:
-            one.check()
-        if is_forward:
-            self._shapes.send_spec(stage, microbatch, spec_of(tensors))
-        p2p = self._p2p
-        target = p2p.global_ranks[self._program.rank_of(stage + 1 if is_forward else stage - 1, microbatch)]
-        messages = []
-        for number, tensor in enumerate(tensors):
-            name = f"{label} ({number})" if number else label
-            messages.append(P2P("isend", tensor.contiguous(), target, p2p.result_tag(result, number), name))
-        p2p.launch(messages)
+    return dict(prefetched)

@@ -19,13 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab._private import num_hooks
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, group_of, members
 from dualpipe_lab.dp.sums import sum_of_mirrors, sum_of_tied, tied_ranks
 from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards_of, synchronizers_of
 from dualpipe_lab.grad_sums import all_reduce_together_async, dense_grad, sum_stages
 from dualpipe_lab.launch.context import rank_context
-from dualpipe_lab.pp.program import Action, B, I, Program, W
+from dualpipe_lab.pp.program import B, I, Program, W
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage
 
@@ -207,6 +208,7 @@ class GradientSync:
         self._replicated, self._p2p, self._sum_copies = replicated, p2p, sum_copies
         self._found: dict[int, dict[Synchronizer, list[nn.Parameter]]] = {}
         self._compared: list[Synchronizer] | None = None
+        self._num_hooks = -1  # when the synchronizers were found
 
     def begin_step(self) -> None:
         """Find the synchronizers, and tell them that the pipeline says when gradients are complete."""
@@ -232,11 +234,10 @@ class GradientSync:
                     "where several calls make a step, set num_backwards to the microbatches of all"
                 )
 
-    def begin(self, ready: ReadyAction, last_backward: Mapping[int, Action]) -> None:
+    def begin(self, ready: ReadyAction, ends_stage: bool) -> None:
         """Announce the backward of a microbatch through a stage: B, W, or an I that does the work of both."""
         index, kind, _ = ready.action
         if kind == B or (kind == I and ready.full_backward) or (kind == W and not ready.full_backward):
-            ends_stage = last_backward.get(index) in (ready.action, ready.action._replace(kind=W))
             is_last = ends_stage and not self.needs_mirror(index)
             for owner, parameters in self._found[index].items():
                 owner.begin_backward(parameters, is_last)
@@ -317,6 +318,10 @@ class GradientSync:
             )
 
     def _find(self) -> None:
+        """Find the synchronizers again if a hook has been registered since."""
+        if self._num_hooks == num_hooks():
+            return
+        self._num_hooks = num_hooks()
         self._found = {}
         for index, module in self._modules.items():
             found = self._found.setdefault(index, {})

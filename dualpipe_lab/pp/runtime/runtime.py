@@ -4,7 +4,6 @@ Chapter: book/pp/gpipe.  In: a program, this rank's modules, microbatches.  Out:
   gradients   equal to accumulation over the same microbatches on one process, bitwise where the order of sums is equal
   messages    one per boundary, microbatch and direction: (P - 1) * M * 2 in all for one stage per rank
   buffers     `lookahead` per source rank and direction, for any number of microbatches
-  I, then W   on the first stage are one walk of autograd, in the time of I; a subclass of `Stage` keeps them apart
 A step reads from top to bottom: `step`, `_execute` (the rank's list), `_run` (one action or overlapped pair),
 `_prepare` (its inputs) and `_finish` (its results).  `PipelineComm` sends and receives.
 Elsewhere: torch `_PipelineScheduleRuntime`; Megatron's schedules.py, one function per schedule.
@@ -23,18 +22,7 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.launch.context import device, rank_context
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
-from dualpipe_lab.pp.program import (
-    SEND_B,
-    SEND_F,
-    WORK_KINDS,
-    Action,
-    F,
-    Overlap,
-    Program,
-    ProgramStep,
-    W,
-    actions_of,
-)
+from dualpipe_lab.pp.program import SEND_B, SEND_F, Action, B, F, Program, ProgramStep, W
 from dualpipe_lab.pp.runtime.batch import (
     Evaluation,
     Extra,
@@ -48,17 +36,17 @@ from dualpipe_lab.pp.runtime.check import (
     Buffers,
     Stages,
     by_number,
-    check_inputs,
     check_loss,
     check_output,
     check_stages,
     check_world,
 )
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
-from dualpipe_lab.pp.runtime.rank_plan import PipelineComm, RankPlan, choose_lookahead, plan_rank
+from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
+from dualpipe_lab.pp.runtime.rank_plan import PlannedAction, PlannedStep, RankPlan, choose_lookahead, plan_rank
 from dualpipe_lab.pp.runtime.replicated_grads import GradientSync, ReplicatedGrads, has_copies
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
-from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, output_of, run_pair_serially, span_title
+from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, output_of, run_pair_serially
 from dualpipe_lab.pp.validation.validator import validate
 
 
@@ -79,7 +67,8 @@ class PipelineRuntime:
         group: the ranks of this pipeline (default: the world).
         cost: nanoseconds of every action, for the emulated clocks; None to measure the time that the work takes.
         overlapped: runs an overlapped pair, given its forward and its backward, a `ReadyAction` each; by default one
-            after the other.
+            after the other.  On GLOO the forward's result then leaves before the backward begins, unless `cost` is
+            given.
         sum_copies: sum the gradients of stages with copies on other ranks as part of each step; by default, wherever
             the program has copies.  The reducers and optimizers of `dualpipe_lab.dp` are found by the stages'
             parameters, and told when gradients are complete.
@@ -115,23 +104,29 @@ class PipelineRuntime:
         check_world(program, comm.get_world_size(group))
         given = by_number(program.name, sorted({action.stage for action in program.actions(self.rank)}), stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in given.items()}
+        self._given, self._given_as = stages, given
         modules = {index: stage.module for index, stage in self._stages.items()}
         self._sum_copies = has_copies(program) if sum_copies is None else sum_copies
         check_stages(program, self.rank, modules, self._sum_copies)
         self._loss_fn, self._is_first = loss_fn, True
+        self._context = rank_context()
         self._overlapped = overlapped
         self._cost = cost
         self._ticks = cost.per_stage(program.num_stages) if cost else None
 
+        self._entering = [m for m in range(program.num_microbatches) if program.rank_of(0, m) == self.rank]
+
         p2p = PipelineP2P(program, group, _device_of(modules))
         lookahead = choose_lookahead(lookahead, p2p.in_order)
         validate(lowered, blocking=p2p.in_order, in_order=p2p.in_order)
-        self._plan = plan_rank(lowered, self.rank, lookahead)
+        # An emulated pair takes its own time; NCCL matches messages in the order of the program on both ranks.
+        in_turn = overlapped is run_pair_serially and cost is None and not p2p.in_order
+        self._plan = plan_rank(lowered, self.rank, lookahead, in_turn=in_turn)
         self._forward_plan = plan_rank(lowered, self.rank, lookahead, forward_only=True)
-        shapes = InferredShapes(program, self.rank, p2p) if boundary is None else GivenShapes(boundary)
-        self._shapes: BoundaryShapes = shapes
+        shapes: BoundaryShapes = InferredShapes(program, self.rank, p2p) if boundary is None else GivenShapes(boundary)
+        self._shapes = shapes
         self.p2p = p2p
-        self._comm = PipelineComm(program, p2p, self._shapes)
+        self._comm = PipelineComm(program, lowered.ranks[self.rank], p2p, shapes)
         self._replicated = ReplicatedGrads(program, self.rank, p2p, modules)
         self._sync = GradientSync(self._stages, self._replicated, p2p, self._sum_copies)
         self._buffers = {
@@ -177,13 +172,15 @@ class PipelineRuntime:
             raise ValueError(
                 "step computes gradients, which torch.no_grad() has turned off; use evaluate, or turn it off"
             )
+        self._check_stages()
         batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra, reduce)
         if targets is None and any(map(self._is_last, self._stages)):
             raise ValueError(
                 f"rank {self.rank} of the pipeline holds the last stage, which needs targets, got None; give them, or "
                 "[None] * M for a loss function that takes none"
             )
-        check_inputs(batch.inputs)
+        for microbatch in self._entering:
+            batch.input(microbatch)
         self._sync.begin_step()
         self._sync.check_shares(batch.weights)
         self._execute(self._plan, batch)
@@ -237,6 +234,16 @@ class PipelineRuntime:
         if self._sync.check_tied(names):
             self._replicated.sum_tied(names)
 
+    def _check_stages(self) -> None:
+        """Raise ValueError if the container of stages has others than those that the runtime trains."""
+        now = self._given.values() if isinstance(self._given, Mapping | nn.ModuleDict) else self._given
+        for (index, stage), other in zip(self._given_as.items(), now, strict=False):
+            if other is not stage:
+                raise ValueError(
+                    f"stage {index} was replaced after the runtime was made, which goes on with the old one; make a "
+                    "new PipelineRuntime(...) and a new optimizer"
+                )
+
     def _execute(self, plan: RankPlan, batch: Microbatches) -> None:
         """Run the steps of a plan in order; every message is launched here, and waited for where it is used."""
         self._comm.begin_step()
@@ -244,59 +251,66 @@ class PipelineRuntime:
         step: ProgramStep | None = None
         try:
             with _quiet():
-                for position, step in enumerate(plan.steps):
-                    for receive in plan.prefetched_receives.get(position, ()):
+                for planned in plan:
+                    step = planned.step
+                    for receive in planned.prefetched:
                         self._comm.start_receive(receive, prefetch=True)
-                    if isinstance(step, Overlap) or step.kind in WORK_KINDS:
-                        self._run(step, batch, plan)
-                    elif step.kind in (SEND_F, SEND_B):
-                        self._comm.send(step)
+                    if planned.message is None:
+                        self._run(planned, batch)
+                    elif planned.message.kind in (SEND_F, SEND_B):
+                        self._comm.send(planned.message)
                     else:
-                        self._comm.start_receive(step)
+                        self._comm.start_receive(planned.message)
                 self.p2p.wait_for_sends()
         except Exception as error:
             error.add_note(f"at {step} of {self.program.name!r}, rank {self.rank} of the pipeline")
             raise
 
-    def _run(self, step: ProgramStep, batch: Microbatches, plan: RankPlan) -> None:
+    def _run(self, planned: PlannedStep, batch: Microbatches) -> None:
         """Run an action or an overlapped pair: a pair waits for both inputs first and passes both results on last."""
-        ready = [self._prepare(action, batch) for action in actions_of(step)]
-        ready[0].full_backward = step in plan.full_backwards and type(ready[0].stage) is Stage
-        num_live = sum(stage.num_live for stage in self._stages.values())
-        batch.peak = max(batch.peak, num_live + (ready[0].action.kind == F))  # of a pair, the forward comes first
-        with rank_context().span(*span_title(step)):
-            started = rank_context().clock.now()
-            for one in ready:
-                self._sync.begin(one, plan.last_backward)
-            alone = self._buffers.get(step.stage) if not isinstance(step, Overlap) and step.kind == F else None
+        work = planned.work
+        ready = [self._prepare(one, batch) for one in work]
+        index, kind, _ = work[0].action
+        num_live = 1 if kind == F else 0  # of a pair, the forward comes first
+        for stage in self._stages.values():
+            num_live += stage.num_live
+        batch.peak = max(batch.peak, num_live)
+        alone = self._buffers.get(index) if kind == F and len(work) == 1 else None
+        with self._context.span(*planned.title):
+            started = self._context.clock.now()
+            for one, its in zip(work, ready, strict=True):
+                self._sync.begin(its, one.ends_stage)
             if alone:
                 alone.begin()
-            if isinstance(step, Overlap):
+            if len(work) > 1:
                 self._overlapped(ready[0], ready[1])
             else:
                 ready[0].run()
             if alone:
                 alone.check()
-            for one in ready:
-                self._sync.end(one)
+            for its in ready:
+                self._sync.end(its)
             if self._cost and self._ticks:
-                rank_context().clock.wait_until(started + int(self._cost.of(step, self._ticks)))
-        for one in ready:
-            self._finish(one, batch, plan)
+                self._context.clock.wait_until(started + int(self._cost.of(planned.step, self._ticks)))
+        for one, its in zip(work, ready, strict=True):
+            self._finish(one, its, batch)
 
-    def _prepare(self, action: Action, batch: Microbatches) -> ReadyAction:
+    def _prepare(self, one: PlannedAction, batch: Microbatches) -> ReadyAction:
         """Collect the arguments of an action, and wait for the input from another rank."""
-        index, kind, microbatch = action
-        ready = ReadyAction(self._stages[index], action)
+        index, kind, microbatch = one.action
+        ready = ReadyAction(self._stages[index], one.action)
+        if one.takes:
+            ready.inputs = self._comm.take(one.takes)
         if kind == F:
-            ready.inputs = self._comm.take(action) if index else batch.input(microbatch)
+            if not index:
+                ready.inputs = batch.input(microbatch)
             ready.extra = batch.extra_of(index, microbatch)
             ready.weight = batch.weights[microbatch]
-            if self._is_last(index) and batch.targets is not None:
-                ready.loss_of = partial(self._loss_of, batch, action)
+            if one.is_last_stage and batch.targets is not None:
+                ready.loss_of = partial(self._loss_of, batch, one.action)
                 ready.target = batch.targets[microbatch]
-        elif kind != W and not self._is_last(index):
-            ready.inputs = self._comm.take(action)
+        elif one.is_full_backward:
+            ready.full_backward = type(ready.stage) is Stage
         return ready
 
     def _loss_of(self, batch: Microbatches, action: Action, target: Any, *outputs: Any) -> Tensor:
@@ -305,30 +319,29 @@ class PipelineRuntime:
             check_loss(self._stages[action.stage], outputs, loss, self._sync.sums(action.stage))
         return cast(Tensor, loss)
 
-    def _finish(self, done: ReadyAction, batch: Microbatches, plan: RankPlan) -> None:
+    def _finish(self, one: PlannedAction, done: ReadyAction, batch: Microbatches) -> None:
         """Keep the result of an action for the neighbouring stage; start the sums of complete gradients."""
-        index, kind, microbatch = done.action
+        index, kind, microbatch = one.action
         if done.result is None:
-            raise ValueError(f"the hook for overlapped pairs has not run {done.action}; call run(), or set its result")
+            raise ValueError(f"the hook for overlapped pairs has not run {one.action}; call run(), or set its result")
         if kind == F:
-            self._record(done, batch)
-            if not self._is_last(index):
+            self._record(one, done, batch)
+        if one.makes:
+            if kind == F:
                 check_output(index, microbatch, done.result)
-                self._comm.keep(done.action, done.result)
-        elif kind != W and index:
-            self._comm.keep(done.action, done.result)
-        if plan.last_backward.get(index) == done.action:
+            self._comm.keep(one.makes, one.label, done.result)
+        if one.ends_stage and kind in (B, W):
             if self._sync.needs_mirror(index):
                 self._replicated.start(index)
             else:
                 self._sync.ready(index)
 
-    def _record(self, done: ReadyAction, batch: Microbatches) -> None:
+    def _record(self, one: PlannedAction, done: ReadyAction, batch: Microbatches) -> None:
         """Store the losses and outputs of a forward."""
-        index, _, microbatch = done.action
+        index, _, microbatch = one.action
         if not torch.is_grad_enabled():
             done.stage.live.pop(microbatch, None)  # no backward follows
-        if self._is_last(index):
+        if one.is_last_stage:
             if done.result:  # without targets; a loss of the module's own then counts with the earlier stages'
                 batch.outputs[microbatch] = output_of(done.result)
             elif done.loss is not None:

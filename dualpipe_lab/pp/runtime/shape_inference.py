@@ -6,7 +6,7 @@ Elsewhere: Megatron's variable_seq_lengths sends a header with every activation;
 and refuses others after it; DeepSeek's set_p2p_tensor_shapes is given one shape.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +23,7 @@ Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape,
 Example: TypeAlias = Tensor | Tensors | Mapping[str, Tensor]
 Boundary: TypeAlias = Example | Callable[[int], Example]
 
+_SIGNATURE_BITS, _DIGEST_BITS = 20, 21  # of a number of 63: a signature, digests of inputs and targets
 _MAX_DIMS = 8
 _FIELDS = 2 + _MAX_DIMS  # type, number of dimensions, dimensions
 _NAME_BYTES = 128  # for all names of a boundary together
@@ -123,12 +124,29 @@ class _Direction:
     def __init__(self, route: Route, microbatches: list[int], rank: int) -> None:
         self.microbatches = microbatches
         self.is_first, self.is_on = route[0] == rank, rank in route
+        self.is_last = route[-1] == rank != route[0]
+        self.ends = route[0], route[-1]
         self.parent = route[route.index(rank) - 1] if self.is_on else rank
         arrivals = [route.index(other) for other in sorted(set(route[1:]) - {route[0]})]
         self.children = [route[stage] for stage in arrivals if route[stage - 1] == rank]
         self.numbers: dict[Any, int] = {}  # on the first rank: shapes of an input -> signature
         self.signatures: dict[int, int] = {}  # microbatch -> signature
         self.receive: Pending[list[int]] | None = None  # the signatures that the parent sends
+        self.digests = (0, 0)  # of the inputs and targets of the first microbatch, on the first and the last rank
+
+    def check_digests(self, sent: int) -> None:
+        """Raise ValueError if the rank of the first stage has read other inputs, or other targets."""
+        targets, inputs = divmod(sent, 1 << _DIGEST_BITS)
+        for what, theirs, ours in zip(("inputs", "targets"), (inputs, targets), self.digests, strict=True):
+            if theirs and ours and theirs != ours:
+                first, last = self.ends
+                raise ValueError(
+                    f"ranks {first} and {last} of the pipeline have other {what} for microbatch "
+                    f"{self.microbatches[0]}, and would train on the inputs of one batch and the targets of another; "
+                    "let all ranks of a pipeline read one batch (DataLoader(shuffle=True) draws from "
+                    "generator=torch.Generator().manual_seed(...), the same on each), or leave out what a rank does "
+                    "not read"
+                )
 
 
 class InferredShapes:
@@ -136,7 +154,8 @@ class InferredShapes:
 
     A signature is a number for the shapes that enter the first stage; equal shapes have one number.  The spec of one
     signature behind one stage is sent once, as a header, before the first activation of that signature.  Both are small
-    and read by the host, so they travel between CPUs, on GLOO, also where activations travel on NCCL.
+    and read by the host, so they travel between CPUs, on GLOO, also where activations travel on NCCL.  The first
+    signature of a direction carries digests of its inputs and targets: the rank of the last stage compares them.
     """
 
     def __init__(self, program: Program, rank: int, p2p: PipelineP2P) -> None:
@@ -160,8 +179,13 @@ class InferredShapes:
             if direction.is_first:
                 shapes = [batch.input_shapes(microbatch) for microbatch in direction.microbatches]
                 numbers = direction.numbers
-                self._store_and_pass_on(number, [numbers.setdefault(one, len(numbers)) for one in shapes])
+                signatures = [numbers.setdefault(one, len(numbers)) for one in shapes]
+                inputs, targets = batch.digests(direction.microbatches[0], _DIGEST_BITS)
+                signatures[0] |= (inputs | targets << _DIGEST_BITS) << _SIGNATURE_BITS
+                self._store_and_pass_on(number, signatures)
             elif direction.is_on:
+                if direction.is_last:
+                    direction.digests = batch.digests(direction.microbatches[0], _DIGEST_BITS)
                 buffer = torch.empty(len(direction.microbatches), dtype=torch.int64, device="cpu")
                 source = self._p2p.global_ranks[direction.parent]
                 receive = irecv(buffer, source, self._p2p.signatures_tag(number), self._p2p.group)
@@ -209,12 +233,15 @@ class InferredShapes:
             self._store_and_pass_on(number, signatures)
         return stage, number, direction.signatures[microbatch]
 
-    def _store_and_pass_on(self, number: int, signatures: Iterable[int]) -> None:
+    def _store_and_pass_on(self, number: int, signatures: list[int]) -> None:
         """Store the signatures of a direction and send them to the ranks behind this one."""
         direction, p2p = self._directions[number], self._p2p
+        message = torch.tensor(signatures, device="cpu")
+        digests, signatures[0] = divmod(signatures[0], 1 << _SIGNATURE_BITS)
+        if direction.is_last:
+            direction.check_digests(digests)
         direction.signatures.update(zip(direction.microbatches, signatures, strict=True))
         for child in direction.children:
-            message = torch.tensor(list(direction.signatures.values()), device="cpu")
             tag = p2p.signatures_tag(number)
             p2p.keep_send(child, isend(message, p2p.global_ranks[child], tag, p2p.group, "signatures"))
 

@@ -56,7 +56,7 @@ class NamedTensors(tuple[Tensor, ...]):
 
 def names_of(tensors: Tensors) -> tuple[str, ...]:
     """Return the names of tensors: empty ones for a plain tuple."""
-    return tensors.names if isinstance(tensors, NamedTensors) else ("",) * len(tensors)
+    return tensors.names if type(tensors) is NamedTensors else ("",) * len(tensors)
 
 
 def with_names(tensors: Iterable[Tensor], names: Sequence[str]) -> Tensors:
@@ -218,7 +218,10 @@ class Stage:
 
     def count_hooks(self) -> int:
         """Return how many hooks have been registered so far, without those of data parallelism."""
-        return num_hooks() - sum(owner.num_hooks for owner in self.synchronizers)
+        count = num_hooks()
+        for owner in self.synchronizers:
+            count -= owner.num_hooks
+        return count
 
 
 @dataclass
@@ -269,6 +272,7 @@ class ReadyAction:
 
 
 Overlapped: TypeAlias = Callable[[ReadyAction, ReadyAction], None]
+SpanTitle: TypeAlias = tuple[str, int, int, str, tuple[Action, Action] | None]
 
 
 def run_pair_serially(forward: ReadyAction, backward: ReadyAction) -> None:
@@ -277,7 +281,7 @@ def run_pair_serially(forward: ReadyAction, backward: ReadyAction) -> None:
     backward.run()
 
 
-def span_title(step: ProgramStep) -> tuple[str, int, int, str, tuple[Action, Action] | None]:
+def span_title(step: ProgramStep) -> SpanTitle:
     """Return kind, stage, microbatch, label and pair of a step's span, as the simulator writes them."""
     if isinstance(step, Overlap):
         return "F&B", step.forward.stage, step.forward.microbatch, str(step), (step.forward, step.backward)
@@ -297,6 +301,8 @@ def has_gradient(x: Tensor) -> bool:
 
 def as_tensors(who: str, output: Any, verb: str = "return") -> Tensors:
     """Return the tensors of a module's output; TypeError if the output is something else."""
+    if isinstance(output, Tensor):
+        return (output,)
     if isinstance(output, WithLoss):
         output = output.output
     values = tuple(output.values()) if isinstance(output, Mapping) else output
@@ -317,6 +323,7 @@ def as_tensors(who: str, output: Any, verb: str = "return") -> Tensors:
 def _check_graph(stage: Stage, microbatch: int, inputs: Tensors, output: Tensors) -> None:
     """Refuse an output of weights to which no gradient can return; a stage that is left out returns its input."""
     is_cut = not any(y.requires_grad or any(y is x for x in inputs) for y in output)
+    is_cut = is_cut and any(map(has_gradient, output))  # integers alone are refused where they would leave
     if torch.is_grad_enabled() and is_cut and any(weight.requires_grad for weight in stage.module.parameters()):
         raise ValueError(
             f"stage {stage.index} returned tensors without a graph for microbatch {microbatch}, so that neither its "
@@ -335,6 +342,10 @@ def scaled(loss: Tensor, weight: float, outputs: Iterable[Any] = ()) -> Tensor:
 
     Its backward runs, with gradients of 0: data ranks whose microbatch has tokens expect ZeRO-3's gathers.
     """
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the loss of a microbatch is a tensor, got {type(loss).__name__}; leave out item() and float()"
+        )
     if loss.numel() != 1 or not has_gradient(loss):
         raise ValueError(f"the loss of a microbatch is one number, got shape {tuple(loss.shape)} of {loss.dtype}")
     if weight:
