@@ -40,14 +40,15 @@ def greedy(runtime: PipelineRuntime, prompts: Sequence[Tensor], num_tokens: int)
         raise ValueError(
             f"greedy adds at least 0 tokens to int64 prompts [rows, length], got num_tokens={num_tokens} and {given}"
         )
-    texts = list(prompts)
+    texts, program = list(prompts), runtime.program
+    enters = [program.rank_of(0, microbatch) == runtime.rank for microbatch in range(len(texts))]
     for _ in range(num_tokens):
-        logits = runtime.evaluate(texts).outputs
+        # the texts grow where they enter; elsewhere they stay as they were given
+        logits = runtime.evaluate([text if here else None for text, here in zip(texts, enters, strict=True)]).outputs
         found = {microbatch: _likeliest(output) for microbatch, output in logits.items()}
         for microbatch, tokens in _bring_to_first_stage(runtime, found, texts).items():
             texts[microbatch] = torch.cat([texts[microbatch], tokens[:, None]], dim=1)
-    program = runtime.program
-    return {m: text for m, text in enumerate(texts) if program.rank_of(0, m) == runtime.rank}
+    return {microbatch: text for microbatch, text in enumerate(texts) if enters[microbatch]}
 
 
 def _likeliest(logits: object) -> Tensor:
