@@ -105,7 +105,7 @@ def time_steps(
     ep, weights = ExpertParallel(mesh.group("ep")), emulated.make_weights(programs[0][0].num_stages)
     steps = []
     for program, hook in programs:
-        mine = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
+        mine = program.stages_of(mesh.rank("pp"))
         stages = {s: OverlappableStage(s, emulated.make_layers(weights[s : s + 1], ep, SIZES), ticks) for s in mine}
         steps.append(lab.PipelineRuntime(program, stages, mse_loss, batch[0], mesh.group("pp"), overlapped=hook))
     found: list[list[tuple[int, int]]] = []

@@ -214,7 +214,7 @@ def real(rounds: int, names: list[str]) -> None:
 def count_calls(rank: int, num_ranks: int, program: Program, csv: str) -> tuple[int, int]:
     """Calls of a third step on this rank, of lab and of torch, each of which infers shapes and splits a batch."""
     torch.manual_seed(0)
-    here = sorted({action.stage for action in program.actions(rank)})
+    here = program.stages_of(rank)
     x, found = torch.randn(64, 64), []
     for side in SIDES:
         modules = {stage: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for stage in here}

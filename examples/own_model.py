@@ -69,7 +69,7 @@ def train(rank: int, world_size: int, schedule: str, steps: int, folder: str | N
     mesh = lab.Mesh(lab.Topology([("pp", PP), ("dp", DP)]))
     program = schedules.build(schedule, PP, MICROBATCHES)
     every = make_stages(program.num_stages)
-    here = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
+    here = program.stages_of(mesh.rank("pp"))
     stages = nn.ModuleDict({str(number): every[number] for number in here})
     optimizer = dp.Zero1(stages, mesh, **ADAMW, max_norm=MAX_NORM, program=program)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -47,7 +47,7 @@ def _two_vs(p: int, f: int, i: int) -> Sequence[Time]:
 def _judge_between(answer: object) -> str:
     program = programs.parse(answer, RANKS, MICROBATCHES, num_stages=2 * RANKS)
     for rank in range(RANKS):
-        stages = {action.stage for action in program.actions(rank)}
+        stages = {*program.stages_of(rank)}
         if stages != {rank, 2 * RANKS - 1 - rank}:
             here = f"rank {rank} works on stages {sorted(stages)}"
             raise Wrong(f"{here}; on a V it has the stages {rank} and {2 * RANKS - 1 - rank}")

@@ -196,6 +196,14 @@ class Program:
         """Iterate over the actions of one rank in order; of a pair, the forward, then the backward."""
         return chain.from_iterable(map(actions_of, self.ranks[rank]))
 
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that one rank holds, in the order of their numbers.
+
+        >>> Program.parse("V", ["0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"]).stages_of(1)
+        (1, 2)
+        """
+        return tuple(sorted({action.stage for action in self.actions(rank)}))
+
     def __iter__(self) -> Iterator[Action]:
         return chain.from_iterable(map(self.actions, range(self.num_ranks)))
 

@@ -83,7 +83,7 @@ def score(program: Program, cost: Cost = UNIT_COST, pairs: bool = True) -> Score
     """
     timeline = simulate(program, stage_cost(program, cost if pairs else replace(cost, overlap=None)))
     ranks, size = range(timeline.num_ranks), share(program)
-    stages = [{action.stage for action in program.actions(rank)} for rank in ranks]
+    stages = [{*program.stages_of(rank)} for rank in ranks]
     return Score(
         program.name,
         _plain(timeline.makespan),

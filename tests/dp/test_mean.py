@@ -100,7 +100,7 @@ def test_a_pipeline_with_data_ranks_equals_torchs_ddp(schedule):
         mesh, found = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)])), {}
         for stage in STAGES:
             whole = parts(program.num_stages)
-            here = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
+            here = program.stages_of(mesh.rank("pp"))
             stages = nn.ModuleDict({str(index): whole[index] for index in here})
             optimizer = stage(stages, mesh, optimizer=torch.optim.SGD, program=program, **settings())
             runtime = PipelineRuntime(program, stages, nn.functional.cross_entropy, group=mesh.group("pp"))

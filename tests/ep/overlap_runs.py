@@ -87,7 +87,7 @@ def pipeline(rank, world_size, program, weights, sizes, batch, options):
     ep, per_stage = ExpertParallel(mesh.group("ep")), len(weights) // program.num_stages
     even = sizes if options["even"] else None
     stages = {}
-    for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
+    for index in program.stages_of(mesh.rank("pp")):
         mine = weights[index * per_stage : (index + 1) * per_stage]
         stages[index] = OverlappableStage(index, emulated.make_layers(mine, ep, even), options["ticks"])
     like = torch.empty(sizes.tokens, sizes.hidden, dtype=torch.float64)

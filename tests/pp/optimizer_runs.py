@@ -144,7 +144,7 @@ def train(rank, world_size, kind, layers, programs, weights, joint):
     results = []
     for program in programs.values():
         state, mine = weights[program.num_stages], {}
-        for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
+        for index in program.stages_of(mesh.rank("pp")):
             mine[index] = make_stage(layers, ExpertParallel(dp))
             load_full_state_dict(mine[index], {rest: value for (stage, rest), value in state.items() if stage == index})
         if not is_torch_s and mesh.rank("dp"):  # its optimizer has to make copies equal

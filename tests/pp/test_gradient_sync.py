@@ -98,7 +98,7 @@ WEIGHTS = [1 / (2 * M)] * M
 def placed(program, kind="plain"):
     """In a rank of pp 2 x dp 2: the mesh, its stages by number, its inputs and targets."""
     mesh, stages = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)])), make_stages(kind, program.num_stages)
-    numbers = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
+    numbers = program.stages_of(mesh.rank("pp"))
     return mesh, {number: stages[number] for number in numbers}, [list(part[mesh.rank("dp")]) for part in make_batch()]
 
 

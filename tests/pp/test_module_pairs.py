@@ -54,7 +54,7 @@ def batch_of(number):
 
 
 def train(rank, world_size, program, model, batch, weights=None, loss=loss_of):
-    stages = {i: ModuleStage(i, model[i]) for i in {a.stage for a in program.actions(rank)}}
+    stages = {i: ModuleStage(i, model[i]) for i in {*program.stages_of(rank)}}
     seen = []
 
     def hook(forward, backward):

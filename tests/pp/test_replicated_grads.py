@@ -66,7 +66,7 @@ class Holder(nn.Module):
 
 def numbers_of(program, rank):
     """The stages of a rank, in another order on every other one."""
-    return sorted({action.stage for action in program.actions(rank)}, reverse=bool(rank % 2))
+    return sorted({*program.stages_of(rank)}, reverse=bool(rank % 2))
 
 
 @pytest.mark.parametrize("manual", [False, True])

@@ -159,7 +159,7 @@ def test_a_whole_batch_is_split_and_its_loss_is_that_of_one_process(name):
         found = {}
         for kind in ("dictionary", "tuple", "list", "chunks"):
             model, (inputs, targets) = pair_model(program.num_stages), whole_batch()
-            here = sorted({action.stage for action in program.actions(rank)})
+            here = program.stages_of(rank)
             stages = nn.ModuleDict({str(number): model[number] for number in here})
             if kind == "list":
                 stages = nn.ModuleList(stages.values())

@@ -36,7 +36,7 @@ def train_in_torch(program, path, form):
         modules = make_stages(program.num_stages)
         x, target = map(torch.cat, make_batch(program.num_microbatches))
         torch.manual_seed(100 + rank)
-        mine = sorted({action.stage for action in program.actions(rank)})
+        mine = program.stages_of(rank)
         stages = [PipelineStage(modules[s], s, program.num_stages, torch.device("cpu")) for s in mine]
         runtime = _PipelineScheduleRuntime(stages, program.num_microbatches, loss_fn=nn.functional.mse_loss)
         runtime._load_csv(path, format=form)

@@ -60,7 +60,7 @@ def check_world(program: Program, size: int) -> None:
 
 def check_stages(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_copies: bool) -> None:
     """Raise ValueError for modules of other stages than the rank's, and in wrappers of torch that lose gradients."""
-    placed = {action.stage for action in program.actions(rank)}
+    placed = {*program.stages_of(rank)}
     if set(modules) != placed:
         raise ValueError(
             f"{program.name} places stages {sorted(placed)} on rank {rank}, got modules for {sorted(modules)}"

@@ -102,7 +102,7 @@ class PipelineRuntime:
         self.program = program
         self.rank = comm.get_rank(group)
         check_world(program, comm.get_world_size(group))
-        given = by_number(program.name, sorted({action.stage for action in program.actions(self.rank)}), stages)
+        given = by_number(program.name, program.stages_of(self.rank), stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in given.items()}
         self._given, self._given_as = stages, given
         modules = {index: stage.module for index, stage in self._stages.items()}
