@@ -123,3 +123,42 @@ def test_type_checkers_know_the_names_and_refuse_others(tmp_path):
 def test_a_name_that_has_moved_is_told_in_one_sentence():
     with pytest.raises(ImportError, match=r"dualpipe_lab\.checks has moved: write `from dualpipe_course import check`"):
         exec("from dualpipe_lab import checks as check")
+
+
+def follow_the_help(rank, world_size, part, folder):
+    """Run the indented lines of a part's docstring, in order, with what they say is given."""
+    import torch
+    from torch import nn
+
+    import dualpipe_lab as lab
+
+    def attention_inputs(ids):
+        return ids[:, None, :, None].expand(1, 2, -1, 4).double().split(1, 1)[0], *(
+            torch.ones(1, 1, 8, 4).double(),
+        ) * 2
+
+    torch.manual_seed(0)
+    given = {
+        "nn": nn,
+        "rank": rank,
+        "mesh": lab.Mesh(lab.Topology([(part, world_size)])),
+        "model": nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 8)),
+        "every": [nn.Linear(8, 8) for _ in range(2)],
+        "full": nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 8)).state_dict(),
+        "x": torch.randn(8, 8),
+        "y": torch.randn(8, 8),
+        "ids": torch.arange(16)[None],
+        "loss_fn": nn.functional.mse_loss,
+        "attention_inputs": attention_inputs,
+        "folder": folder,
+    } | {name: getattr(lab, name) for name in ("dp", "tp", "cp", "pp", "ep")}
+    lines = [line[4:] for line in (getattr(lab, part).__doc__ or "").splitlines() if line.startswith("    ")]
+    assert 5 <= len(lines) <= 10
+    exec("\n".join(lines), given)
+
+
+@pytest.mark.parametrize("part", ["dp", "tp", "cp", "pp", "ep"])
+def test_what_a_part_says_to_call_runs(part, tmp_path):
+    from dualpipe_lab import launch
+
+    launch(follow_the_help, 2, part, str(tmp_path))
