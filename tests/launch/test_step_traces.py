@@ -13,7 +13,7 @@ from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record import trace
 from dualpipe_lab.launch.record.step_traces import FORMAT, pack_step
 from dualpipe_lab.launch.record.trace import RankTrace, Received, Sent
-from dualpipe_lab.timeline import Span, Timeline
+from dualpipe_lab.timeline import Span
 
 
 def passes_on(step):
@@ -175,23 +175,3 @@ def test_what_cannot_be_read_or_recorded_is_told(tmp_path):
 
     with pytest.raises(lab.RankError, match="got every=0; use 1 or more"):
         lab.launch(fn, 1, output="collect")
-
-
-def test_the_command_merges_and_writes_every_form(tmp_path):
-    from typer.testing import CliRunner
-
-    from dualpipe_lab.cli.app import app
-
-    launch(trains, tmp_path / "traces", 3)
-    files = {form: tmp_path / f"run.{form}" for form in ("svg", "html", "perfetto", "json")}
-    flags = [word for form, file in files.items() for word in (f"--{form}", str(file))]
-    done = CliRunner().invoke(app, ["traces", str(tmp_path / "traces"), "--step", "1", "--step", "2", *flags])
-    assert done.exit_code == 0, done.output
-    assert "3 of 3 ranks on 1 host" in done.output
-    timeline = lab.read_traces(tmp_path / "traces").timeline([1, 2])
-    assert Timeline.from_dict(json.loads(files["json"].read_text())) == timeline
-    assert files["svg"].read_text() == timeline.to_svg()
-    assert files["perfetto"].read_text() == timeline.to_perfetto()
-    assert "<dp-timeline" in files["html"].read_text()
-    done = CliRunner().invoke(app, ["traces", str(tmp_path / "traces")])
-    assert "run-0000, steps 0 to 2: 3 ranks, measured" in done.output
