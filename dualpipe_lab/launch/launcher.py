@@ -82,7 +82,7 @@ def launch(
 
     Args:
         fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
-        world_size: number of ranks; None for as many as `torchrun`, Slurm or Kubernetes has started.
+        world_size: number of ranks; None for as many as `torchrun` has started.
         args: further arguments of `fn`, the same on every rank; tensors and modules in them, also nested in lists,
             tuples and dicts, arrive on the rank's device.
         timeout: seconds after which the launcher asks the ranks for their status and stops them; under `torchrun` the
@@ -134,8 +134,8 @@ def launch(
 def _size(world_size: int | None, started: Environment | None) -> int:
     if world_size is None and started is None:
         raise ValueError(
-            "launch takes the world as it is with world_size=None, where torchrun, Slurm or Kubernetes has started the "
-            "ranks, and nobody has; give a number of ranks, or start the script with torchrun"
+            "launch takes the world as it is with world_size=None, where torchrun has started the ranks, and nobody "
+            "has; give a number of ranks, or start the script with torchrun"
         )
     if world_size is not None:
         _check_size(world_size, is_limited=started is None)

@@ -1,4 +1,4 @@
-"""`launch` under `torchrun`, Slurm or Kubernetes: this process is one of the ranks, on one machine or on several.
+"""`launch` under `torchrun`: this process is one of the ranks, on one machine or on several.
 
 `torchrun --nproc-per-node 4 script.py` starts the script once per rank.  Each `launch` in the script runs its function
 on this rank and returns the values of all ranks, so a script works unchanged with and without `torchrun`.
@@ -32,7 +32,7 @@ _END = "exchange of results", "(the function has returned)"  # name and label of
 
 
 def is_active() -> bool:
-    """Whether `torchrun`, Slurm or Kubernetes, or a launcher that sets the same variables, started this process."""
+    """Whether `torchrun`, or a launcher that sets the same variables, started this process."""
     return cluster() is not None
 
 
