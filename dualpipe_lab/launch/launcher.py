@@ -205,18 +205,16 @@ def _attempt(
     output = Output(len(jobs), mode)
     processes: list[server.RankProcess] = []
     supervisor = None
-    done = False
     try:
         with server.interrupts_held():  # an interrupt may come at any line, but none must lose a process
             processes = server.start(len(jobs), start)
             supervisor = Supervisor(jobs, processes, output, timeout)
         pickled = supervisor.run()
-        done = True
     finally:
         with server.interrupts_held():
             if supervisor:
                 supervisor.close()
-            server.retire(processes, reusable=done and start is None)
+            server.retire(processes)
     return pickled, output.texts()
 
 
