@@ -81,7 +81,8 @@ def launch(
     The function computes under the caller's global modes of torch, such as the default dtype, `no_grad` or autocast.
 
     Args:
-        fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
+        fn: the function; it may be defined in a cell, and gets copies of the notebook's or script's variables that its
+            code names, and no others: `globals()` and a name in a string find those alone.
         world_size: number of ranks; None for as many as `torchrun` has started.
         args: further arguments of `fn`, the same on every rank; tensors and modules in them, also nested in lists,
             tuples and dicts, arrive on the rank's device.

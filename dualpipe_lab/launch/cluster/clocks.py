@@ -16,10 +16,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from dualpipe_lab.launch.clock import origin_after
 from dualpipe_lab.launch.record.trace import RankTrace
 
 NUM_EXCHANGES = 8
-HEAD_START_NS = 2_000_000  # between the last message about the origin and time 0, so that all ranks are awake
 
 
 class ClockReading(NamedTuple):
@@ -78,13 +78,10 @@ def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], in
 
 
 def agree_on_origin(rank: int, world_size: int, exchanger: Any, now: Callable[[], int], reading: ClockReading) -> int:
-    """Return the time on this rank's clock that counts as 0 on all of them; every rank calls this after `read_clocks`.
-
-    It lies a little ahead, and later with more ranks, so that all of them are awake when it comes.
-    """
+    """Return the time on this clock that counts as 0 on all ranks; every rank calls this after `read_clocks`."""
     if rank:
         return int(exchanger.recv(0)) - reading.offset_ns
-    origin_ns = now() + HEAD_START_NS + HEAD_START_NS * world_size // 4
+    origin_ns = origin_after(now(), world_size)
     for peer in range(1, world_size):
         exchanger.send(origin_ns, peer)
     return origin_ns
