@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from socket import gethostname
@@ -136,7 +136,7 @@ class Traces:
 
     path: Path
     world_size: int
-    by_rank: dict[int, dict[int, RankTrace]]
+    by_rank: dict[int, dict[int, RankTrace]] = field(repr=False)
 
     @property
     def missing(self) -> tuple[int, ...]:
