@@ -45,12 +45,12 @@ app = typer.Typer(
     cls=OneLine,
     add_completion=False,
     no_args_is_help=True,
-    help="DualPipe Lab: show, compare, explain, search pipeline schedules; plan a run; convert weights; merge "
-    "traces. The course: lab, fresh, progress, grade.",
+    help="DualPipe Lab: show, compare, explain pipeline schedules; plan a run; convert weights. The course: lab, "
+    "fresh, progress, grade.",
 )
 for passing in (commands.show, commands.compare, commands.explain):  # unknown options are those of a builder
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(passing)
-for command in (commands.optimise, commands.convert, commands.traces, commands.plan):
+for command in (commands.convert, commands.plan):
     app.command()(command)
 
 

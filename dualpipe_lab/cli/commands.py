@@ -1,4 +1,4 @@
-"""The commands: `show`, `compare`, `explain`, `optimise` schedules; `plan` a run; `convert` weights; merge `traces`.
+"""The commands: `show`, `compare`, `explain` schedules; `plan` a run; `convert` weights.
 
 Chapter: book/appendix/command-line.  Each prints, or writes files; `app` prints a ValueError as one line.
 """
@@ -29,7 +29,6 @@ from dualpipe_lab.cli.inputs import (
     check_size,
     columns,
     export_program,
-    export_timeline,
     flag_of,
     only,
     read_cost,
@@ -43,9 +42,8 @@ from dualpipe_lab.plan.hardware import H100
 from dualpipe_lab.plan.model_of import model_of
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.optimise import search
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.ranking import Score, local_bubble, ranked, score, share, stage_cost
+from dualpipe_lab.pp.ranking import Score, local_bubble, ranked, score, share
 from dualpipe_lab.pp.schedules.variants import Variant
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline import Time, Timeline
@@ -211,35 +209,6 @@ def explain(
         raise typer.Exit(1)
 
 
-MAX_SEARCHED = 2**11  # ranks x microbatches: every move is a simulation
-
-
-def optimise(
-    names: Annotated[list[str] | None, typer.Argument(help="schedules to start from; none: all")] = None,
-    ranks: Ranks = 4,
-    microbatches: Microbatches = 8,
-    cost: ShareCost = None,
-    memory: Memory = None,
-    weights: Annotated[int | None, typer.Option(min=1, help="weights that a rank has room for, in shares")] = None,
-    moves: Annotated[int, typer.Option(min=0, max=100_000, help="local moves to try, per placement of stages")] = 300,
-    seed: Annotated[int, typer.Option(help="of the moves; the same seed gives the same order")] = 0,
-    svg: Svg = None,
-    png: Png = None,
-    html: Html = None,
-    csv: Csv = None,
-    perfetto: Perfetto = None,
-) -> None:
-    """Search for a quicker order, and say how far it is from a lower bound; print it, or write it to files."""
-    costs = read_cost(cost)
-    check_size(ranks, microbatches, *map(wanted, names or ["gpipe"]), most=MAX_SEARCHED)
-    found = search(ranks, microbatches, costs, memory, weights, names or None, seed, moves)
-    per_stage = stage_cost(found.program, costs)
-    print(found)
-    files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
-    if not write(files, partial(export_program, found.program, per_stage)):
-        print(f"\n{simulate(found.program, per_stage).to_text(columns())}")
-
-
 def plan(
     model: Annotated[str, typer.Argument(help="a known model, such as llama3-8b, or a folder with a config.json")],
     gpus: Annotated[int, typer.Option(min=1, help="H100 in all, 8 on a node")],
@@ -276,27 +245,3 @@ def convert(
     done = converted(source, target, to, dtype)
     print(f"{done.source} -> {done.target}: {done.num_tensors} tensors, {done.num_bytes:,} bytes")
     print(f"wrote {done.path}")
-
-
-def traces(
-    folder: Annotated[
-        Path, typer.Argument(help="a run's folder, or the folder of all runs, of which the last is read")
-    ],
-    step: Annotated[list[int] | None, typer.Option(help="a step to take; again for more (default: all)")] = None,
-    svg: Svg = None,
-    html: Html = None,
-    perfetto: Perfetto = None,
-    values: Annotated[Path | None, typer.Option("--json", help="write what Timeline.from_dict reads")] = None,
-) -> None:
-    """Merge the trace files of all ranks: say what is there, and print the timeline or write it to files.
-
-    Copy the files of hosts that share no folder into one folder first.
-    """
-    from dualpipe_lab.launch.record.step_traces import read_traces  # imports torch's neighbours
-
-    found = read_traces(folder)
-    print(found)
-    timeline = found.timeline(step)
-    files = {"svg": svg, "html": html, "perfetto": perfetto, "json": values}
-    if not write(files, partial(export_timeline, timeline)):
-        print(timeline.to_text(columns()))

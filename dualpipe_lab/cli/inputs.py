@@ -1,6 +1,5 @@
 """What the commands read and write: schedules with their options, CSV files, exact costs; pictures, pages, traces."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -104,14 +103,14 @@ def only(command: str, name: str, context: typer.Context) -> Variant | CsvFile:
     return wanted(names[0]).with_options(options)
 
 
-def check_size(num_ranks: int, num_microbatches: int, *asked: Variant | CsvFile, most: int = MAX_CELLS) -> None:
+def check_size(num_ranks: int, num_microbatches: int, *asked: Variant | CsvFile) -> None:
     """Raise ValueError for a program that would take minutes or more; a CSV file has a fixed size."""
     for one in (one for one in asked if isinstance(one, Variant)):
         factors = {"ranks": num_ranks, "microbatches": num_microbatches}
         factors |= {flag_of(name): value for name, value in one.options.items() if isinstance(value, int) and value > 1}
-        if prod(factors.values()) > most:
+        if prod(factors.values()) > MAX_CELLS:
             size = " x ".join(f"{value} {name}" for name, value in factors.items())
-            raise ValueError(f"{one}: {size} is more than {most:,}, the most for this command; choose a smaller size")
+            raise ValueError(f"{one}: {size} is more than {MAX_CELLS:,}; choose a smaller size")
 
 
 def flag_of(option: str) -> str:
@@ -188,7 +187,7 @@ def export_program(program: Program, cost: Cost, form: str) -> str | bytes:
 
 
 def export_timeline(timeline: Timeline, form: str, title: str | None = None) -> str | bytes:
-    """Return a timeline as html, png, json, svg or perfetto; `title`: of the page (default: the timeline's name)."""
+    """Return a timeline as html, png, svg or perfetto; `title`: of the page (default: the timeline's name)."""
     if form == "html":
         from dualpipe_lab.viz.embed import page, timeline_html
 
@@ -197,6 +196,4 @@ def export_timeline(timeline: Timeline, form: str, title: str | None = None) -> 
         from dualpipe_lab.viz.plots import timeline_png
 
         return timeline_png(timeline)
-    if form == "json":
-        return json.dumps(timeline.to_dict())
     return timeline.to_svg() if form == "svg" else timeline.to_perfetto()

@@ -11,11 +11,9 @@ from .collectives import all_gather_single as all_gather_single
 from .collectives import all_gather as all_gather
 from .collectives import barrier as barrier
 from .collectives import reduce_scatter_single as reduce_scatter_single
-from .collectives import reduce_scatter as reduce_scatter
 
 # Collectives that distribute
 from .distribute import all_to_all_single as all_to_all_single
-from .distribute import all_to_all as all_to_all
 from .distribute import gather as gather
 from .distribute import scatter as scatter
 from .distribute import all_gather_object as all_gather_object

@@ -28,7 +28,7 @@ _NCCL_TYPES = {
     torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 }  # fmt: skip
-_NO_COMPLEX = ("reduce", "gather", "reduce_scatter", "reduce_scatter_single")  # elsewhere torch sends pairs of reals
+_NO_COMPLEX = ("reduce", "gather", "reduce_scatter_single")  # elsewhere torch sends pairs of reals
 
 
 class Work(Operation):

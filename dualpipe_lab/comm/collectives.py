@@ -152,7 +152,7 @@ def all_gather(
     call = Work("all_gather", _all_gather_bytes, group, tensor, *outputs)
     call.check_count("outputs", outputs)
     for output in outputs:
-        call.check_numel("each output (pad uneven tensors, or use all_to_all)", output, tensor.numel())
+        call.check_numel("each output (pad uneven tensors, or use all_to_all_single)", output, tensor.numel())
     call.tensor_bytes *= call.size
     with call:
         call.handle = dist.all_gather(outputs, tensor, call.carrier, async_op=True)
@@ -179,10 +179,12 @@ def reduce_scatter_single(
         ValueError: sizes or dtypes do not fit, `op` is unknown, a tensor is not contiguous, or this rank is not in
             `group`.
     """
-    call, operator = Work("reduce_scatter_single", None, group, input, output), _REDUCTIONS[op]
+    call, operator = Work("reduce_scatter_single", _reduce_scatter_bytes, group, input, output), _REDUCTIONS[op]
     call.check_numel("input", input, call.size * output.numel())
-    _check_output(call, output, input, op)
-    call.derive = partial(_reduce_scatter_bytes, [output.nbytes] * call.size)
+    if output.dtype != input.dtype:
+        raise ValueError(f"{call.name}: output is {output.dtype}, the input {input.dtype}; give both one type")
+    if op == "avg" and not (output.is_floating_point() or output.is_complex()):
+        raise ValueError(f"{call.name}: an average of {output.dtype} is no whole number; sum, then divide")
     if not call.on_gloo:
         with call:
             call.handle = _reduce_scatter_single(output, input, op=operator, group=call.carrier, async_op=True)
@@ -194,40 +196,10 @@ def reduce_scatter_single(
     return call.wait_unless(async_op)
 
 
-def _reduce_scatter_bytes(blocks: list[int], call: Work) -> Moved:
+def _reduce_scatter_bytes(call: Work) -> Moved:
+    blocks = [call.tensor_bytes // call.size] * call.size
     moved = traffic.reduce_scatter(blocks, call.position)
     return Moved(moved, addressed=call.by_peer(blocks) if call.on_gloo else None)
-
-
-def reduce_scatter(
-    output: torch.Tensor,
-    inputs: list[torch.Tensor],
-    op: str = "sum",
-    group: Group | None = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Fill `output` on rank j with the reduction over all ranks of their `inputs[j]`; blocks may differ in size.
-
-    Raises:
-        ValueError: as `reduce_scatter_single`, or `inputs` has not one tensor per rank.
-    """
-    call, operator = Work("reduce_scatter", None, group, output, *inputs), _REDUCTIONS[op]
-    call.check_count("inputs", inputs)
-    call.check_numel("output", output, inputs[call.position].numel())
-    _check_output(call, output, inputs[call.position], op)
-    block_bytes = [block.nbytes for block in inputs]
-    call.derive, call.tensor_bytes = partial(_reduce_scatter_bytes, block_bytes), sum(block_bytes)
-    if not call.on_gloo:
-        with call:
-            call.handle = dist.reduce_scatter(output, inputs, operator, call.carrier, async_op=True)
-        return call.wait_unless(async_op)
-    flat = torch.cat([block.reshape(-1) for block in inputs])
-    received = flat.new_empty(call.size, output.numel())
-    splits = [output.numel()] * call.size, [block.numel() for block in inputs]
-    call.finish = partial(_reduce_chunks, output, received, op)
-    with call:
-        call.handle = dist.all_to_all_single(received.view(-1), flat, *splits, group=call.carrier, async_op=True)
-    return call.wait_unless(async_op)
 
 
 def barrier(group: Group | None = None) -> None:
@@ -240,14 +212,6 @@ def barrier(group: Group | None = None) -> None:
     with call:
         call.handle = dist.barrier(call.carrier, async_op=True)
     call.wait_unless(False)
-
-
-def _check_output(call: Work, output: torch.Tensor, chunk: torch.Tensor, op: str) -> None:
-    """Refuse dtypes that the reduced chunk cannot be written to."""
-    if output.dtype != chunk.dtype:
-        raise ValueError(f"{call.name}: output is {output.dtype}, the input {chunk.dtype}; give both one type")
-    if op == "avg" and not (output.is_floating_point() or output.is_complex()):
-        raise ValueError(f"{call.name}: an average of {output.dtype} is no whole number; sum, then divide")
 
 
 def _reduce_chunks(output: torch.Tensor, chunks: torch.Tensor, op: str) -> None:

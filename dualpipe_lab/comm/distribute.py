@@ -1,7 +1,7 @@
 """Collectives that distribute: every rank of the group sends or receives different data.
 
 Chapters: book/start/ranks-and-messages, book/ep/all-to-all.  In: contiguous tensors on each of N ranks.
-  bytes sent   all_to_all: every block but the local one     gather, scatter: one block, straight to or from the root
+  bytes sent   all_to_all_single: every block but the local one; gather, scatter: one block, to or from the root
 Elsewhere: `torch.distributed`, whose names and arguments these are.
 """
 
@@ -52,34 +52,6 @@ def all_to_all_single(
 
 def _all_to_all_bytes(sends: list[int], receives: list[int], call: Work) -> Moved:
     return Moved(traffic.all_to_all(sends, receives, call.position), call.by_peer(sends))
-
-
-def all_to_all(
-    outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Group | None = None, async_op: bool = False
-) -> Work | None:
-    """Send `inputs[j]` to rank j and fill `outputs[j]` from rank j; every tensor may have its own shape.
-
-    Raises:
-        ValueError: a list has not one tensor per rank, one is not contiguous, or this rank is not in `group`.
-    """
-    call = Work("all_to_all", None, group, *inputs, *outputs)
-    call.check_count("outputs", outputs)
-    call.check_count("inputs", inputs)
-    # GLOO's own list form insists on equal sizes, its flat form does not
-    flat_in = torch.cat([block.reshape(-1) for block in inputs])
-    flat_out = flat_in.new_empty(sum(block.numel() for block in outputs))
-    splits = [block.numel() for block in outputs], [block.numel() for block in inputs]
-    call.shape, call.tensor_bytes = tuple(flat_in.shape), flat_in.nbytes
-    call.derive = partial(_all_to_all_bytes, [block.nbytes for block in inputs], [block.nbytes for block in outputs])
-
-    def unpack() -> None:
-        for block, part in zip(outputs, flat_out.split(splits[0]), strict=True):
-            block.copy_(part.view_as(block))
-
-    call.finish = unpack
-    with call:
-        call.handle = dist.all_to_all_single(flat_out, flat_in, *splits, group=call.carrier, async_op=True)
-    return call.wait_unless(async_op)
 
 
 def gather(

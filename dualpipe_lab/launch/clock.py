@@ -16,6 +16,7 @@ from dualpipe_lab.launch import accelerator, operating_system
 
 MAX_EVENTS = 200_000  # of a device's clock: as many as a trace has spans
 ClockName = Literal["wall", "virtual"]
+_HEAD_START_NS = 2_000_000  # so that all ranks know the origin, and are awake, when it comes
 
 
 class WallClock:
@@ -91,6 +92,11 @@ class DeviceClock(WallClock):
 
 
 Clock: TypeAlias = WallClock | VirtualClock
+
+
+def origin_after(now_ns: int, world_size: int) -> int:
+    """Return the time that counts as 0 on all ranks: a little after now, and later with more ranks."""
+    return now_ns + _HEAD_START_NS + _HEAD_START_NS * world_size // 4
 
 
 def clock_of(device: Any, origin_ns: int = 0) -> WallClock:

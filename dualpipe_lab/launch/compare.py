@@ -6,10 +6,9 @@ Elsewhere: torch's own tests run one body per back end (`MultiProcContinuousTest
 at the first difference and tells sizes apart by type.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from math import inf, isinf, isnan
+from math import inf, isinf
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,43 +114,47 @@ def largest_difference(left: Any, right: Any) -> Difference:
     NaN equals NaN, and an infinity the same infinity.
 
     >>> largest_difference({"loss": 1.0, "ranks": [1, 2]}, {"loss": 1.5, "ranks": [1, 2]})
-    Difference(size=0.5, place='["loss"]', text='')
+    Difference(size=0.5, place='loss', text='')
     """
-    return max(_differences(left, right, ""), key=lambda one: one.size, default=Difference(0.0, ""))
+    ours, theirs = dict(leaves(left)), dict(leaves(right))
+    for name in (*ours, *theirs):
+        if name not in ours or name not in theirs:
+            return Difference(inf, name, "is in one of them alone")
+    found = (_difference(name, value, theirs[name]) for name, value in ours.items())
+    return max(found, key=lambda one: one.size, default=Difference(0.0, ""))
 
 
-def _differences(left: Any, right: Any, place: str) -> Iterator[Difference]:
-    from torch import Tensor
-
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        yield _of_tensors(left.detach(), right.detach(), place)
-    elif _is_number(left) and _is_number(right):
-        is_equal = left == right or (isnan(left) and isnan(right))
-        apart = 0.0 if is_equal else float(abs(left - right))
-        yield Difference(inf if isnan(apart) else apart, place)
-    elif isinstance(left, dict) and isinstance(right, dict) and list(left) == list(right):
-        for key in left:
-            yield from _differences(
-                left[key], right[key], f"{place}[{json.dumps(key) if isinstance(key, str) else repr(key)}]"
-            )
-    elif isinstance(left, list | tuple) and isinstance(right, list | tuple) and len(left) == len(right):
-        for index, pair in enumerate(zip(left, right, strict=True)):
-            yield from _differences(*pair, f"{place}[{index}]")
-    elif type(left) is not type(right) or bool(left != right):
-        yield Difference(inf, place, f"{_short(left)} against {_short(right)}")
-
-
-def _of_tensors(left: "Tensor", right: "Tensor", place: str) -> Difference:
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what nested dicts, lists and tuples hold, numbers as tensors, with the place of each as a name."""
     import torch
 
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return Difference(inf, place, f"{left.dtype} {tuple(left.shape)} against {right.dtype} {tuple(right.shape)}")
-    if not left.numel():
-        return Difference(0.0, place)
-    apart = distances(left, right)
-    index = int(apart.argmax())
-    where = ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(index), left.shape)) if left.dim() else ""
-    return Difference(float(apart.view(-1)[index]), f"{place}[{where}]" if where else place)
+    if isinstance(value, torch.Tensor):
+        yield name, (value.to_dense() if value.is_sparse else value).detach().cpu()
+    elif isinstance(value, bool | int | float | complex):
+        yield name, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from leaves(one, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from leaves(one, f"{name}[{index}]")
+    else:
+        yield name, value
+
+
+def _difference(name: str, left: Any, right: Any) -> Difference:
+    import torch
+
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        if left.shape != right.shape or left.dtype != right.dtype:
+            text = f"{left.dtype} {tuple(left.shape)} against {right.dtype} {tuple(right.shape)}"
+            return Difference(inf, name, text)
+        apart = distances(left, right).view(-1)
+        place = torch.unravel_index(apart.argmax(), left.shape) if left.dim() and len(apart) else ()
+        index = f"[{', '.join(str(int(number)) for number in place)}]" if place else ""
+        return Difference(float(apart.max()) if len(apart) else 0.0, f"{name}{index}")
+    is_equal = type(left) is type(right) and bool(left == right)
+    return Difference(0.0, name) if is_equal else Difference(inf, name, f"{_short(left)} against {_short(right)}")
 
 
 def distances(left: "Tensor", right: "Tensor") -> "Tensor":
@@ -162,10 +165,6 @@ def distances(left: "Tensor", right: "Tensor") -> "Tensor":
     first, second = left.cpu().to(wide), right.cpu().to(wide)
     equal = (first == second) | (first.isnan() & second.isnan())
     return torch.where(equal, 0.0, (first - second).abs()).nan_to_num(nan=inf, posinf=inf)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:

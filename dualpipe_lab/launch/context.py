@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.launch import accelerator
 from dualpipe_lab.launch.clock import Clock, DeviceClock, clock_of
+from dualpipe_lab.launch.cluster.clocks import ClockReading
 from dualpipe_lab.launch.emulator import Emulator
 from dualpipe_lab.launch.record.ledger import RankLedger
 from dualpipe_lab.launch.record.rank_status import RankStatus
@@ -62,7 +63,7 @@ class RankContext:
         self.in_flight: dict[int, object] = {}
         self.time_limit: timedelta | None = None
         self.groups: dict[tuple[tuple[int, ...], ...], torch.distributed.ProcessGroup] = {}
-        self.read_clock: Callable[[], tuple[int, int, int]] | None = None
+        self.read_clock: Callable[[], ClockReading] | None = None
 
     @property
     def ledger(self) -> RankLedger:
@@ -92,9 +93,9 @@ class RankContext:
             self._device = torch.device("cpu")
         return self._device
 
-    def gained(self) -> tuple[int, int, int]:
+    def gained(self) -> ClockReading:
         """Time of this clock, what rank 0's has gained on it since the start, bound of that; every rank calls this."""
-        return (self.clock.now(), 0, 0) if self.read_clock is None else self.read_clock()
+        return ClockReading(self.clock.now(), 0, 0) if self.read_clock is None else self.read_clock()
 
     def read_wire(self) -> None:
         """Enter the bytes that left the sockets into the ledger; every rank calls this after its last operation."""

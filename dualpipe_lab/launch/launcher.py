@@ -81,8 +81,9 @@ def launch(
     The function computes under the caller's global modes of torch, such as the default dtype, `no_grad` or autocast.
 
     Args:
-        fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
-        world_size: number of ranks; None for as many as `torchrun`, Slurm or Kubernetes has started.
+        fn: the function; it may be defined in a cell, and gets copies of the notebook's or script's variables that its
+            code names, and no others: `globals()` and a name in a string find those alone.
+        world_size: number of ranks; None for as many as `torchrun` has started.
         args: further arguments of `fn`, the same on every rank; tensors and modules in them, also nested in lists,
             tuples and dicts, arrive on the rank's device.
         timeout: seconds after which the launcher asks the ranks for their status and stops them; under `torchrun` the
@@ -134,8 +135,8 @@ def launch(
 def _size(world_size: int | None, started: Environment | None) -> int:
     if world_size is None and started is None:
         raise ValueError(
-            "launch takes the world as it is with world_size=None, where torchrun, Slurm or Kubernetes has started the "
-            "ranks, and nobody has; give a number of ranks, or start the script with torchrun"
+            "launch takes the world as it is with world_size=None, where torchrun has started the ranks, and nobody "
+            "has; give a number of ranks, or start the script with torchrun"
         )
     if world_size is not None:
         _check_size(world_size, is_limited=started is None)
@@ -205,18 +206,16 @@ def _attempt(
     output = Output(len(jobs), mode)
     processes: list[server.RankProcess] = []
     supervisor = None
-    done = False
     try:
         with server.interrupts_held():  # an interrupt may come at any line, but none must lose a process
             processes = server.start(len(jobs), start)
             supervisor = Supervisor(jobs, processes, output, timeout)
         pickled = supervisor.run()
-        done = True
     finally:
         with server.interrupts_held():
             if supervisor:
                 supervisor.close()
-            server.retire(processes, reusable=done and start is None)
+            server.retire(processes)
     return pickled, output.texts()
 
 

@@ -8,12 +8,12 @@ Chapter: every one that proves gradients.  In: a function that returns its numbe
 Elsewhere: torch's own tests compare with `DTensor.full_tensor()` after a gather; none names a cause.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab.launch import causes, launcher
-from dualpipe_lab.launch.compare import distances
+from dualpipe_lab.launch.compare import distances, leaves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def same_as_one_process(
         raise ValueError("same_as_one_process needs at least one number of ranks, got none; pass ranks=(2, 4)")
     options = {"output": "collect"} | launch_options
     whole = launcher.launch(fn, 1, *args, **options)[0] if reference is None else reference(*args)
-    expected = dict(_tensors(whole, ""))
+    expected = _tensors(whole)
     unit = min(1.0, max(map(_largest, expected.values()), default=0.0))  # 1e-12 of tiny gradients is no proof
     if not expected:
         raise ValueError("one process returns no tensor and no number, so there is nothing to compare; return some")
@@ -71,7 +71,7 @@ def same_as_one_process(
         raise ValueError(f"{_named(undefined)} has NaN in one process, and what equals it proves nothing")
     worst = 0.0, ""
     for num_ranks in sizes:
-        found = [dict(_tensors(value, "")) for value in launcher.launch(fn, num_ranks, *args, **options)]
+        found = [_tensors(value) for value in launcher.launch(fn, num_ranks, *args, **options)]
         if unknown := next((name for values in found for name in values if name not in expected), None):
             raise AssertionError(f"on {num_ranks} ranks: {_named(unknown)} is not among the values of one process")
         for name, value in expected.items():
@@ -87,24 +87,18 @@ def same_as_one_process(
     )
 
 
-def _tensors(value: Any, name: str) -> Iterator[tuple[str, "Tensor"]]:
-    """Yield the tensors and numbers in a nested value, with their places as names."""
+def _tensors(value: Any) -> "dict[str, Tensor]":
+    """Return the tensors and numbers in a nested value, by name."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        yield name, (value.to_dense() if value.is_sparse else value).detach().cpu()
-    elif isinstance(value, bool | int | float | complex):
-        yield name, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _tensors(one, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            yield from _tensors(one, f"{name}[{index}]")
-    elif value is not None:
-        raise TypeError(
-            f"{_named(name)} is a {type(value).__name__}; return tensors, numbers, and dicts, lists and tuples of them"
-        )
+    found = {name: leaf for name, leaf in leaves(value) if leaf is not None}
+    for name, leaf in found.items():
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(
+                f"{_named(name)} is a {type(leaf).__name__}; return tensors, numbers, and dicts, lists and tuples of "
+                "them"
+            )
+    return found
 
 
 def _compared(name: str, by_rank: ByRank, expected: "Tensor", num_ranks: int, tolerance: float, unit: float) -> float:

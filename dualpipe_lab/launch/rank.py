@@ -1,6 +1,6 @@
 """The process of a rank: receive a job, join the process group, run the user's function, return its value.
 
-rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed, or (release) and the next job
+rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed
 """
 
 import contextlib
@@ -96,24 +96,21 @@ class Job:
 
 
 def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
-    """Serve jobs until the launcher kills this process or is gone."""
+    """Serve one job; the launcher kills this process behind it, or is gone."""
     _detach(out, err)
     launcher = _Channel(channel)
     launcher.send("hello")
-    while True:
-        job: Job = launcher.receive()
-        launcher.rank = job.rank
-        try:
-            _serve(job, launcher)
-        finally:
-            _flush()
-        launcher.receive()  # release: only a pooled rank comes to read it
-        _leave()
-        launcher.send("hello")
+    job: Job = launcher.receive()
+    launcher.rank = job.rank
+    try:
+        _serve(job, launcher)
+    finally:
+        _flush()
+    launcher.receive()  # nothing comes: the other ranks may still need this one's connections
 
 
 def spawned_rank(index: int, ends: "tuple[tuple[Connection[Any, Any], ...], ...]") -> None:
-    """Serve jobs as process `index` of `torch.multiprocessing.spawn`, which hands every process the ends of all."""
+    """Serve a job as process `index` of `torch.multiprocessing.spawn`, which hands every process the ends of all."""
     for other, connections in enumerate(ends):
         if other != index:
             for connection in connections:
@@ -288,11 +285,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError, OSError):  # the learner may have closed it
             stream.flush()
-
-
-def _leave() -> None:
-    import torch.distributed as dist
-
-    context.install(None)
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -1,11 +1,10 @@
-"""Rank processes: forked from a fork server that has imported torch, or spawned and kept in a pool.
+"""Rank processes: forked from a fork server that has imported torch, or spawned.
 
 Chapter: book/start/ranks-and-messages.  In: a number of ranks.  Out: processes with pipes to the launcher.
   forkserver   `torch.multiprocessing.get_context("forkserver")`: milliseconds per rank; the server never computes, so
                forking it is safe
-  spawn        `torch.multiprocessing.spawn`: seconds per rank, because each imports torch; the pool keeps the
-               processes for the next launch
-`DUALPIPE_LAB_START=forkserver|spawn` overrides the choice; so does `launch(start=)`, for one launch and past the pool.
+  spawn        `torch.multiprocessing.spawn`: seconds per rank, because each imports torch
+`DUALPIPE_LAB_START=forkserver|spawn` overrides the choice; so does `launch(start=)`, for one launch.
 torch.multiprocessing is the standard library's module with one addition: its pipes send a tensor as a handle to shared
 memory.  Nothing of a launch is sent so: the pipes carry bytes that `payload` made.
 """
@@ -115,14 +114,13 @@ def _keep_socket_paths_short() -> None:
 
 
 def restart_fork_server() -> None:
-    """Restart the fork server, or empty the pool; needed after editing an imported module."""
-    _discard_pool()
+    """Restart the fork server; needed after editing an imported module."""
     stop_fork_server()
     start_fork_server()
 
 
 def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
-    """Start `count` ranks, or take them from the pool unless a method is asked for.
+    """Start `count` ranks by a method (default: that of `start_method`).
 
     Raises:
         StartupError: the fork server does not answer.
@@ -136,19 +134,16 @@ def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
     try:
         if chosen == "forkserver":
             start_fork_server()
-        elif method is None:
-            pool = _own_pool()
-            ranks += [pool.pop() for _ in range(min(count, len(pool)))]
-            if len(ranks) < count and not os.environ.get(OVERRIDE):
-                _warn_of_spawn("this platform has no fork server")
+        elif method is None and not os.environ.get(OVERRIDE):
+            _warn_of_spawn("this platform has no fork server")
         with interrupts_held():  # an import of torch that an interrupt cuts short cannot be repeated
             import torch.multiprocessing  # noqa: F401  after `start_fork_server`: the fork server imports torch meanwhile
         if chosen == "spawn":
-            ranks += _start_spawned(count - len(ranks))
+            return _start_spawned(count)
         while len(ranks) < count:
             ranks.append(_start_forked())
     except BaseException as error:
-        retire(ranks, reusable=False)
+        retire(ranks)
         if isinstance(error, (EOFError, OSError)):
             raise StartupError(f"cannot start ranks by {chosen}: {error}") from error
         raise
@@ -162,13 +157,8 @@ def _say_what_is_waited_for() -> None:
     print("starting the server of ranks, once per kernel", file=sys.stderr, flush=True)
 
 
-def retire(ranks: list[RankProcess], reusable: bool) -> None:
-    """End the processes of a launch; spawned processes go back to the pool if `reusable`."""
-    if reusable and start_method() == "spawn":
-        for rank in ranks:
-            rank.channel.send(("release",))
-        _own_pool().extend(ranks)
-        return
+def retire(ranks: list[RankProcess]) -> None:
+    """End the processes of a launch."""
     for rank in ranks:
         rank.kill()
     for rank in ranks:
@@ -183,32 +173,12 @@ def fall_back() -> None:
 
 def _warn_of_spawn(reason: str) -> None:
     warnings.warn(
-        f"{reason}, so ranks are spawned: each imports torch, which takes seconds at the first launch; "
-        "they are then kept for the next ones",
+        f"{reason}, so ranks are spawned: each imports torch, which takes seconds",
         stacklevel=6,
     )
 
 
 _hide_lock = threading.Lock()
-_pool: list[RankProcess] = []  # starting a spawned process takes seconds, so they are kept
-_pool_pid = 0  # of the process whose ranks they are
-
-
-def _own_pool() -> list[RankProcess]:
-    """The ranks that this process has kept; those of the process that it was forked from are not its own."""
-    global _pool_pid
-    if _pool_pid != os.getpid():
-        _pool_pid = os.getpid()
-        _pool.clear()
-        util.Finalize(None, _discard_pool, exitpriority=10)  # before `multiprocessing` joins the children of a worker
-    return _pool
-
-
-def _discard_pool() -> None:
-    while pool := _own_pool():
-        rank = pool.pop()
-        rank.kill()
-        rank.close()
 
 
 def _start_forked() -> RankProcess:
@@ -229,8 +199,6 @@ def _start_forked() -> RankProcess:
 
 def _start_spawned(count: int) -> list[RankProcess]:
     """Call `torch.multiprocessing.spawn`: an importable function, and the same arguments for every process."""
-    if count == 0:
-        return []
     from torch.multiprocessing import get_context, spawn
 
     from dualpipe_lab.launch.rank import spawned_rank

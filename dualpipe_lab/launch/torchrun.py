@@ -1,4 +1,4 @@
-"""`launch` under `torchrun`, Slurm or Kubernetes: this process is one of the ranks, on one machine or on several.
+"""`launch` under `torchrun`: this process is one of the ranks, on one machine or on several.
 
 `torchrun --nproc-per-node 4 script.py` starts the script once per rank.  Each `launch` in the script runs its function
 on this rank and returns the values of all ranks, so a script works unchanged with and without `torchrun`.
@@ -19,7 +19,7 @@ from typing import Any
 from dualpipe_lab.launch import accelerator, context
 from dualpipe_lab.launch.clock import clock_of
 from dualpipe_lab.launch.cluster import join
-from dualpipe_lab.launch.cluster.clocks import Alignment, ClockReading, agree_on_origin, read_clocks
+from dualpipe_lab.launch.cluster.clocks import ClockReading, agree_on_origin, correct, read_clocks
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.folder import sweep
 from dualpipe_lab.launch.rank import LaunchConfig
@@ -32,7 +32,7 @@ _END = "exchange of results", "(the function has returned)"  # name and label of
 
 
 def is_active() -> bool:
-    """Whether `torchrun`, Slurm or Kubernetes, or a launcher that sets the same variables, started this process."""
+    """Whether `torchrun`, or a launcher that sets the same variables, started this process."""
     return cluster() is not None
 
 
@@ -124,6 +124,7 @@ def _called(
     origin_ns = agree_on_origin(rank, world_size, clocks, perf_counter_ns, first)
     present = context.RankContext(rank, world_size, clock_of(place, origin_ns), wire=wire, device=place)
     present.read_clock = partial(_gained, rank, world_size, clocks, origin_ns, first)
+    readings = [ClockReading(first.time_ns - origin_ns, 0, first.bound_ns)]
     present.time_limit = limit
     context.install(present)
     present.clock.wait_until(0)
@@ -133,19 +134,17 @@ def _called(
     present.recorder.wait_for(Operation(name, present.everyone, (), label=label))
     present.read_wire()
     trace = present.trace
-    Alignment(first, read_clocks(rank, world_size, clocks, perf_counter_ns)).correct(trace, origin_ns)
+    correct(trace, [*readings, present.gained()])
     mine = (value, present.ledger, trace, status)
     context.install(context.RankContext(rank, world_size, present.clock, device=place))  # not the user's messages
     gathered: list[tuple[Any, ...]] = all_gather_object(mine)
     return gathered
 
 
-def _gained(
-    rank: int, world_size: int, clocks: "_Numbers", origin_ns: int, first: ClockReading
-) -> tuple[int, int, int]:
+def _gained(rank: int, world_size: int, clocks: "_Numbers", origin_ns: int, first: ClockReading) -> ClockReading:
     """What `RankContext.gained` returns; every rank calls this."""
     reading = read_clocks(rank, world_size, clocks, perf_counter_ns)
-    return reading.time_ns - origin_ns, reading.offset_ns - first.offset_ns, reading.bound_ns
+    return ClockReading(reading.time_ns - origin_ns, reading.offset_ns - first.offset_ns, reading.bound_ns)
 
 
 class _Numbers:

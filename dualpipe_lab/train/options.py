@@ -56,7 +56,7 @@ class TrainOptions:
         save_every: save after every so many steps (default: at the end alone).
         keep: the number of checkpoints to keep; None for all.
         csv: a file for the metrics.
-        traces: a folder for the traces of the ranks, which the command `traces` merges; None for none.
+        traces: a folder for the traces of the ranks, which `read_traces` merges; None for none.
         trace_every: record one of so many steps.
         log_every: steps between two printed lines; 0 prints none.
         sample: a beginning of a text that the trained model continues at the end.

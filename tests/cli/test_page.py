@@ -34,7 +34,7 @@ def test_every_option_of_the_page_exists():
     text = PAGE.read_text(encoding="utf-8")
     known = {
         word
-        for name in ("show", "compare", "optimise", "plan", "convert", "traces")
+        for name in ("show", "compare", "plan", "convert")
         for word in re.findall(r"--[a-z]+", CliRunner().invoke(app, [name, "--help"]).output)
     }
     assert set(re.findall(r"--[a-z]+", text.replace("--virtual-stages", ""))) <= known

@@ -1,9 +1,9 @@
-"""Who started this process: torchrun's, Slurm's and Kubernetes' variables, whole, half and wrong."""
+"""Who started this process: torchrun's variables, whole, half and wrong, and what Slurm and Kubernetes set besides."""
 
 import pytest
 
 import dualpipe_lab as lab
-from dualpipe_lab.launch.cluster.environment import Environment, cluster, first_host
+from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.launch.launcher import launch
 from dualpipe_lab.train.options import on_nodes
 
@@ -20,21 +20,8 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
-SLURM = {  # what srun gives a task of an allocation of three nodes, of which the step takes two
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "1",
-    "SLURM_NTASKS": "6",
-    "SLURM_NNODES": "3",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_STEP_NODELIST": "gpu[007-008]",
-    "SLURM_JOB_NODELIST": "gpu[006-008]",
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-}
-KUBERNETES = {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0.ranks", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}  # a task's
+POD = {"JOB_COMPLETION_INDEX": "1"}
 
 
 def without(variables, *names):
@@ -44,20 +31,15 @@ def without(variables, *names):
 BY_TORCHRUN = Environment(3, 4, 1, 2, 1, 2, "192.0.2.10", 29500, 2, "torchrun", agent_hosts_store=True)
 STARTED = {
     "torchrun": (TORCHRUN, BY_TORCHRUN),
-    "torchrun inside of Slurm and of a job": (KUBERNETES | SLURM | TORCHRUN, BY_TORCHRUN),
-    "a pod": (KUBERNETES, Environment(1, 3, 0, 1, 1, 3, "job-0.ranks", 29500, starter="Kubernetes")),
+    "torchrun inside of Slurm and of a job": (POD | SLURM | TORCHRUN, BY_TORCHRUN),
     "a launcher that does not say where the nodes are": (
         {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")},
         Environment(3, 4, 0, None, None, None, "192.0.2.10", 29500),
     ),
-    "a task of srun with an own address": (
-        SLURM | {"MASTER_ADDR": "gpu008-ib", "MASTER_PORT": "12345"},
-        Environment(2, 4, 0, 2, 1, 2, "gpu008-ib", 12345, starter="Slurm"),
-    ),
     "nobody": ({}, None),
     "nobody, an address": ({"MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}, None),
-    "a job whose pods have nothing to do with each other": ({"JOB_COMPLETION_INDEX": "2"}, None),
-    "a batch script": (without(SLURM, "SLURM_STEP_ID"), None),  # has SLURM_PROCID=0, and would wait for ranks
+    "a job whose pods have nothing to do with each other": (POD, None),
+    "a batch script": (without(SLURM, "SLURM_STEP_ID"), None),
     "a single task": (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
 }
 
@@ -79,35 +61,12 @@ def test_places_in_words():
     assert str(BY_TORCHRUN) == "rank 3 of 4 on node 1 of 2, started by torchrun"
 
 
-def test_a_step_of_srun_has_a_port_of_its_own_on_its_first_host():
-    found = cluster(SLURM)
-    assert found.master_addr == "gpu007"
-    assert cluster(SLURM | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}).master_port == found.master_port
-    assert cluster(SLURM | {"SLURM_STEP_ID": "2"}).master_port != found.master_port  # two steps at once
-    assert cluster(SLURM | {"SLURM_JOB_ID": "4712"}).master_port != found.master_port
-    assert 1024 < found.master_port < 32768
-
-
-def test_the_older_names_of_slurm_are_read_where_a_step_has_none():
-    step = [name for name in SLURM if name.startswith("SLURM_STEP_")]
-    found = cluster(without(SLURM, *step) | {"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "3,2,1"})
-    assert (found.world_size, found.num_nodes, found.ranks_per_node, found.master_addr) == (6, 3, 2, "gpu006")
-    assert not cluster(without(SLURM, *step) | {"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "1(x2),4"}).has_equal_nodes
-    plain = cluster(without(SLURM, "SLURM_STEP_TASKS_PER_NODE") | {"SLURM_NTASKS_PER_NODE": "2"})
-    assert plain.ranks_per_node == 2
-
-
-def test_unequal_nodes_and_tasks_in_another_order_than_that_of_the_nodes_are_seen():
+def test_unequal_nodes_and_ranks_in_another_order_than_that_of_the_nodes_are_seen():
     four = STARTED["a launcher that does not say where the nodes are"][0]
-    cyclic = SLURM | {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
-    assert all(cluster(variables).has_equal_nodes for variables in (TORCHRUN, SLURM))
+    cyclic = TORCHRUN | {"RANK": "1", "LOCAL_RANK": "0"}
+    assert cluster(TORCHRUN).has_equal_nodes
     for variables in (TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}, four, cyclic):
         assert not cluster(variables).has_equal_nodes
-
-
-def test_the_first_host_of_a_list():
-    lists = ["gpu1", "gpu1,gpu2", "gpu[007,009-012],login1", "r[1-2]n[03-04].cluster", "login1,gpu[1-2]"]
-    assert list(map(first_host, lists)) == ["gpu1", "gpu1", "gpu007", "r1n03.cluster", "login1"]
 
 
 WRONG = [
@@ -115,7 +74,6 @@ WRONG = [
     ({"RANK": "0"}, "got RANK without WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
     (TORCHRUN | {"MASTER_ADDR": ""}, "without MASTER_ADDR"),
     ({"WORLD_SIZE": "2"}, "got WORLD_SIZE without RANK, MASTER_ADDR, MASTER_PORT"),
-    (without(KUBERNETES, "MASTER_ADDR"), "got JOB_COMPLETION_INDEX, WORLD_SIZE, MASTER_PORT without MASTER_ADDR"),
     (TORCHRUN | {"RANK": "4"}, "4 ranks are numbered 0 to 3, got number 4 from torchrun"),
     (TORCHRUN | {"LOCAL_RANK": "2"}, "2 ranks of a node are numbered 0 to 1, got number 2"),
     (TORCHRUN | {"GROUP_RANK": "7"}, "2 nodes are numbered 0 to 1, got number 7"),
@@ -123,8 +81,7 @@ WRONG = [
     (TORCHRUN | {"WORLD_SIZE": "0"}, "WORLD_SIZE is a whole number from 1, got '0'"),
     (TORCHRUN | {"RANK": "-1"}, "RANK is a whole number from 0, got '-1'"),
     (TORCHRUN | {"MASTER_PORT": "65536"}, "MASTER_PORT is at most 65535, got 65536"),
-    (without(SLURM, "SLURM_NODEID"), "a rank needs SLURM_NODEID, and it is not set"),
-    (without(SLURM, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "got no SLURM_JOB_NODELIST; set MASTER_ADDR"),
+    (SLURM, "srun has started 4 tasks, and none of them has a RANK; start one task per node, and in it torchrun"),
 ]
 
 
@@ -141,8 +98,8 @@ def test_half_and_wrong_variables_are_refused():
     ("variables", "world_size", "message"),
     [
         ({"RANK": "0"}, 2, "without WORLD_SIZE"),
-        ({}, None, r"with world_size=None, where torchrun, .* and nobody has; give a number"),
-        (SLURM, 2, "Slurm started 4 ranks, but the script launches 2; pass world_size=4, or None"),
+        ({}, None, r"with world_size=None, where torchrun has started the ranks, and nobody has; give a"),
+        (TORCHRUN, 2, "torchrun started 4 ranks, but the script launches 2; pass world_size=4, or None"),
     ],
 )
 def test_a_world_that_cannot_be_is_refused_before_a_process_starts(monkeypatch, variables, world_size, message):

@@ -1,14 +1,13 @@
-"""A function on a rank computes under the caller's global modes of torch, and a rank that is kept keeps none."""
+"""A function on a rank computes under the caller's global modes of torch."""
 
 import subprocess
 import sys
 from contextlib import ExitStack
 
-import pytest
 import torch
 
 import dualpipe_lab as lab
-from dualpipe_lab.launch import modes, server
+from dualpipe_lab.launch import modes
 
 REST = modes._read()
 
@@ -21,7 +20,7 @@ def computed(rank, world_size):
     y = weight @ torch.ones(2, 2)
     found += [y.requires_grad, y.is_inference(), y.dtype]
     found += [modes._read(), "" if x.is_meta else str(torch.tensor([1 / 3]))]
-    torch.set_default_dtype(torch.float16)  # a kept rank forgets it
+    torch.set_default_dtype(torch.float16)  # the rank's own matter: what it returns is packed without it
     torch.set_grad_enabled(False)
     return found
 
@@ -49,18 +48,13 @@ CALLERS = {
 }
 
 
-@pytest.mark.parametrize("start", ["forkserver", "spawn"])
-def test_a_rank_computes_under_the_modes_of_its_caller(start, monkeypatch):
-    monkeypatch.setenv(server.OVERRIDE, start)  # spawned ranks are kept from one launch to the next
-    try:
-        for name, enter in CALLERS.items():
-            with ExitStack() as stack:
-                stack.callback(modes._write, REST)
-                enter(stack)
-                expected, found = alone(), lab.launch(computed, 2, timeout=60)
-            assert list(found) == [expected, expected], name
-    finally:
-        server._discard_pool()
+def test_a_rank_computes_under_the_modes_of_its_caller():
+    for name, enter in CALLERS.items():
+        with ExitStack() as stack:
+            stack.callback(modes._write, REST)
+            enter(stack)
+            expected, found = alone(), lab.launch(computed, 2, timeout=60)
+        assert list(found) == [expected, expected], name
     assert modes._read() == REST
 
 

@@ -13,7 +13,7 @@ from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record import trace
 from dualpipe_lab.launch.record.step_traces import FORMAT, pack_step
 from dualpipe_lab.launch.record.trace import RankTrace, Received, Sent
-from dualpipe_lab.timeline import Span, Timeline
+from dualpipe_lab.timeline import Span
 
 
 def passes_on(step):
@@ -52,7 +52,6 @@ def test_the_steps_asked_for_are_in_the_files_and_nothing_else_is_kept(tmp_path)
     assert found.timeline([8]).messages == last.messages, "as the launch itself returns them"
     assert found.steps == [0, 4, 8]
     assert (found.world_size, found.missing) == (3, ())
-    assert "6 matched, 0 lost, 0 with one end" in str(found)
     one = found.timeline([4])
     assert [message[:2] for message in one.messages] == [(0, 1), (1, 2)]
     assert {message.num_bytes for message in one.messages} == {20}
@@ -75,45 +74,33 @@ def test_a_killed_rank_leaves_its_steps_and_half_a_line_is_not_read(tmp_path):
     with pytest.raises(lab.RankError, match="SIGKILL"):
         launch(fn)
     victim = tmp_path / "run-0000" / "rank-00001.jsonl"
-    assert lines_of(victim)[-1].keys() == {"clock"}
+    assert lines_of(victim)[-1].keys() == {"clock"}, "what a rank has recorded is in its file at once"
     victim.write_text(victim.read_text() + '{"step":3,"spans":[[12')
     found = lab.read_traces(tmp_path)
     assert found.steps[:3] == [0, 1, 2]
-    assert max(found.files[1].steps) == 2
-    assert found.matching().lost == []
+    assert max(found.by_rank[1]) == 2
     assert len(found.timeline([0, 1, 2]).messages) == 6
-    assert "ended without closing their files: ranks 0, 1, 2" in str(found)
 
 
-def test_the_last_run_is_read_and_a_missing_file_is_named_with_its_messages_truncated(tmp_path):
-    for steps in (1, 2):
+def test_the_last_run_is_read_and_messages_with_one_recorded_end_are_left_out(tmp_path):
+    for steps in (1, 3):
         launch(trains, tmp_path, steps)
-    (tmp_path / "run-0001" / "rank-00002.jsonl").unlink()
+    path = tmp_path / "run-0001" / "rank-00002.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"step":1' not in line))
     found = lab.read_traces(tmp_path)
-    assert found.steps == [0, 1]
+    assert found.steps == [0, 1, 2]
+    received = [message.num_bytes for message in found.timeline().messages if message.dst == 2]
+    assert received == [4, 12], "later messages keep their numbers"
+    path.unlink()
+    found = lab.read_traces(tmp_path)
     assert lab.read_traces(tmp_path / "run-0000").steps == [0]
     assert found.missing == (2,)
-    assert "no file of ranks 2" in str(found)
-    matching = found.matching()
-    assert (len(matching.messages), matching.lost, matching.truncated) == (2, [], 2)
+    assert {message[:2] for message in found.timeline().messages} == {(0, 1)}
     assert found.timeline().num_ranks == 3
 
 
-def test_a_message_that_never_came_is_lost_and_one_over_the_edge_is_not(tmp_path):
-    """Rank 2's last receive is taken out of its file; then its last steps are, too."""
-    launch(trains, tmp_path, 3)
-    path = tmp_path / "run-0000" / "rank-00002.jsonl"
-    lines = lines_of(path)
-    steps = [line for line in lines if "step" in line]
-    steps[-1]["received"] = []
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert lab.read_traces(tmp_path).matching().lost == ["rank 1 sent 12 bytes to rank 2"]
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines if line is not steps[1]))
-    matching = lab.read_traces(tmp_path).matching()
-    assert (matching.lost, matching.truncated) == ([], 2)
-
-
-def test_more_events_than_are_kept_are_no_lost_messages(tmp_path, monkeypatch):
+def test_more_events_than_are_kept_leave_the_numbers_of_later_ones(tmp_path, monkeypatch):
     def fn(rank, world_size):
         trace.MAX_EVENTS = 3  # in this rank's process
         with lab.StepTraces(tmp_path) as traces:
@@ -125,18 +112,16 @@ def test_more_events_than_are_kept_are_no_lost_messages(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "MAX_EVENTS", 3)
     launch(fn)
     found = lab.read_traces(tmp_path)
-    matching = found.matching()
-    assert matching.lost == []
-    assert {message.num_bytes for message in matching.messages} == {4, 8, 12}
-    assert len(matching.messages) == 2 * 2 * 3
-    assert found.matching([1]).truncated == 0, "of either end as many are kept"
+    messages = found.timeline().messages
+    assert {message.num_bytes for message in messages} == {4, 8, 12}
+    assert len(messages) == 2 * 2 * 3, "of either end as many are kept"
 
 
 def written(folder, rank, readings, steps, world_size=2):
     """A file as a rank on another host would write it."""
     path = folder / f"rank-{rank:05d}.jsonl"
     head = {"format": FORMAT, "rank": rank, "world_size": world_size, "host": f"host{rank}", "pid": 1}
-    lines = [head, *({"clock": reading} for reading in readings), *(pack_step(*step) for step in steps), {"end": True}]
+    lines = [head, *({"clock": reading} for reading in readings), *(pack_step(*step) for step in steps)]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
@@ -147,13 +132,12 @@ def test_a_drift_is_taken_out_between_two_readings_and_the_bound_is_told(tmp_pat
     second.forgotten[1, 0] = 1
     here, there = RankTrace(1), RankTrace(1)
     here.received, there.received = [Received(0, 0, 0, 499_700, 8)], [Received(0, 0, 1, 1_599_300, 8)]
-    here.spans = [Span(1, 0, 1_000_000, "compute")]
+    here.spans, there.spans = [Span(1, 0, 1_000_000, "compute")], [Span(1, 1_500_000, 1_700_000, "compute")]
     written(tmp_path, 0, [[0, 0, 0]], [(0, first), (1, second)])
     written(tmp_path, 1, [[0, 0, 90], [1_000_000, 1_000, 110], [2_000_000, 1_000, 80]], [(0, here), (1, there)])
     found = lab.read_traces(tmp_path)
-    assert [(m.sent, m.arrived) for m in found.matching().messages] == [(500_000, 500_200), (1_600_000, 1_600_300)]
-    assert found.files[1].steps[0].spans[0].end == 1_001_000
-    assert "clocks: within 1 us" in str(found)
+    assert [(m.sent, m.arrived) for m in found.timeline().messages] == [(500_000, 500_200), (1_600_000, 1_600_300)]
+    assert found.by_rank[1][0].spans[0].end == 1_001_000
     assert ", clocks within 1 us" in found.timeline().name
 
 
@@ -175,23 +159,3 @@ def test_what_cannot_be_read_or_recorded_is_told(tmp_path):
 
     with pytest.raises(lab.RankError, match="got every=0; use 1 or more"):
         lab.launch(fn, 1, output="collect")
-
-
-def test_the_command_merges_and_writes_every_form(tmp_path):
-    from typer.testing import CliRunner
-
-    from dualpipe_lab.cli.app import app
-
-    launch(trains, tmp_path / "traces", 3)
-    files = {form: tmp_path / f"run.{form}" for form in ("svg", "html", "perfetto", "json")}
-    flags = [word for form, file in files.items() for word in (f"--{form}", str(file))]
-    done = CliRunner().invoke(app, ["traces", str(tmp_path / "traces"), "--step", "1", "--step", "2", *flags])
-    assert done.exit_code == 0, done.output
-    assert "3 of 3 ranks on 1 host" in done.output
-    timeline = lab.read_traces(tmp_path / "traces").timeline([1, 2])
-    assert Timeline.from_dict(json.loads(files["json"].read_text())) == timeline
-    assert files["svg"].read_text() == timeline.to_svg()
-    assert files["perfetto"].read_text() == timeline.to_perfetto()
-    assert "<dp-timeline" in files["html"].read_text()
-    done = CliRunner().invoke(app, ["traces", str(tmp_path / "traces")])
-    assert "run-0000, steps 0 to 2: 3 ranks, measured" in done.output

@@ -57,7 +57,7 @@ if __name__ == "__main__":
             sys.exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     after = go()
-    assert (after == before) is (os.environ["DUALPIPE_LAB_START"] == "spawn"), "the parent keeps its ranks"
+    assert not after & before
     print("done")
 """
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     ("start", "kinds"),
     [
         ("forkserver", ["restart", "daemon", "forkserver", "executor, fork", "executor, spawn"]),
-        ("spawn", ["executor, fork", "os.fork"]),
+        ("spawn", ["os.fork"]),
     ],
 )
 def test_a_worker_launches_ends_and_leaves_no_process(start, kinds, tmp_path):

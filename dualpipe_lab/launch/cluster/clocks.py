@@ -1,25 +1,25 @@
-"""`Alignment`: the clock of a rank beside that of rank 0, so that the traces of many hosts lie on one axis.
+"""The clock of a rank beside that of rank 0, so that the traces of many hosts lie on one axis.
 
 Chapter: book/appendix/gpus.  In: a rank's own clock, messages to and from rank 0.  Out: offset, drift, and their bound.
   ask         send, and take the own time t0; rank 0 answers with its time T; the answer is here at t1
   offset      T - (t0 + t1) / 2      rank 0's clock minus this one's
   bound       (t1 - t0) / 2          T was read between t0 and t1, wherever the messages lost their time
-  drift       between two readings, before and after the run, the offset is a straight line: of two clocks whose rates
-              stay as they are, the error in between is at most the larger of the two bounds
+  drift       between two readings the offset is a straight line: of two clocks whose rates stay as they are, the error
+              in between is at most the larger of the two bounds
 The shortest of several exchanges counts.  Ranks on one host read one clock, and their offset is 0 within the bound.
 Elsewhere: NTP, whose four time stamps also leave out the time that the server takes; Score-P `SCOREP_TIMER` and its
 linear interpolation between two readings.
 Source: Cristian 1989 (Probabilistic clock synchronization), section 4.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from dualpipe_lab.launch.clock import origin_after
 from dualpipe_lab.launch.record.trace import RankTrace
 
 NUM_EXCHANGES = 8
-HEAD_START_NS = 2_000_000  # between the last message about the origin and time 0, so that all ranks are awake
 
 
 class ClockReading(NamedTuple):
@@ -41,31 +41,26 @@ def reading_of(exchanges: Iterable[tuple[int, int, int]]) -> ClockReading:
     return ClockReading(middle, answered - middle, (heard - asked + 1) // 2)
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """A clock beside that of rank 0, from a reading before a run and one after it."""
+def offset_at(readings: Sequence[ClockReading], time_ns: int) -> int:
+    """Return the offset at a time: a straight line between each two readings, constant before and behind them.
 
-    first: ClockReading
-    last: ClockReading
+    >>> readings = [ClockReading(0, 0, 5), ClockReading(1_000, 100, 5), ClockReading(2_000, 100, 5)]
+    >>> [offset_at(readings, time) for time in (-10, 500, 1_500, 3_000)]
+    [0, 50, 100, 100]
+    """
+    place = bisect_left(readings, time_ns, key=lambda reading: reading.time_ns)
+    if place in (0, len(readings)):
+        return readings[min(place, len(readings) - 1)].offset_ns
+    before, after = readings[place - 1 : place + 1]
+    part = (after.offset_ns - before.offset_ns) * (time_ns - before.time_ns)
+    return before.offset_ns + round(part / (after.time_ns - before.time_ns))
 
-    @property
-    def bound_ns(self) -> int:
-        """Bound of the error of a time between the readings, if both clocks keep their rates."""
-        return max(self.first.bound_ns, self.last.bound_ns)
 
-    def gained(self, time_ns: int) -> int:
-        """Nanoseconds that rank 0's clock has gained on this one from the first reading until a time of this one.
-
-        >>> Alignment(ClockReading(0, 500, 10), ClockReading(1_000, 700, 20)).gained(250)
-        50
-        """
-        drift = (self.last.offset_ns - self.first.offset_ns) / max(self.last.time_ns - self.first.time_ns, 1)
-        return round((time_ns - self.first.time_ns) * drift)
-
-    def correct(self, trace: RankTrace, origin_ns: int) -> None:
-        """Put the times of a trace, which count from the origin on this clock, on rank 0's, and note their bound."""
-        trace.move(lambda time: time + self.gained(time + origin_ns))
-        trace.error_ns = self.bound_ns
+def correct(trace: RankTrace, readings: Sequence[ClockReading]) -> None:
+    """Put the times of a trace on the clock of rank 0, and note their bound; without readings it is on it already."""
+    if readings:
+        trace.move(lambda time: time + offset_at(readings, time))
+        trace.error_ns = max(reading.bound_ns for reading in readings)
 
 
 def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], int]) -> ClockReading:
@@ -83,13 +78,10 @@ def read_clocks(rank: int, world_size: int, exchanger: Any, now: Callable[[], in
 
 
 def agree_on_origin(rank: int, world_size: int, exchanger: Any, now: Callable[[], int], reading: ClockReading) -> int:
-    """Return the time on this rank's clock that counts as 0 on all of them; every rank calls this after `read_clocks`.
-
-    It lies a little ahead, and later with more ranks, so that all of them are awake when it comes.
-    """
+    """Return the time on this clock that counts as 0 on all ranks; every rank calls this after `read_clocks`."""
     if rank:
         return int(exchanger.recv(0)) - reading.offset_ns
-    origin_ns = now() + HEAD_START_NS + HEAD_START_NS * world_size // 4
+    origin_ns = origin_after(now(), world_size)
     for peer in range(1, world_size):
         exchanger.send(origin_ns, peer)
     return origin_ns

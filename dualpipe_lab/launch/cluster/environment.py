@@ -1,11 +1,10 @@
 """`Environment`: who started this process as one of several ranks, and on which node it is.
 
 Chapter: book/appendix/gpus.  In: environment variables.  Out: one checked object; None for a process by itself.
-  torchrun     RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE
-  Slurm        of a task of `srun`: SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID, and the sizes and hosts of its step
-  Kubernetes   pod of an indexed Job: JOB_COMPLETION_INDEX; WORLD_SIZE, MASTER_ADDR, MASTER_PORT of its Job's file
-The first row that is there counts: `torchrun` may run inside of the other two.
-Elsewhere: `torch.distributed`'s `env://`; Lightning `ClusterEnvironment`.
+  needed      RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+  optional    LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE; torchrun sets them, also inside of Slurm's
+              `srun` and of a pod of Kubernetes
+Elsewhere: `torch.distributed`'s `env://`; Lightning `ClusterEnvironment`, which reads Slurm's own variables too.
 """
 
 import os
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ONE_MACHINE = "DUALPIPE_LAB_NODES_ON_ONE_MACHINE"  # set to 1: loopback reaches every node
-_FIRST_PORT, _NUM_PORTS = 15_000, 15_000  # of Slurm's jobs; below those that Linux hands out by itself
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Environment:
         node, num_nodes: number of this node, number of nodes; None if the starter does not say.
         master_addr, master_port: where the ranks meet; on the node of rank 0.
         restart: how often the starter has started these ranks again.
-        starter: `torchrun`, `Slurm`, `Kubernetes`, or `the environment` where another one has set torchrun's variables.
+        starter: `torchrun`, or `the environment` where another launcher has set its variables.
         agent_hosts_store: the starter's own process listens at the master's port, and rank 0 does not.
         nodes_on_one_machine: all nodes are processes of this machine, so that loopback reaches them.
 
@@ -78,136 +76,56 @@ class Environment:
 
 
 def cluster(variables: Mapping[str, str] | None = None) -> Environment | None:
-    """Return how `torchrun`, Slurm or Kubernetes has started this process; None if none of them has.
+    """Return how `torchrun`, or a launcher that sets its variables, has started this process; None if none has.
 
     Args:
         variables: of the process (default: its own environment).
 
     Raises:
-        ValueError: some of the variables of a starter are missing, or are no numbers.
+        ValueError: some of the variables are missing, or are no numbers; or `srun` has started several tasks without
+            torchrun, each of which would be a world of its own.
 
     >>> print(cluster({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "29500"}))
     rank 3 of 4, started by the environment
     """
-    found = _Variables(os.environ if variables is None else variables)
-    if "RANK" in found.values:
-        return _of_torchrun(found)
-    if "SLURM_PROCID" in found.values and found.first("SLURM_STEP_ID", "SLURM_STEPID") is not None:
-        return _of_slurm(found)  # without a step it is the batch script itself, not a task of srun
-    if "WORLD_SIZE" in found.values:
-        return _of_kubernetes(found)
-    return None
-
-
-class _Variables:
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self.values = values
-
-    def first(self, *names: str) -> str | None:
-        return next((self.values[name] for name in names if self.values.get(name)), None)
-
-    def number(self, *names: str, least: int = 0) -> int | None:
-        """The number in the first of these variables that is set; None without one."""
-        name = next((name for name in names if self.values.get(name)), None)
-        if name is None:
-            return None
-        text = self.values[name]
-        if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
-            raise ValueError(f"{name} is a whole number from {least}, got {text!r}; set it so, or unset it")
-        return int(text)
-
-    def needed(self, *names: str, least: int = 0) -> int:
-        found = self.number(*names, least=least)
-        if found is None:
-            raise ValueError(f"a rank needs {' or '.join(names)}, and it is not set; start the ranks by one launcher")
-        return found
-
-    def port(self) -> int:
-        port = self.needed("MASTER_PORT", least=1)
-        if port > 65_535:
-            raise ValueError(f"MASTER_PORT is at most 65535, got {port}; choose one that is free on the node of rank 0")
-        return port
-
-    def refuse_missing(self, names: tuple[str, ...]) -> None:
-        missing = [name for name in names if not self.values.get(name)]
-        if missing:
-            there = [name for name in names if self.values.get(name)]
+    found = {name: text for name, text in (os.environ if variables is None else variables).items() if text}
+    if not {"RANK", "WORLD_SIZE"} & found.keys():
+        if "SLURM_STEP_ID" in found and (_number(found, "SLURM_STEP_NUM_TASKS") or 1) > 1:
             raise ValueError(
-                f"a rank among others needs {', '.join(names)}, got {', '.join(there)} without {', '.join(missing)}; "
-                f"set {', '.join(missing)}, or unset {', '.join(there)} to start ranks here"
+                f"srun has started {found['SLURM_STEP_NUM_TASKS']} tasks, and none of them has a RANK; start one task "
+                "per node, and in it torchrun with the script, as examples/cluster/train.sbatch does"
             )
-
-
-def _of_torchrun(found: _Variables) -> Environment:
-    found.refuse_missing(_NEEDED)
-    is_torchrun = found.first("TORCHELASTIC_RUN_ID") is not None
-    return Environment(
-        rank=found.needed("RANK"),
-        world_size=found.needed("WORLD_SIZE", least=1),
-        local_rank=found.number("LOCAL_RANK") or 0,
-        ranks_per_node=found.number("LOCAL_WORLD_SIZE", least=1),
-        node=found.number("GROUP_RANK"),
-        num_nodes=found.number("GROUP_WORLD_SIZE", least=1),
-        master_addr=found.values["MASTER_ADDR"],
-        master_port=found.port(),
-        restart=found.number("TORCHELASTIC_RESTART_COUNT") or 0,
-        starter="torchrun" if is_torchrun else "the environment",
-        agent_hosts_store=found.first("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        nodes_on_one_machine=found.first(ONE_MACHINE) == "1",
-    )
-
-
-def _of_slurm(found: _Variables) -> Environment | None:
-    world_size = found.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", least=1)
-    if world_size == 1:
         return None
-    nodes = found.first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    host = found.first("MASTER_ADDR") or (None if nodes is None else first_host(nodes))
-    if host is None:
-        raise ValueError("ranks under Slurm meet on its first host, got no SLURM_JOB_NODELIST; set MASTER_ADDR")
-    node = found.needed("SLURM_NODEID")
+    there = [name for name in _NEEDED if name in found]
+    if missing := [name for name in _NEEDED if name not in found]:
+        raise ValueError(
+            f"a rank among others needs {', '.join(_NEEDED)}, got {', '.join(there)} without {', '.join(missing)}; "
+            f"set {', '.join(missing)}, or unset {', '.join(there)} to start ranks here"
+        )
+    port = _number(found, "MASTER_PORT", least=1) or 0
+    if port > 65_535:
+        raise ValueError(f"MASTER_PORT is at most 65535, got {port}; choose one that is free on the node of rank 0")
     return Environment(
-        rank=found.needed("SLURM_PROCID"),
-        world_size=world_size,
-        local_rank=found.needed("SLURM_LOCALID"),
-        ranks_per_node=_tasks_on(node, found),
-        node=node,
-        num_nodes=found.needed("SLURM_STEP_NUM_NODES", "SLURM_NNODES", least=1),
-        master_addr=host,
-        master_port=found.port() if found.first("MASTER_PORT") else _port_of_step(found),
-        restart=found.number("SLURM_RESTART_COUNT") or 0,
-        starter="Slurm",
+        rank=_number(found, "RANK") or 0,
+        world_size=_number(found, "WORLD_SIZE", least=1) or 0,
+        local_rank=_number(found, "LOCAL_RANK") or 0,
+        ranks_per_node=_number(found, "LOCAL_WORLD_SIZE", least=1),
+        node=_number(found, "GROUP_RANK"),
+        num_nodes=_number(found, "GROUP_WORLD_SIZE", least=1),
+        master_addr=found["MASTER_ADDR"],
+        master_port=port,
+        restart=_number(found, "TORCHELASTIC_RESTART_COUNT") or 0,
+        starter="torchrun" if "TORCHELASTIC_RUN_ID" in found else "the environment",
+        agent_hosts_store=found.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        nodes_on_one_machine=found.get(ONE_MACHINE) == "1",
     )
 
 
-def first_host(nodes: str) -> str:
-    """Return the first host of a list as Slurm writes it.
-
-    >>> first_host("gpu[007-009,12],login1")
-    'gpu007'
-    """
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0] if first else nodes)
-
-
-def _tasks_on(node: int, found: _Variables) -> int | None:
-    """The tasks on a node: from a list such as `4(x2),3`, which has 4, 4 and 3 of them."""
-    text = found.first("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text or ""):
-        counts += [int(count)] * int(times or 1)
-    return counts[node] if node < len(counts) else found.number("SLURM_NTASKS_PER_NODE", least=1)
-
-
-def _port_of_step(found: _Variables) -> int:
-    """A port that is the same on all ranks of a step, and another one for most other steps."""
-    job, step = found.number("SLURM_JOB_ID", "SLURM_JOBID") or 0, found.number("SLURM_STEP_ID", "SLURM_STEPID") or 0
-    return _FIRST_PORT + (job * 31 + step) % _NUM_PORTS
-
-
-def _of_kubernetes(found: _Variables) -> Environment:
-    """The environment of a pod of an indexed Job, with one rank per pod."""
-    found.refuse_missing(("JOB_COMPLETION_INDEX" if "JOB_COMPLETION_INDEX" in found.values else "RANK", *_NEEDED[1:]))
-    rank, world_size = found.needed("JOB_COMPLETION_INDEX"), found.needed("WORLD_SIZE", least=1)
-    host, port = found.values["MASTER_ADDR"], found.port()
-    return Environment(rank, world_size, 0, 1, rank, world_size, host, port, starter="Kubernetes")
+def _number(found: Mapping[str, str], name: str, least: int = 0) -> int | None:
+    """The number in a variable; None where it is not set."""
+    text = found.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
+        raise ValueError(f"{name} is a whole number from {least}, got {text!r}; set it so, or unset it")
+    return int(text)

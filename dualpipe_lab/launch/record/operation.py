@@ -21,7 +21,7 @@ SLOTS, SLOT_BYTES = 64, 1_024  # of the log
 BEGUN, ENDED = b"B", b"E"
 RULE = "a tensor needs the same shape and dtype on every rank that takes part"
 # each rank's tensor may have its own size, or there is none
-UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier", "new_group")
+UNEVEN = ("all_to_all_single", "barrier", "new_group")
 
 
 class Communicator(NamedTuple):

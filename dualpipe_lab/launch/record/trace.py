@@ -44,8 +44,7 @@ class Received(NamedTuple):
 class RankTrace:
     """Spans, collectives and messages of one rank; its times are off those of rank 0 by at most `error_ns`.
 
-    It is partial where events are missing: of a run that was ended, of steps that were not recorded, or beyond
-    `MAX_EVENTS`.  A message that it does not tell of may have arrived then.
+    It is partial where events beyond `MAX_EVENTS` are missing: a message that it does not tell of may have arrived.
     """
 
     rank: int
@@ -118,14 +117,12 @@ class Matching:
         messages: matched messages, for the timeline.
         lost: one line for each message that was sent through `comm` and never received.
         misfits: by receiving rank, a message whose size differs from that of its tensor.
-        truncated: number of messages of which one end was not recorded.
         early_ns: the most by which a message came before it was sent, beyond the bounds of the two clocks.
     """
 
     messages: list[Message] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     misfits: dict[int, str] = field(default_factory=dict)
-    truncated: int = 0
     early_ns: int = 0
 
 
@@ -148,12 +145,10 @@ def match(traces: list[RankTrace]) -> Matching:
             channel = trace.rank, sent.peer, sent.stream
             event = arrivals.get((*channel, num_sent[channel]))
             num_sent[channel] += 1
-            if event is None and sent.peer in partial:
-                found.truncated += 1
-                continue
             if event is None:
                 what = sent.label or f"{sent.num_bytes} bytes"
-                found.lost.append(f"rank {trace.rank} sent {what} to rank {sent.peer}")
+                if sent.peer not in partial:
+                    found.lost.append(f"rank {trace.rank} sent {what} to rank {sent.peer}")
                 continue
             known = errors[trace.rank] + errors[sent.peer]
             arrived = max(event.time_ns, sent.time_ns) if known else event.time_ns
@@ -165,7 +160,6 @@ def match(traces: list[RankTrace]) -> Matching:
                 found.misfits[sent.peer] = (
                     f"received {sent.num_bytes} bytes from rank {trace.rank} into a tensor of {event.num_bytes}"
                 )
-    found.truncated += len(arrivals) - len(found.messages)
     return found
 
 

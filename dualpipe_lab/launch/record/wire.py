@@ -27,13 +27,11 @@ KINDS = (
     "all_gather",
     "all_gather_single",
     "all_reduce",
-    "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
     "gather",
     "reduce",
-    "reduce_scatter",
     "reduce_scatter_single",
     "scatter",
 )

@@ -22,6 +22,7 @@ from typing import Any
 
 import dualpipe_lab
 from dualpipe_lab.launch import operating_system, payload, restricted
+from dualpipe_lab.launch.clock import origin_after
 from dualpipe_lab.launch.rank import Job
 from dualpipe_lab.launch.record.operation import mismatch, read_log
 from dualpipe_lab.launch.record.rank_status import RankStatus, StackFrame
@@ -33,7 +34,6 @@ from dualpipe_lab.launch.supervise.output import Output
 STARTUP_SECONDS = 120.0  # the first launch may wait for the fork server's imports on a busy machine
 PROBE_SECONDS = 0.7  # between two requests for the ranks' status
 STUCK_ROUNDS = 2  # unchanged rounds that count as a deadlock
-HEAD_START_NS = 2_000_000  # between "go" and time 0, so that all ranks are awake when it strikes
 GRACE_SECONDS = 0.3  # for the other ranks to report after the first failure
 _PACKAGE = str(Path(dualpipe_lab.__file__).parent)
 _PEER_GONE = (
@@ -198,7 +198,7 @@ class Supervisor:
         watched.ready = True
         if all(other.ready for other in self.ranks):
             self._went = self._asked_at = time.perf_counter()
-            origin_ns = time.perf_counter_ns() + HEAD_START_NS + HEAD_START_NS * len(self.ranks) // 4
+            origin_ns = origin_after(time.perf_counter_ns(), len(self.ranks))
             for other in self.ranks:
                 self._send(other, "go", origin_ns)
 

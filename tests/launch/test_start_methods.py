@@ -1,7 +1,6 @@
-"""Without a fork server: spawned ranks, kept from one launch to the next, and the fall-back to them."""
+"""Without a fork server: spawned ranks, and the fall-back to them."""
 
 import multiprocessing
-import os
 import warnings
 
 import pytest
@@ -12,34 +11,16 @@ from dualpipe_lab import comm
 from dualpipe_lab.launch import server
 
 
-@pytest.fixture(autouse=True)
-def spawning(monkeypatch):
-    monkeypatch.setenv(server.OVERRIDE, "spawn")
-    yield
-    server._discard_pool()
-
-
 def fn(rank, world_size):
     import torch
 
     x = torch.ones(1)
     comm.all_reduce(x)
     print(rank)
-    return os.getpid(), x.item()
+    return x.item()
 
 
-def test_spawned_ranks_are_kept_unless_a_launch_fails(capsys):
-    first, second = lab.launch(fn, 2), lab.launch(fn, 2)
-    assert [value[1] for value in second] == [2, 2]
-    assert {pid for pid, _ in first} == {pid for pid, _ in second}
-    assert second.ledger.count() == 2
-    assert capsys.readouterr().out == "0\n1\n" * 2
-    with pytest.raises(lab.RankError, match="rank 0 of 2 raised ZeroDivisionError"):
-        lab.launch(lambda rank, world_size: 1 / 0, 2)
-    assert not {pid for pid, _ in lab.launch(fn, 2)} & {pid for pid, _ in first}
-
-
-def test_spawn_when_asked_for_is_torch_s_own_and_keeps_no_process(monkeypatch, capsys):
+def test_spawn_when_asked_for_is_torch_s_own(monkeypatch, capsys):
     calls = []
     real = torch.multiprocessing.spawn
 
@@ -52,9 +33,8 @@ def test_spawn_when_asked_for_is_torch_s_own_and_keeps_no_process(monkeypatch, c
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # who asks for it knows that it is slow
         values = lab.launch(fn, 2, start="spawn")
-    assert [value for _, value in values] == [2, 2]
+    assert values == [2, 2]
     assert calls == [2]
-    assert not server._pool
     assert capsys.readouterr().out == "0\n1\n"
 
 
@@ -86,4 +66,3 @@ def test_a_platform_without_fork_server_spawns_and_says_why(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.warns(UserWarning, match="this platform has no fork server, so ranks are spawned: each imports torch"):
         assert len(lab.launch(fn, 1)) == 1
-    server._discard_pool()
