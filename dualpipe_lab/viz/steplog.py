@@ -9,11 +9,11 @@ list, or follows from the messages: a cell that arrives is added behind the othe
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.timeline import Message, Timeline
+from dualpipe_lab.timeline.scene import heading, svg, text
 from dualpipe_lab.timeline.spans import Time
 from dualpipe_lab.viz.embed import Spec, element, image, page
 
@@ -133,17 +133,12 @@ class Steps:
         """Return a static picture: what every rank holds at the start and after each step."""
         columns = [["start", *map(_words, self.states[0])]]
         columns += [[f"{n}. {step.title}", *map(_words, self.states[n])] for n, step in enumerate(self.log, 1)]
-        x, texts = float(_LABEL), []
+        x, parts = float(_LABEL), [heading(self.name)]
         for column in columns:
-            texts += [_text(x, row, words) for row, words in enumerate(column)]
+            parts += [text(x, _TOP + row * _ROW, words) for row, words in enumerate(column)]
             x += max(map(len, column)) * _LETTER + 18
-        texts += [_text(4, rank + 1, f"rank {rank}") for rank in range(self.num_ranks)]
-        height = _TOP + _ROW * (self.num_ranks + 1)
-        size = f'viewBox="0 0 {x:.0f} {height}" width="{x:.0f}" height="{height}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" fill="currentColor" font-family="system-ui"'
-        name = escape(self.name)
-        title = f'<title>Steps of {name}</title><text x="4" y="16" font-weight="600">{name}</text>'
-        return f'{head} font-size="12">{title}{"".join(texts)}</svg>'
+        parts += [text(4, _TOP + (rank + 1) * _ROW, f"rank {rank}") for rank in range(self.num_ranks)]
+        return svg(x, _TOP + _ROW * (self.num_ranks + 1), f"Steps of {self.name}", parts, scales=False)
 
     def save(self, path: str | Path) -> None:
         """Write a page of its own: one file that works without a network."""
@@ -244,7 +239,3 @@ def _after(before: list[list[_Cell]], step: MessageStep) -> list[list[_Cell]]:
 
 def _words(held: Sequence[_Cell]) -> str:
     return " ".join(label for label, _ in held) or "-"
-
-
-def _text(x: float, row: int, words: str) -> str:
-    return f'<text x="{x:.0f}" y="{_TOP + row * _ROW}">{escape(words)}</text>'

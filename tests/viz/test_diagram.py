@@ -34,7 +34,7 @@ def test_an_arrow_ends_at_the_side_that_faces_its_start(at, tip):
 def test_sides_may_be_chosen_and_both_ends_have_a_head():
     root = two((12, 5), sides="bottom bottom", both=True)
     tips = [head.get("points").split(" ")[0] for head in root.findall(f"{SVG}polygon")]
-    assert tips == ["288.0,173.0", "148.0,173.0"]
+    assert tips == ["288,173", "148,173"]
 
 
 def test_text_on_a_colour_can_be_read(subtests):
