@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any, Protocol, TypeAlias
 
+from dualpipe_lab.plan.fields import text_table
 from dualpipe_lab.timeline.colours import NUMBERED
 from dualpipe_lab.timeline.scene import NOTE, rect, shape, svg, text
 from dualpipe_lab.viz.drawing import scrollable
@@ -45,9 +46,7 @@ class RankValues:
     def __str__(self) -> str:
         texts = [[heading, *(" ".join(map(_number, row)) or "-" for row in rows)] for heading, rows in self.states]
         columns = [["", *(f"rank {rank}" for rank in range(self.num_ranks))], *texts]
-        padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns]
-        lines = ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
-        return "\n".join([f"{self.name}  {self.note}".rstrip(), *lines])
+        return f"{f'{self.name}  {self.note}'.rstrip()}\n{text_table([*zip(*columns, strict=True)])}"
 
     def __repr__(self) -> str:
         return f"<RankValues {self.name!r}: {self.num_ranks} ranks, {len(self.states)} states>"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
+from dualpipe_lab.plan.fields import text_table
 from dualpipe_lab.timeline.colours import NUMBERED
 from dualpipe_lab.timeline.scene import NOTE, heading, px, rect, shape, svg, text
 from dualpipe_lab.viz.drawing import scrollable
@@ -122,8 +123,7 @@ class Shards:
                 columns.append(["", *("" for _ in ranks), *told])
             title = f"{tensor.name} {tensor.shape[0]}x{tensor.shape[1]}"
             columns.append([title, *(tensor.words(rank, self.num_ranks) for rank in ranks), "", ""])
-        padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns if any(column)]
-        return "\n".join([self.name, *("  ".join(cells).rstrip() for cells in zip(*padded, strict=True))])
+        return f"{self.name}\n{text_table([*zip(*filter(any, columns), strict=True)])}"
 
     def __repr__(self) -> str:
         return f"<Shards {self.name!r}: {self.num_ranks} ranks, {', '.join(tensor.name for tensor in self.tensors)}>"
