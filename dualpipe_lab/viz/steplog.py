@@ -1,7 +1,7 @@
 """Messages between ranks, step by step: rings, collectives, all-to-all, drawn from a list or from the trace of a run.
 
 Chapter: book/cp/ring-all-reduce.  In: what every rank holds at the start, and the messages of every step, listed
-(`steps`) or taken from a run (`Steps.of_run`).  Out: a drawing that prints, plays and saves itself.
+(`Steps`) or taken from a run (`Steps.of_run`).  Out: a drawing that prints, plays and saves itself.
 A cell is a text, or a text and the number of a colour: ("x2", 2).  What a rank holds after a step is stated by the
 list, or follows from the messages: a cell that arrives is added behind the others.
 """
@@ -34,11 +34,22 @@ class MessageStep(NamedTuple):
 
 
 class Steps:
-    """What ranks hold and send, step by step: listed with `steps`, or replayed from a run with `Steps.of_run`.
+    """What ranks hold and send, step by step: as listed, or replayed from a run with `Steps.of_run`.
+
+    `start`: by rank, the cells it holds.  `log`: steps (title, [(src, dst, cell), ...]), and what is held afterwards if
+    that is not what every rank held and received.
 
     Raises:
         ValueError: a message from or to a rank that does not exist, or to its sender, or a step that states what
             another number of ranks holds.
+
+    >>> ring = [("around", [(rank, (rank + 1) % 3, f"x{rank}") for rank in range(3)])]
+    >>> print(Steps("ring", [["x0"], ["x1"], ["x2"]], ring))
+    ring: 3 ranks, 1 step
+    1. around: 0->1 x0, 1->2 x1, 2->0 x2
+    rank 0: x0 x2
+    rank 1: x1 x0
+    rank 2: x2 x1
     """
 
     def __init__(self, name: str, start: Held, log: Iterable[MessageStep | tuple[Any, ...]], note: str = "") -> None:
@@ -169,23 +180,6 @@ class Steps:
                 f"{self.name}, step {number} states what {len(step.holds)} ranks hold, there are {self.num_ranks}; "
                 "give one list per rank"
             )
-
-
-def steps(name: str, start: Held, log: Iterable[MessageStep | tuple[Any, ...]], note: str = "") -> Steps:
-    """Draw what ranks hold and send, step by step.
-
-    `start`: by rank, the cells it holds.  `log`: steps (title, [(src, dst, cell), ...]), and what is held afterwards if
-    that is not what every rank held and received.
-
-    >>> ring = [("around", [(rank, (rank + 1) % 3, f"x{rank}") for rank in range(3)])]
-    >>> print(steps("ring", [["x0"], ["x1"], ["x2"]], ring))
-    ring: 3 ranks, 1 step
-    1. around: 0->1 x0, 1->2 x1, 2->0 x2
-    rank 0: x0 x2
-    rank 1: x1 x0
-    rank 2: x2 x1
-    """
-    return Steps(name, start, log, note)
 
 
 def rounds_of(timeline: Timeline) -> list[list[Message]]:
