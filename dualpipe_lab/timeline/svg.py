@@ -16,13 +16,14 @@ from fractions import Fraction
 from html import escape
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.timeline.colours import PALETTE, ColourBy, Colouring, colour_named
 from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.gantt import Shares, buckets, cell_label, second_stage
+from dualpipe_lab.timeline.scene import NOTE, Axis, px, shape, svg, text
 from dualpipe_lab.timeline.spans import COMMUNICATION, WAIT, WORK, ActionKey, Message, Span, Time
-from dualpipe_lab.timeline.units import axis_step, number, scale_of
+from dualpipe_lab.timeline.units import number, scale_of
 
 LEFT, RIGHT, TOP, BOTTOM = 62, 96, 44, 50  # px around the rows
 FONT, SMALLEST_FONT = 11.0, 9.0  # px, of the letters in the cells
@@ -36,8 +37,14 @@ _MOST_WORDS = 8  # in the legend
 _MOST_LINES = 4  # of one stream; more that overlap share the last ones
 _ACTION = re.compile(r"(\d+)[FBIW](\d+)")
 _START = attrgetter("start")
+_STYLES: dict[str, dict[str, Any]] = {  # of what has no colour of its own
+    "mark pair": {"fill": "none", "stroke": "currentColor", "stroke_width": 1.5},
+    "mark second": {"stroke": "#000", "stroke_width": 2.5, "opacity": ".45"},
+    WAIT: {"fill": "none", "stroke": "currentColor", "stroke_dasharray": "2", "opacity": ".5"},
+}
 
 Label: TypeAlias = tuple[str, str, str]  # the text of a cell, and its centre
+Piece: TypeAlias = tuple[str, str, list[Label]]  # the name of its colour, its shape, and its label or none
 Lines: TypeAlias = list[list[Span]]  # lines of one stream; spans of one line do not overlap
 
 
@@ -75,18 +82,9 @@ def draw_svg(timeline: TimelineData, width: int, colour_by: ColourBy = "kind", m
     is_cells = shortest * frame.per_time >= _MIN_CELL
     picture = cells(timeline, frame, colouring, below) if is_cells else stretches(timeline, frame)
     title = f"Timeline of {timeline.name}: {timeline.num_ranks} ranks"
-    size = f'viewBox="0 0 {px(frame.width)} {px(frame.height)}" width="{px(frame.width)}" height="{px(frame.height)}"'
-    return "".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}" ',
-            'fill="currentColor" font-family="system-ui,sans-serif" font-size="12">',
-            f"<title>{escape(title)}</title><desc>{escape(_description(timeline))}</desc>",
-            *_scaffold(timeline, frame),
-            *picture,
-            *_legend(timeline, frame, colouring if is_cells else None, messages),
-            "</svg>",
-        ]
-    )
+    legend = _legend(timeline, frame, colouring if is_cells else None, messages)
+    body = [*_scaffold(timeline, frame), *picture, *legend]
+    return svg(frame.width, frame.height, title, body, _description(timeline), scales=False)
 
 
 def _frame(timeline: TimelineData, width: int, num_lines: dict[str, int]) -> Geometry:
@@ -121,46 +119,43 @@ def _description(timeline: TimelineData) -> str:
 
 def _scaffold(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
     divisor, unit = scale_of(timeline.unit, timeline.makespan)
-    makespan = number(timeline.makespan, divisor)
-    yield f'<text x="4" y="15"><tspan font-weight="600">{escape(timeline.name)}</tspan>'
-    yield f" {makespan} {unit}, bubble {timeline.bubble_fraction:.1%}</text>"
+    facts = f" {number(timeline.makespan, divisor)} {unit}, bubble {timeline.bubble_fraction:.1%}"
+    yield shape("text", shape("tspan", escape(timeline.name), font_weight=600) + escape(facts), x=4, y=15)
     bottom = px(frame.top(timeline.num_ranks))
-    span = Fraction(timeline.makespan) / divisor
-    step = axis_step(span, most=max(int(frame.plot / 60), 1)) if span else Fraction(1)
-    numbers = range(int(span / step) + 1 if span else 0)
-    marks = [(number(k * step), LEFT + frame.plot * float(k * step / span)) for k in numbers]
-    yield '<g font-size="11" text-anchor="middle" opacity=".75">'
-    yield "".join(f'<text x="{px(x)}" y="36">{text}</text>' for text, x in marks)
-    yield f'</g><path d="{"".join(f"M{px(x)} 39V{bottom}" for _, x in marks)}" stroke="currentColor" opacity=".2"/>'
+    axis = Axis(0, Fraction(timeline.makespan) / divisor, LEFT, LEFT + frame.plot)
+    ticks = axis.ticks(max(int(frame.plot / 60), 1)) if axis.high else []
+    numbers = "".join(text(axis.at(tick), 36, number(tick)) for tick in ticks)
+    yield shape("g", numbers, font_size=11, text_anchor="middle", opacity=".75")
+    lines = "".join(f"M{px(axis.at(tick))} 39V{bottom}" for tick in ticks)
+    yield shape("path", d=lines, stroke="currentColor", opacity=".2")
     gap = min(2.0, frame.row / 6)
     tracks = "".join(box(LEFT, frame.top(r) + gap, frame.plot, frame.row - 2 * gap) for r in range(timeline.num_ranks))
-    yield f'<path d="{tracks}" opacity=".08"/>'
-    yield f'<g stroke="currentColor" stroke-width="{px(frame.row - 2 * gap)}" stroke-dasharray="1 5" opacity=".2">'
-    yield "".join(_hatching(frame.top(rank) + frame.row / 2, frame) for rank in range(timeline.num_ranks)) + "</g>"
+    yield shape("path", d=tracks, opacity=".08")
+    hatching = "".join(_hatching(frame.top(rank) + frame.row / 2, frame) for rank in range(timeline.num_ranks))
+    thick = frame.row - 2 * gap
+    yield shape("g", hatching, stroke="currentColor", stroke_width=thick, stroke_dasharray="1 5", opacity=".2")
     every = max(round(14 / frame.pitch), 1)  # thin rows: name only every few ranks
     if frame.lanes and every == 1:
         yield from _lane_names(timeline.num_ranks, frame)
     for rank in range(0, timeline.num_ranks, every):
-        y = px(frame.top(rank) + frame.row / 2 + 4)
-        idle = number(timeline.bubble_time(rank), divisor)
-        yield f'<text x="{LEFT - 6}" y="{y}" text-anchor="end">rank {rank}</text>'
-        yield f'<text x="{px(frame.width - RIGHT + 6)}" y="{y}" font-size="11" opacity=".75">idle {idle} {unit}</text>'
+        y = frame.top(rank) + frame.row / 2 + 4
+        yield text(LEFT - 6, y, f"rank {rank}", text_anchor="end")
+        yield text(frame.width - RIGHT + 6, y, f"idle {number(timeline.bubble_time(rank), divisor)} {unit}", **NOTE)
 
 
 def _hatching(middle: float, frame: Geometry) -> str:
     """Return the hatch of idle time in one row: a leaning, dashed line as thick as the row (a pattern has an id)."""
     lean = frame.row / 2
     line = f"M{px(LEFT + lean)} 0h{px(frame.plot - 2 * lean)}"
-    return f'<path transform="translate(0 {px(middle)}) skewX(-45)" d="{line}"/>'
+    return shape("path", transform=f"translate(0 {px(middle)}) skewX(-45)", d=line)
 
 
 def _lane_names(num_ranks: int, frame: Geometry) -> Iterator[str]:
     for rank in range(num_ranks):
         y = frame.top(rank) + frame.row
         for name, height in frame.lanes:
-            text = escape(name if len(name) < 9 else f"{name[:4]}.")
-            place = f'x="{LEFT - 6}" y="{px(y + height / 2 + 2)}" text-anchor="end"'
-            yield f'<text {place} font-size="10" opacity=".75">{text}</text>'
+            short = name if len(name) < 9 else f"{name[:4]}."
+            yield text(LEFT - 6, y + height / 2 + 2, short, text_anchor="end", font_size=10, opacity=".75")
             y += height
 
 
@@ -172,10 +167,10 @@ def _legend(timeline: TimelineData, frame: Geometry, colouring: Colouring | None
     x, y = float(LEFT), frame.height - 28
     for name in names[:_MOST_WORDS]:
         word = colour_named(name).words
-        yield path(name, box(x, y - 10, 12, 12)) + f'<text x="{px(x + 16)}" y="{px(y)}" font-size="11">{word}</text>'
+        yield path(name, box(x, y - 10, 12, 12)) + text(x + 16, y, word, font_size=11)
         x += 28 + len(word) * 6.2
     if len(names) > _MOST_WORDS:
-        yield f'<text x="{px(x)}" y="{px(y)}" font-size="11">and so on, the colours repeat</text>'
+        yield text(x, y, "and so on, the colours repeat", font_size=11)
     has_pairs = any(span.pair for spans in timeline.spans_by_rank for span in spans)
     notes = ["framed: an overlapped pair"] if is_cells and has_pairs else []
     if is_cells and any(second_stage(row) is not None for row in timeline.spans_by_rank):
@@ -183,7 +178,7 @@ def _legend(timeline: TimelineData, frame: Geometry, colouring: Colouring | None
     if not is_cells:
         notes.append("heights: shares of a stretch of time")
     notes.append("hatched: idle")
-    yield f'<text x="{LEFT}" y="{px(y + 16)}" font-size="11">{escape("; ".join(notes))}</text>'
+    yield text(LEFT, y + 16, "; ".join(notes), font_size=11)
 
 
 def cells(
@@ -192,41 +187,44 @@ def cells(
     """Yield the cells of all spans; all cells of one kind are one path."""
     paths: defaultdict[str, list[str]] = defaultdict(list)
     labels: defaultdict[str, list[Label]] = defaultdict(list)
-    for rank, spans in enumerate(timeline.spans_by_rank):
-        lower, y = second_stage(spans), frame.top(rank)
-        for span in timeline.stream(rank):
-            for name, shape, label in _cell(span, lower, y, frame, colouring):
-                paths[name].append(shape)
-                labels[name] += label
-        y += frame.row
-        for stream, height in frame.lanes:
-            line_height = height / max(len(lines := below[rank][stream]), 1)
-            for index, line in enumerate(lines):
-                for span in line:
-                    name, shape, label = _bar(span, y + index * line_height, line_height, frame, colouring)
-                    paths[name].append(shape)
-                    labels[name] += label
-            y += height
+    for rank, streams in enumerate(below):
+        for name, data, label in _pieces(timeline, rank, frame, colouring, streams):
+            paths[name].append(data)
+            labels[name] += label
     # The borders of pairs and the bars under a rank's second stage lie above all cells.
     for kind in sorted(paths, key=lambda kind: kind.startswith("mark ")):
         yield path(kind, "".join(paths[kind]))
     for kind, found in labels.items():
         if found:
-            fill, size = colour_named(kind).ink, px(frame.font)
-            yield f'<g fill="{fill}" text-anchor="middle" font-size="{size}">{"".join(_texts(found))}</g>'
+            ink, size = colour_named(kind).ink, frame.font
+            yield shape("g", "".join(_texts(found)), fill=ink, text_anchor="middle", font_size=size)
+
+
+def _pieces(
+    timeline: TimelineData, rank: int, frame: Geometry, colouring: Colouring, streams: dict[str, Lines]
+) -> Iterator[Piece]:
+    """Yield what one rank shows: the cells of its work, and below them the bars of its other streams."""
+    lower, y = second_stage(timeline.spans_by_rank[rank]), frame.top(rank)
+    for span in timeline.stream(rank):
+        yield from _cell(span, lower, y, frame, colouring)
+    y += frame.row
+    for stream, height in frame.lanes:
+        line_height = height / max(len(streams[stream]), 1)
+        for index, line in enumerate(streams[stream]):
+            yield from (_bar(span, y + index * line_height, line_height, frame, colouring) for span in line)
+        y += height
 
 
 def _texts(labels: list[Label]) -> Iterator[str]:
     """Yield the labels; single letters of one row are one <text> with a list of positions, a fifth of the size."""
     lines: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for text, x, y in labels:
-        if len(text) == 1:
-            lines[y].append((text, x))
+    for words, x, y in labels:
+        if len(words) == 1:
+            lines[y].append((words, x))
         else:
-            yield f'<text x="{x}" y="{y}">{escape(text)}</text>'
+            yield text(x, y, words)
     for y, line in lines.items():
-        letters, places = ("".join(text for text, _ in line), " ".join(x for _, x in line))
-        yield f'<text y="{y}" x="{places}">{escape(letters)}</text>'
+        yield text(" ".join(x for _, x in line), y, "".join(letter for letter, _ in line))
 
 
 def text_of(span: Span, action: ActionKey, lower: int | None, by: str = "kind") -> str:
@@ -235,10 +233,8 @@ def text_of(span: Span, action: ActionKey, lower: int | None, by: str = "kind") 
     return span.extra_label or (f"{stage}{kind}{microbatch}" if by == "stage" else cell_label(action, lower))
 
 
-def _cell(
-    span: Span, lower: int | None, top: float, frame: Geometry, colouring: Colouring
-) -> Iterator[tuple[str, str, list[Label]]]:
-    """Yield (name of the colour, shape, label or nothing) of every shape of one span."""
+def _cell(span: Span, lower: int | None, top: float, frame: Geometry, colouring: Colouring) -> Iterator[Piece]:
+    """Yield every shape of one span."""
     x, width = _extent(span, frame)
     y, height = top + 2, frame.row - 4
     if not width:
@@ -251,8 +247,8 @@ def _cell(
         base, name = y + index * share, colouring.of_action(action)
         # a narrow cell says what its colour does not, or the number of its colour
         short = {"stage": str(action[0]), "microbatch": str(action[2])}.get(colouring.by, action[1])
-        text = text_of(span, action, lower, colouring.by)
-        yield name, box(x, base, width, share), _label(text, short, x, base, width, share, frame.font)
+        words = text_of(span, action, lower, colouring.by)
+        yield name, box(x, base, width, share), _label(words, short, x, base, width, share, frame.font)
         if action[0] == lower and not span.extra_label:
             yield "mark second", f"M{px(x)} {px(base + share - 1.25)}h{px(width)}", []
         if name == "direction 1":
@@ -267,7 +263,7 @@ def _extent(span: Span, frame: Geometry) -> tuple[float, float]:
     return x + gap, width - 2 * gap
 
 
-def _bar(span: Span, top: float, height: float, frame: Geometry, colouring: Colouring) -> tuple[str, str, list[Label]]:
+def _bar(span: Span, top: float, height: float, frame: Geometry, colouring: Colouring) -> Piece:
     x, width = _extent(span, frame)
     y, height = top + 1, height - 2
     return colouring.of(span)[0], box(x, y, width, height), _word(span, x, y, width, height, min(frame.font, 10))
@@ -320,25 +316,15 @@ def runs(shares: list[Shares]) -> Iterator[tuple[str, int, int, int, int]]:
             begin, tops = index, list(map(round, exact))
 
 
-def px(value: float) -> str:
-    """Write a length with at most one digit after the point."""
-    return f"{value:.1f}".removesuffix(".0")
-
-
 def box(x: float, y: float, width: float, height: float) -> str:
     """Return a rectangle as a piece of path data."""
     return f"M{px(x)} {px(y)}h{px(width)}v{px(height)}h-{px(width)}z"
 
 
-def path(kind: str, shape: str) -> str:
+def path(kind: str, data: str) -> str:
     """Return the <path> of all shapes of one kind."""
-    if kind == "mark pair":
-        return f'<path d="{shape}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-    if kind == "mark second":
-        return f'<path d="{shape}" stroke="#000" stroke-width="2.5" opacity=".45"/>'
-    if kind == WAIT:
-        return f'<path d="{shape}" fill="none" stroke="currentColor" stroke-dasharray="2" opacity=".5"/>'
-    return f'<path d="{shape}" fill="{colour_named(kind).fill}"/>'
+    style = _STYLES.get(kind) or {"fill": colour_named(kind).fill}
+    return shape("path", d=data, **style)
 
 
 # The streams beside the work

@@ -23,11 +23,14 @@ def number(time: Time, divisor: int = 1) -> str:
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.3f}".rstrip("0").rstrip(".")
 
 
-def axis_step(makespan: Time, most: int) -> Fraction:
-    """Return the smallest of 1, 2 or 5 times a power of ten of which at most `most` fit into the makespan."""
-    smallest = Fraction(makespan) / max(most, 1)
+def axis_step(extent: Time, most: int, is_fine: bool = False) -> Fraction:
+    """Return the smallest of 1, 2 or 5 times a power of ten of which at most `most` fit into the extent.
+
+    Steps of times are not below 1/1000, and 1 rather than 1/2 or 1/5; `is_fine`: steps of other numbers are.
+    """
+    smallest = Fraction(extent) / max(most, 1)
     step = Fraction(1)
-    while step >= smallest * 10 and step > Fraction(1, 1000):
+    while step >= smallest * (1 if is_fine else 10) and (is_fine or step > Fraction(1, 1000)):
         step /= 10
     factors = (2, Fraction(5, 2), 2)  # 1, 2, 5, 10
     turn = 0

@@ -72,7 +72,7 @@ class Result:
 
     def chart(self) -> "Chart":
         """Return the curve of the loss, and the evaluations as dots."""
-        from dualpipe_lab.viz.chart import Chart  # draws, and needs the extra [notebook]
+        from dualpipe_lab.viz.chart import Chart  # read when something is shown
 
         points = [(row.step, row.loss) for row in self.metrics]
         lines: dict[str, Any] = {"training": points}

@@ -13,7 +13,6 @@ from .lanes import Lanes as Lanes
 # What ranks hold and send
 from .grid import grid as grid
 from .grid import RankGrid as RankGrid
-from .steplog import steps as steps
 from .steplog import Steps as Steps
 from .collective_steps import collective_steps as collective_steps
 from .collectives import RankValues as RankValues

@@ -11,7 +11,7 @@ from html import escape
 from typing import TypeAlias
 
 from dualpipe_lab.timeline.colours import NUMBERED
-from dualpipe_lab.viz.drawing import rect, svg
+from dualpipe_lab.timeline.scene import NOTE, px, rect, svg, swatches, text
 
 Cell: TypeAlias = str | tuple[str, str] | None  # a kind; a kind and a short text; nothing
 Rows: TypeAlias = Sequence[Sequence[Cell]]
@@ -78,31 +78,28 @@ class CellGrid:
         width = max(_LEFT + size * len(grid[0]), _LEFT + _LETTER * max(len(name) + 2, *map(_length, found.items())))
         height = bottom + _ROW * len(found)
         middle = _TOP + size * len(grid) / 2
+        sideways = f"rotate(-90 13 {px(middle)})"
         parts = [
-            f'<text x="{_LEFT}" y="14" font-weight="600">{escape(name)}</text>',
-            f'<text x="{_LEFT}" y="34" font-size="11" opacity=".75">{escape(self.columns)} →</text>',
-            f'<text transform="translate(13 {middle:.1f}) rotate(-90)" text-anchor="middle" font-size="11" '
-            f'opacity=".75">← {escape(self.rows)}</text>',
+            text(_LEFT, 14, name, font_weight=600),
+            text(_LEFT, 34, f"{self.columns} →", **NOTE),
+            text(13, middle, f"← {self.rows}", transform=sideways, text_anchor="middle", **NOTE),
             *self._cells(grid, size),
         ]
         for row, (kind, number) in enumerate(found.items()):
-            y, colour = bottom + _ROW * row + 12, NUMBERED[self.kinds.index(kind)][0]
-            parts.append(f'<rect x="{_LEFT}" y="{y - 9:.1f}" width="11" height="11" fill="{colour}"/>')
-            parts.append(f'<text x="{_LEFT + 17}" y="{y + 1:.1f}">{escape(kind)}: {number}</text>')
+            entry = NUMBERED[self.kinds.index(kind)][0], f"{kind}: {number}"
+            parts.append(swatches([entry], _LEFT, bottom + _ROW * row + 13, _LETTER))
         return svg(width, height, f"{self.title}, {self._caption(name)}", parts)
 
     def _cells(self, grid: Sequence[Sequence[tuple[str, str]]], size: float) -> Iterator[str]:
         font = min(11.0, 0.75 * size)
         for i, row in enumerate(grid):
-            for j, (kind, text) in enumerate(row):
+            for j, (kind, words) in enumerate(row):
                 x, y = _LEFT + size * j, _TOP + size * i
                 fill, ink = NUMBERED[self.kinds.index(kind)] if kind else ("none", "")
-                edge = 'stroke="currentColor" stroke-opacity=".35" stroke-width=".6"'
-                yield rect(x, y, size, size, f'fill="{fill}" {edge}')
-                if text:
-                    place = f'x="{x + size / 2:.1f}" y="{y + size / 2 + 0.36 * font:.1f}"'
-                    style = f'text-anchor="middle" font-size="{font:.1f}" fill="{ink}"'
-                    yield f"<text {place} {style}>{escape(text)}</text>"
+                yield rect(x, y, size, size, fill=fill, stroke="currentColor", stroke_opacity=".35", stroke_width=".6")
+                if words:
+                    place = x + size / 2, y + size / 2 + 0.36 * font
+                    yield text(*place, words, text_anchor="middle", font_size=font, fill=ink)
 
     def _caption(self, name: str) -> str:
         found, grid = self.count(name), self.grids[name]

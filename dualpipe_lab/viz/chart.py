@@ -1,26 +1,28 @@
 """`Chart`: lines over a number, such as a weight over the steps of a training, and dots for counted values.
 
 Chapter: book/dp/mixed-precision-adam.  In: points by label.  Out: an SVG that fits a narrow page, or a table as text.
-Label, colour and dashes tell the lines apart.  matplotlib draws, the page's theme gives the colours (`viz.figure`).
+Label, colour and dashes tell the lines apart; the page's theme may give other colours (`--dp-line-1` to 5).
 Elsewhere: matplotlib `Axes.plot`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import chain, groupby, pairwise
+from math import isfinite
+from typing import Any, TypeAlias
 
+from dualpipe_lab.timeline.scene import Axis, heading, px, shape, svg, text
 from dualpipe_lab.viz.drawing import Drawing
-from dualpipe_lab.viz.figure import GRID, LINES, MUTED, TEXT, inline_svg, new_axes, write
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+Point: TypeAlias = tuple[float, float]
+Points: TypeAlias = Sequence[Point]
 
-Points: TypeAlias = Sequence[tuple[float, float]]
-
-_DASHED = (3.5, 1.5), (1, 1.5), (4.5, 1.5, 1, 1.5), (2, 1), (6, 2)
-_DASHES: tuple[Any, ...] = ("solid", *((0, dashes) for dashes in _DASHED))
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # Okabe and Ito 2008
+_LINES = ("currentColor", *(f"var(--dp-line-{number}, {colour})" for number, colour in enumerate(_COLOURS, 1)))
+_DASHES = (None, "7 3", "2 3", "9 3 2 3", "4 2", "12 4")
 _WIDTH, _HEIGHT, _ROW = 460, 230, 18  # px; rows of the legend follow below the height
 _PLOT = (62, 44, 446, 194)  # left, top, right, bottom of the axes
 _LETTER = 6.6  # px, mean width of a letter at font size 12
+_MOST_TICKS = 6
 
 
 class Chart(Drawing):
@@ -56,9 +58,9 @@ class Chart(Drawing):
     ) -> None:
         self.title, self.x, self.y, self.stepped, self.even = title, x, y, stepped, even
         self.lines = {label: [(float(a), float(b)) for a, b in points] for label, points in lines.items()}
-        if not 1 <= len(self.lines) <= len(LINES) or not all(self.lines.values()):
+        if not 1 <= len(self.lines) <= len(_LINES) or not all(self.lines.values()):
             raise ValueError(
-                f"{title}: a chart has 1 to {len(LINES)} lines with points, "
+                f"{title}: a chart has 1 to {len(_LINES)} lines with points, "
                 f"got { {label: len(points) for label, points in self.lines.items()} }"
             )
         self.dots = {label: [(float(a), float(b)) for a, b in points] for label, points in (dots or {}).items()}
@@ -80,49 +82,61 @@ class Chart(Drawing):
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
         legend = list(self._legend())
-        height = _HEIGHT + _ROW * (legend[-1][2] + 1)
-        figure, axes = new_axes(_WIDTH, height, _PLOT)
-        self._set_axes(axes)
-        for index, (label, points) in enumerate(self.lines.items()):
-            style: dict[str, Any] = {"color": LINES[index], "ls": _DASHES[index], "lw": 2}
-            axes.plot(*self._at(points), drawstyle="steps-post" if self.stepped else "default", clip_on=False, **style)
-            dots = self._at(self.dots.get(label, []))
-            axes.plot(*dots, "o", ms=8, mfc=LINES[index], mec=TEXT, clip_on=False, zorder=3)
+        left, top, right, bottom = _PLOT
+        x_axis, y_axis = Axis(*self._x_range, left, right), Axis(*self._range(1, 0.04), bottom, top)
+        body = [heading(self.title), text(4, 34, self.y, opacity=".75")]
+        body += [text(right, _HEIGHT - 6, self.x, opacity=".75", text_anchor="end"), *self._ticks(x_axis, y_axis)]
+        for index, points in enumerate(self.lines.values()):
             name, x, row = legend[index]
-            y = 1 - (_HEIGHT + _ROW * row + 4) / height
-            axes.plot([x / _WIDTH, (x + 24) / _WIDTH], [y, y], transform=figure.transFigure, clip_on=False, **style)
-            write(figure, x + 30, _HEIGHT + _ROW * row + 8, name)
-        write(figure, 4, 16, self.title, fontweight="bold")
-        write(figure, 4, 34, self.y, color=MUTED)
-        write(figure, _PLOT[2], _HEIGHT - 6, self.x, color=MUTED, ha="right")
-        return inline_svg(figure, f"{self.title}: {self.y} over {self.x}", str(self))
+            y = _HEIGHT + _ROW * row + 4
+            style: dict[str, Any] = {
+                "style": f"stroke:{_LINES[index]}",
+                "stroke_width": 2,
+                "stroke_dasharray": _DASHES[index],
+            }
+            line = self._line([(x_axis.at(self._x(a)), y_axis.at(b)) for a, b in points])
+            for places in (line, [(x, y), (x + 24, y)]):
+                body.append(shape("path", d=_path(places), fill="none", stroke_linejoin="round", **style))
+            body.append(text(x + 30, y + 4, name))
+        for colour, label in zip(_LINES, self.lines, strict=False):
+            for a, b in self.dots.get(label, []):
+                place = {"cx": x_axis.at(self._x(a)), "cy": y_axis.at(b)}
+                body.append(shape("circle", **place, r=4, style=f"fill:{colour}", stroke="currentColor"))
+        height = _HEIGHT + _ROW * (legend[-1][2] + 1)
+        return svg(_WIDTH, height, f"{self.title}: {self.y} over {self.x}", body, str(self))
 
-    def _set_axes(self, axes: "Axes") -> None:
-        from matplotlib.ticker import MaxNLocator
+    def _ticks(self, x_axis: Axis, y_axis: Axis) -> Iterator[str]:
+        """Yield the numbers of both axes, the lines of y's, and the axis of x."""
+        left, _, right, bottom = _PLOT
+        for value in self._places if self.even else map(float, x_axis.ticks(_MOST_TICKS, is_fine=True)):
+            place = x_axis.at(self._x(value)), bottom + 14.4
+            yield text(*place, f"{value:.6g}", font_size=11, text_anchor="middle")
+        for value in map(float, y_axis.ticks(_MOST_TICKS, is_fine=True)):
+            y = y_axis.at(value)
+            yield shape("path", d=f"M{left} {px(y)}H{right}", stroke="currentColor", stroke_opacity=".2")
+            yield text(left - 6, y + 4.2, f"{value:.6g}", font_size=11, text_anchor="end")
+        yield shape("path", d=f"M{left} {bottom}H{right}", stroke="currentColor")
 
-        if self.even:
-            axes.set_xlim(-0.3, len(self._places) - 0.7)
-            axes.set_xticks(range(len(self._places)), [f"{value:g}" for value in self._places])
-        else:
-            axes.set_xlim(*self._range(0, 0.0))
-        axes.set_ylim(*self._range(1, 0.04))
-        for axis in (axes.yaxis,) if self.even else (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-            axis.set_major_formatter(lambda value, _: f"{value:.6g}")
-        axes.grid(axis="y", color=GRID, lw=1, clip_on=False)
-        axes.spines["bottom"].set(visible=True, color=TEXT, lw=1)
+    def _x(self, value: float) -> float:
+        return self._places.index(value) if self.even else value
+
+    @property
+    def _x_range(self) -> tuple[float, float]:
+        return (-0.3, len(self._places) - 0.7) if self.even else self._range(0, 0.0)
 
     def _range(self, axis: int, margin: float) -> tuple[float, float]:
         """Return the range of x (0) or y (1) with a margin; values without extent get a range of 2."""
-        values = [point[axis] for points in self._every() for point in points]
+        values = [point[axis] for points in self._every() for point in points if isfinite(point[axis])] or [0.0]
         low, high = min(values), max(values)
         extra = margin * (high - low) if low < high else 1
         return low - extra, high + extra
 
-    def _at(self, points: Points) -> tuple[list[float], list[float]]:
-        """Return the coordinates of points; with `even`, x is a number of the place."""
-        xs = [float(self._places.index(x)) if self.even else x for x, _ in points]
-        return xs, [y for _, y in points]
+    def _line(self, places: Points) -> Points:
+        """Return the corners of a line through its places, with those of its steps."""
+        if not self.stepped:
+            return places
+        steps = [((x, before), (x, y)) for (_, before), (x, y) in pairwise(places)]
+        return [*places[:1], *chain.from_iterable(steps)]
 
     def _every(self) -> list[Points]:
         return [*self.lines.values(), *self.dots.values()]
@@ -136,3 +150,9 @@ class Chart(Drawing):
                 x, row = 4.0, row + 1
             yield name, x, row
             x += width
+
+
+def _path(places: Points) -> str:
+    """Return the data of a line; where a loss is NaN or infinite there is a gap."""
+    runs = [list(run) for is_drawn, run in groupby(places, lambda place: isfinite(place[1])) if is_drawn]
+    return "".join("M" + "L".join(f"{px(x)} {px(y)}" for x, y in run) for run in runs)

@@ -8,10 +8,12 @@ Elsewhere: the hand-drawn pictures of the MPI and NCCL manuals; these are drawn 
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from dualpipe_lab.plan.fields import text_table
 from dualpipe_lab.timeline.colours import NUMBERED
-from dualpipe_lab.viz.drawing import scrollable, svg
+from dualpipe_lab.timeline.scene import NOTE, rect, shape, svg, text
+from dualpipe_lab.viz.drawing import scrollable
 from dualpipe_lab.viz.steplog import Steps
 
 Rows: TypeAlias = Sequence[Sequence[float]]  # by rank: the numbers it holds
@@ -44,9 +46,7 @@ class RankValues:
     def __str__(self) -> str:
         texts = [[heading, *(" ".join(map(_number, row)) or "-" for row in rows)] for heading, rows in self.states]
         columns = [["", *(f"rank {rank}" for rank in range(self.num_ranks))], *texts]
-        padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns]
-        lines = ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
-        return "\n".join([f"{self.name}  {self.note}".rstrip(), *lines])
+        return f"{f'{self.name}  {self.note}'.rstrip()}\n{text_table([*zip(*columns, strict=True)])}"
 
     def __repr__(self) -> str:
         return f"<RankValues {self.name!r}: {self.num_ranks} ranks, {len(self.states)} states>"
@@ -62,32 +62,29 @@ class RankValues:
         width = max(width, _LETTER * len(f"{self.name}  {self.note}") + 8)
         height = _TOP + _ROW * self.num_ranks + 4
         title = f"{self.name}: what each of {self.num_ranks} ranks holds"
-        parts = [
-            f'<text x="4" y="16"><tspan font-weight="600">{escape(self.name)}</tspan> ',
-            f'<tspan opacity=".75">{escape(self.note)}</tspan></text>',
-        ]
-        parts += [f'<text x="4" y="{_middle(r) + 4}" opacity=".75">rank {r}</text>' for r in range(self.num_ranks)]
+        name = shape("tspan", escape(self.name), font_weight=600)
+        parts = [shape("text", f"{name} " + shape("tspan", escape(self.note), opacity=".75"), x=4, y=16)]
+        parts += [text(4, _middle(r) + 4, f"rank {r}", opacity=".75") for r in range(self.num_ranks)]
         for index, left in enumerate(lefts):
             parts += self._column(index, left, cell)
         return svg(width, height, title, parts, str(self), scales=False)
 
     def _columns(self, cell: float) -> tuple[list[float], float]:
         lefts, x = [], float(_LABEL)
-        for heading, rows in self.states:
+        for words, rows in self.states:
             lefts.append(x)
-            x += max(cell * max(map(len, rows)), _LETTER * len(heading)) + _GAP
+            x += max(cell * max(map(len, rows)), _LETTER * len(words)) + _GAP
         return lefts, x - _GAP + 4
 
     def _column(self, index: int, left: float, cell: float) -> Iterator[str]:
-        heading, rows = self.states[index]
+        words, rows = self.states[index]
         before = self.states[index - 1][1] if index else rows
-        yield f'<text x="{left:.1f}" y="38" font-size="11" opacity=".75">{escape(heading)}</text>'
+        yield text(left, 38, words, **NOTE)
         if index:
-            arrow = left - _GAP / 2
-            yield f'<text x="{arrow:.1f}" y="{_TOP + _ROW * self.num_ranks / 2 + 4:.1f}" text-anchor="middle">→</text>'
+            yield text(left - _GAP / 2, _TOP + _ROW * self.num_ranks / 2 + 4, "→", text_anchor="middle")
         for rank, row in enumerate(rows):
             if not row:
-                yield f'<text x="{left:.1f}" y="{_middle(rank) + 4}" opacity=".75">–</text>'
+                yield text(left, _middle(rank) + 4, "–", opacity=".75")
             for position, value in enumerate(row):
                 is_new = position >= len(before[rank]) or before[rank][position] != value
                 yield self._cell(value, left + position * cell, _middle(rank), cell, is_new)
@@ -95,11 +92,10 @@ class RankValues:
     def _cell(self, value: float, x: float, y: float, width: float, is_new: bool) -> str:
         owner = self._owner(value)
         fill, ink = ("currentColor", "currentColor") if owner is None else NUMBERED[owner % len(NUMBERED)]
-        outline = ' stroke="currentColor" stroke-width="2"' if is_new else ""
-        opacity = ' fill-opacity=".12"' if owner is None else ""
-        box = f'x="{x + 1.5:.1f}" y="{y - 11}" width="{width - 3:.1f}" height="22" rx="3"'
-        text = f'<text x="{x + width / 2:.1f}" y="{y + 4}" text-anchor="middle" fill="{ink}">{_number(value)}</text>'
-        return f'<rect {box} fill="{fill}"{opacity}{outline}/>{text}'
+        style: dict[str, Any] = {"fill": fill, "fill_opacity": ".12" if owner is None else None}
+        style |= {"stroke": "currentColor", "stroke_width": 2} if is_new else {}
+        box = rect(x + 1.5, y - 11, width - 3, 22, rx=3, **style)
+        return box + text(x + width / 2, y + 4, _number(value), text_anchor="middle", fill=ink)
 
     def _owner(self, value: float) -> int | None:
         """Return the rank that held a number in the first state; None for no rank or several."""

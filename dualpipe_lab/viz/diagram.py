@@ -6,12 +6,12 @@ take the page's text colour, so that the picture follows light and dark; a colou
 Elsewhere: Graphviz, Mermaid, TikZ, which find the places themselves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from dualpipe_lab.viz.drawing import Drawing, svg
+from dualpipe_lab.timeline.scene import px, rect, shape, svg, swatches, text
+from dualpipe_lab.viz.drawing import Drawing
 
 Side: TypeAlias = Literal["left", "right", "top", "bottom"]
 Point: TypeAlias = tuple[float, float]
@@ -19,6 +19,7 @@ Point: TypeAlias = tuple[float, float]
 CELL, MARGIN, TITLE = 20.0, 8.0, 24.0  # px
 _FONT, _LETTER, _LINE = 12.0, 6.7, 15.0  # px: font size, mean width of a letter, height of a line
 _SMALL = 11.0
+_PAGE = "var(--pst-color-background, var(--jp-layout-color0, #fff))"
 _COLOURS = {  # Okabe and Ito 2008, and the colour of a text on top
     "blue": ("#0072b2", "#fff"), "orange": ("#e69f00", "#000"), "green": ("#009e73", "#000"),
     "pink": ("#cc79a7", "#000"), "sky": ("#56b4e9", "#000"), "yellow": ("#f0e442", "#000"),
@@ -139,11 +140,13 @@ class Diagram(Drawing):
         width = max(*(box.side("right")[0] for box in self.boxes.values()), *(x for x, _ in middles), 0)
         height = max(*(box.side("bottom")[1] for box in self.boxes.values()), *(y + 2 for _, y in middles), 0)
         body = [*map(_draw_box, self.boxes.values()), *map(self._draw_arrow, self.arrows)]
-        body += self._draw_legend(height + MARGIN)
-        width = max(width, 7.2 * len(self.title), self._legend_width) + MARGIN
+        body.append(
+            swatches(((_COLOURS[name][0], words) for name, words in self.legend.items()), MARGIN, height + 18, _LETTER)
+        )
+        legend_width = sum(33 + _LETTER * len(words) for words in self.legend.values())
+        width = max(width, 7.2 * len(self.title), legend_width) + MARGIN
         height += MARGIN + (22 if self.legend else 0)
-        title = f'<text x="{MARGIN:g}" y="18" font-weight="600">{escape(self.title)}</text>'
-        return svg(width, height, self.title, [title, *body], str(self))
+        return svg(width, height, self.title, [text(MARGIN, 18, self.title, font_weight=600), *body], str(self))
 
     def _check_arrow(self, arrow: Arrow) -> None:
         missing = [name for name in (arrow.start, arrow.end) if name not in self.boxes]
@@ -173,24 +176,16 @@ class Diagram(Drawing):
         first, last = _sides(arrow, start, end)
         colour = "currentColor" if arrow.colour is None else _COLOURS[arrow.colour][0]
         a, near, far, b, middle = self._curve(arrow)
-        path = f"M{a[0]:.1f} {a[1]:.1f}C{near[0]:.1f} {near[1]:.1f} {far[0]:.1f} {far[1]:.1f} {b[0]:.1f} {b[1]:.1f}"
-        dashes = ' stroke-dasharray="5 4"' if arrow.dashed else ""
-        drawn = f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+        style: dict[str, Any] = {
+            "stroke": colour,
+            "stroke_width": 1.6,
+            "stroke_dasharray": "5 4" if arrow.dashed else None,
+        }
+        drawn = shape("path", d=f"M{_at(a)}C{_at(near)} {_at(far)} {_at(b)}", fill="none", **style)
         drawn += _head(end.side(last), last, colour)
         if arrow.both:
             drawn += _head(start.side(first), first, colour)
         return drawn + _label(arrow, *middle, flat=first in ("left", "right") and a[1] == b[1])
-
-    @property
-    def _legend_width(self) -> float:
-        return sum(33 + _LETTER * len(words) for words in self.legend.values())
-
-    def _draw_legend(self, y: float) -> Iterator[str]:
-        x = MARGIN
-        for colour, words in self.legend.items():
-            yield f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" fill="{_COLOURS[colour][0]}"/>'
-            yield f'<text x="{x + 17:.1f}" y="{y + 10:.1f}">{escape(words)}</text>'
-            x += 33 + _LETTER * len(words)
 
 
 def _check_box(title: str, box: Box) -> None:
@@ -211,18 +206,13 @@ def _draw_box(box: Box) -> str:
     x, y = MARGIN + CELL * box.at[0], TITLE + MARGIN + CELL * box.at[1]
     width, height = CELL * box.size[0], CELL * box.size[1]
     fill, ink = _COLOURS.get(box.colour, ("none", "currentColor"))
-    outline = "" if fill != "none" else ' stroke="currentColor" stroke-opacity=".55"'
-    outline += ' stroke-dasharray="4 4"' if box.colour == "absent" else ""
-    shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4" fill="{fill}"{outline}/>'
+    outline: dict[str, Any] = {"stroke": "currentColor", "stroke_opacity": ".55"} if fill == "none" else {}
+    outline |= {"stroke_dasharray": "4 4"} if box.colour == "absent" else {}
+    drawn = "" if box.colour == "text" else rect(x, y, width, height, rx=4, fill=fill, **outline)
     top = y + 15 if box.colour == "frame" else y + height / 2 - _LINE * (len(box.lines) - 1) / 2 + 0.36 * _FONT
-    style = f'text-anchor="middle" fill="{ink}"'
-    if box.colour == "frame":
-        style += ' font-weight="600"'
-    texts = [
-        f'<text x="{x + width / 2:.1f}" y="{top + _LINE * number:.1f}" {style}>{escape(line)}</text>'
-        for number, line in enumerate(box.lines)
-    ]
-    return ("" if box.colour == "text" else shape) + "".join(texts)
+    style: dict[str, Any] = {"text_anchor": "middle", "fill": ink}
+    style |= {"font_weight": 600} if box.colour == "frame" else {}
+    return drawn + "".join(text(x + width / 2, top + _LINE * n, line, **style) for n, line in enumerate(box.lines))
 
 
 def _sides(arrow: Arrow, start: Box, end: Box) -> tuple[Side, Side]:
@@ -243,12 +233,15 @@ def _away(point: Point, side: Side, distance: float) -> Point:
     return point[0] + _UNIT[side][0] * distance, point[1] + _UNIT[side][1] * distance
 
 
+def _at(point: Point) -> str:
+    return f"{px(point[0])},{px(point[1])}"
+
+
 def _head(tip: Point, side: Side, colour: str) -> str:
     """A triangle whose tip touches a side of a box."""
     dx, dy = _UNIT[side]
     left, right = ((tip[0] + 9 * dx + sign * 4.5 * dy, tip[1] + 9 * dy + sign * 4.5 * dx) for sign in (-1, 1))
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (_away(tip, side, 1), left, right))
-    return f'<polygon points="{points}" fill="{colour}"/>'
+    return shape("polygon", points=" ".join(map(_at, (_away(tip, side, 1), left, right))), fill=colour)
 
 
 def _label(arrow: Arrow, x: float, y: float, flat: bool) -> str:
@@ -256,12 +249,9 @@ def _label(arrow: Arrow, x: float, y: float, flat: bool) -> str:
     lines = arrow.text.split("\n") if arrow.text else []
     x, y = x + CELL * arrow.shift[0], y + CELL * arrow.shift[1]
     top = y - 6 - _LINE * (len(lines) - 1) if flat else y - _LINE * (len(lines) - 1) / 2 + 0.36 * _SMALL
-    halo = 'paint-order="stroke" stroke="var(--pst-color-background, var(--jp-layout-color0, #fff))" stroke-width="4"'
-    return "".join(
-        f'<text x="{x:.1f}" y="{top + _LINE * number:.1f}" text-anchor="middle" font-size="{_SMALL:g}" {halo} '
-        f'stroke-linejoin="round">{escape(line)}</text>'
-        for number, line in enumerate(lines)
-    )
+    halo: dict[str, Any] = {"paint_order": "stroke", "stroke_width": 4, "stroke_linejoin": "round", "stroke": _PAGE}
+    style: dict[str, Any] = {"text_anchor": "middle", "font_size": _SMALL, **halo}
+    return "".join(text(x, top + _LINE * number, line, **style) for number, line in enumerate(lines))
 
 
 def transformer_block(

@@ -15,15 +15,22 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.timeline.colours import check_colour_by
 from dualpipe_lab.timeline.json_form import PER_PAIR
 from dualpipe_lab.viz.bundle import classic_script, element_script
+
+if TYPE_CHECKING:
+    from dualpipe_lab.viz.live.kernel import KernelWidget
 
 Spec = dict[str, Any]
 
@@ -67,6 +74,30 @@ class Comparison:
         return self.to_html()
 
 
+class AskingElement(ABC):
+    """An element that asks Python: the kernel of its notebook, or what a published page has beside it."""
+
+    answer: Callable[[str], str]  # of a question of the element; both are JSON
+
+    @abstractmethod
+    def to_html(self, script: bool = True, key: str = "") -> str:
+        """Return the element; `key` names the widget that answers it."""
+
+    @cached_property
+    def widget(self) -> "KernelWidget":
+        """The widget that answers the element while a kernel runs; raises MissingExtra without ipywidgets."""
+        from dualpipe_lab.viz.live.kernel import KernelWidget
+
+        return KernelWidget(self.answer)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        key = ""
+        if has_kernel():
+            with suppress(MissingExtra):  # then the element shows its start, and says what is missing
+                key = self.widget.key
+        return {"text/html": self.to_html(key=key), "text/plain": str(self)}
+
+
 def compare(*timelines: Timeline, **options: Any) -> Comparison:
     """Draw one to three timelines on one axis.
 
@@ -101,6 +132,16 @@ def element(tag: str, spec: Spec, picture: str, script: bool = True) -> str:
     """Return one element around its static picture."""
     data = escape(json.dumps(spec, separators=(",", ":"), ensure_ascii=False), quote=False).replace("'", "&#39;")
     return f"<{tag} data-spec='{data}'>{picture}</{tag}>\n" + (inline_script(ELEMENT_SCRIPT.get(tag)) if script else "")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
+    """Return rows of words as an HTML table."""
+
+    def row(tag: str, words: Iterable[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(word)}</{tag}>" for word in words) + "</tr>"
+
+    above = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{above}{row('th', head)}{''.join(row('td', words) for words in rows)}</table>"
 
 
 def image(svg: str, words: str) -> str:

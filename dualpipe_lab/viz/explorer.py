@@ -9,7 +9,6 @@ themselves or in a twin, or to none; the page starts with none.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from html import escape
 from typing import Any
 
 from dualpipe_lab.pp import schedules
@@ -17,7 +16,7 @@ from dualpipe_lab.pp.ranking import Score, ranked, score
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline.units import number
-from dualpipe_lab.viz.embed import element, packed, track_spec
+from dualpipe_lab.viz.embed import element, packed, table, track_spec
 
 RANKS = (2, 4, 8)
 MICROBATCHES = tuple(range(1, 33))
@@ -84,7 +83,8 @@ class Explorer:
 
     def to_html(self, script: bool = True) -> str:
         """Return the element around a table of the numbers at the first size, for readers without scripts."""
-        return element("dp-explorer", self.spec, self._table(), script)
+        caption = f"{self.start[0]} ranks, {self.start[1]} microbatches, all costs 1"
+        return element("dp-explorer", self.spec, table(_HEAD, map(_words, self.rows()), caption), script)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -96,14 +96,6 @@ class Explorer:
             f"{line[0]:19}" + "".join(f"{word:>{width}}" for word, width in zip(line[1:], widths, strict=True))
             for line in lines
         )
-
-    def _table(self) -> str:
-        def cells(tag: str, words: Iterable[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(word)}</{tag}>" for word in words) + "</tr>"
-
-        caption = f"{self.start[0]} ranks, {self.start[1]} microbatches, all costs 1"
-        body = "".join(cells("td", _words(row)) for row in self.rows())
-        return f"<table><caption>{caption}</caption>{cells('th', _HEAD)}{body}</table>"
 
     def _title(self, name: str, one: Variant) -> str:
         for p, m in [(p, m) for p in self.ranks for m in self.microbatches]:

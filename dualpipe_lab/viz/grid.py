@@ -6,12 +6,13 @@ The last axis runs to the right, the second last downwards; each position along 
 """
 
 from collections.abc import Iterator
-from html import escape
 from itertools import product
+from typing import Any
 
 from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.timeline.scene import NOTE, focusable, heading, rect, shape, svg, text
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.viz.drawing import Drawing, svg
+from dualpipe_lab.viz.drawing import Drawing
 
 _FILL, _INK = "#0072b2", "#fff"  # Okabe and Ito 2008; contrast 5.2 : 1
 _LABEL, _CELL, _ROW, _HEAD, _TOP, _GAP = 46, 36, 28, 18, 28, 8  # px
@@ -69,45 +70,39 @@ class RankGrid(Drawing):
         panel = _HEAD + self._rows[1] * wraps * _ROW + _GAP
         width, height = _LABEL + wide * _CELL + 4, _TOP + len(self._panels()) * panel
         width = max(width, 240)
-        parts = [f'<text x="4" y="16" font-weight="600">{escape(self.name)}</text>']
+        parts = [heading(self.name)]
         cells: dict[int, str] = {}
         for index, (label, first) in enumerate(self._panels()):
             parts += self._panel(label, first, _TOP + index * panel, wide, wraps, cells)
-        return svg(width, height, self.title, [*parts, *self._groups(cells)], str(self), role="group")
-
-    def _groups(self, cells: dict[int, str]) -> Iterator[str]:
-        yield f"<style>{_LIT}</style>"
+        parts.append(shape("style", _LIT))
         for group in self.topology.groups(self.axis):
-            words = escape(f"{self.axis} group: {', '.join(map(str, group))}")
-            body = "".join(cells[rank] for rank in group)
-            yield f'<g class="dp-rank-group" tabindex="0" role="img" aria-label="{words}">'
-            yield f"<title>{words}</title>{body}</g>"
+            words = f"{self.axis} group: {', '.join(map(str, group))}"
+            parts.append(focusable("dp-rank-group", words, (cells[rank] for rank in group)))
+        return svg(width, height, self.title, parts, str(self), role="group")
 
     def _panel(self, label: str, first: int, top: int, wide: int, wraps: int, cells: dict[int, str]) -> Iterator[str]:
         """Yield the headings of a panel, and store its cells in `cells`, by rank."""
         name, size = self._columns
-        yield f'<text x="4" y="{top + 12}" font-weight="600">{escape(label)}</text>'
+        yield text(4, top + 12, label, font_weight=600)
         for column in range(wide):
-            x = _LABEL + column * _CELL + _CELL // 2
             head = f"{name} {column}" if wraps == 1 else ""  # a wrapped row counts on, so its columns have no number
-            yield f'<text x="{x}" y="{top + 12}" text-anchor="middle" font-size="10" opacity=".75">{head}</text>'
+            x = _LABEL + column * _CELL + _CELL // 2
+            yield text(x, top + 12, head, text_anchor="middle", font_size=10, opacity=".75")
         for row, place in product(range(self._rows[1]), range(size)):
             line, column = row * wraps + place // wide, place % wide
             y = top + _HEAD + line * _ROW
             if place == 0:
-                yield f'<text x="4" y="{y + 17}" font-size="11" opacity=".75">{self._row_label(row)}</text>'
+                yield text(4, y + 17, self._row_label(row), **NOTE)
             rank = first + row * size + place
             cells[rank] = self._cell(rank, _LABEL + column * _CELL, y)
 
     def _cell(self, rank: int, x: int, y: int) -> str:
-        fill, ink, weight, edge = "none", "currentColor", "", ' stroke="currentColor" stroke-opacity=".5"'
-        if rank in self.group:
-            fill, ink, edge = _FILL, _INK, ' stroke="currentColor" stroke-width="2"'
-            weight = ' font-weight="700"'  # not by colour alone
-        return (
-            f'<rect x="{x + 2}" y="{y + 2}" width="{_CELL - 4}" height="{_ROW - 5}" rx="3" fill="{fill}"{edge}/>'
-            f'<text x="{x + _CELL // 2}" y="{y + 17}" text-anchor="middle" fill="{ink}"{weight}>{rank}</text>'
-        )
+        box: dict[str, Any] = {"fill": "none", "stroke_opacity": ".5"}
+        ink: dict[str, Any] = {"fill": "currentColor"}
+        if rank in self.group:  # not marked by colour alone
+            box, ink = {"fill": _FILL, "stroke_width": 2}, {"fill": _INK, "font_weight": 700}
+        shown = rect(x + 2, y + 2, _CELL - 4, _ROW - 5, rx=3, stroke="currentColor", **box)
+        return shown + text(x + _CELL // 2, y + 17, f"{rank}", text_anchor="middle", **ink)
 
     def _row_label(self, row: int) -> str:
         return f"{self._rows[0]} {row}" if self._rows[0] else ""

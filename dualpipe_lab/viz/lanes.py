@@ -7,13 +7,13 @@ Elsewhere: the streams of Nsight Systems; the rows of a Perfetto trace.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from itertools import pairwise
 
 from dualpipe_lab.timeline.colours import OTHER, PALETTE
+from dualpipe_lab.timeline.scene import NOTE, Axis, heading, px, rect, shape, svg, text
 from dualpipe_lab.timeline.spans import Span, Time
-from dualpipe_lab.timeline.units import axis_step, number, scale_of
-from dualpipe_lab.viz.drawing import Drawing, svg
+from dualpipe_lab.timeline.units import number, scale_of
+from dualpipe_lab.viz.drawing import Drawing
 
 _WIDTH, _TOP, _ROW, _BAR, _LEFT, _RIGHT = 460, 30, 34, 22, 4, 16  # px
 _NAME, _AXIS, _LETTER = 14, 34, 6.6  # px: height of a row's name and of the axis, mean width of a letter
@@ -64,36 +64,31 @@ class Lanes(Drawing):
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
         height = _TOP + (_ROW + _NAME) * len(self.rows) + _AXIS
-        parts = [f'<text x="{_LEFT}" y="16" font-weight="600">{escape(self.title)}</text>', *self._axis(height - _AXIS)]
+        axis = Axis(0, self.end or 1, _LEFT, _WIDTH - _RIGHT)
+        parts = [heading(self.title), *self._ticks(axis, height - _AXIS)]
         for index, (name, spans) in enumerate(self.rows.items()):
             y = _TOP + index * (_ROW + _NAME)
-            parts.append(f'<text x="{_LEFT}" y="{y + 10}" font-size="11" opacity=".75">{escape(name)}</text>')
-            parts += [piece for span in spans for piece in self._bar(span, y + _NAME)]
+            parts.append(text(_LEFT, y + 10, name, **NOTE))
+            parts += [_bar(span, axis, y + _NAME) for span in spans]
         return svg(_WIDTH, height, self.title, parts, str(self))
 
-    def _bar(self, span: Span, y: float) -> Iterator[str]:
-        fill, ink, _ = PALETTE.get(span.kind, OTHER)
-        left, right = self._x(span.start), self._x(span.end)
-        width = max(right - left - 1, 1)  # a gap of 1 px keeps neighbours apart
-        yield f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="2" fill="{fill}"/>'
-        words = next((words for words in (_text(span), _text(span)[0]) if len(words) * _LETTER < width), "")
-        if words:
-            place = f'x="{left + width / 2:.1f}" y="{y + _BAR / 2 + 4:.1f}" text-anchor="middle" font-size="11"'
-            yield f'<text {place} fill="{ink}">{escape(words)}</text>'
-
-    def _axis(self, y: float) -> Iterator[str]:
+    def _ticks(self, axis: Axis, y: float) -> Iterator[str]:
         divisor, unit = scale_of(self.unit, self.end)
-        step, value = axis_step(self.end, 8), 0
-        while value * step <= self.end:
-            x = self._x(value * step)
-            words = number(value * step, divisor) + (f" {unit}" if not value else "")
-            anchor = "middle" if value else "start"
-            yield f'<path d="M{x:.1f} {_TOP}V{y + 4}" stroke="currentColor" stroke-opacity=".2"/>'
-            yield f'<text x="{x:.1f}" y="{y + 18}" text-anchor="{anchor}" font-size="11">{words}</text>'
-            value += 1
+        for value in axis.ticks(8) if self.end else [0]:
+            x = axis.at(value)
+            yield shape("path", d=f"M{px(x)} {_TOP}V{px(y + 4)}", stroke="currentColor", stroke_opacity=".2")
+            words = number(value, divisor) + (f" {unit}" if not value else "")
+            yield text(x, y + 18, words, text_anchor="middle" if value else "start", font_size=11)
 
-    def _x(self, time: Time) -> float:
-        return _LEFT + float(time) / float(self.end or 1) * (_WIDTH - _LEFT - _RIGHT)
+
+def _bar(span: Span, axis: Axis, y: float) -> str:
+    fill, ink, _ = PALETTE.get(span.kind, OTHER)
+    left, right = axis.at(span.start), axis.at(span.end)
+    width = max(right - left - 1, 1)  # a gap of 1 px keeps neighbours apart
+    words = next((words for words in (_text(span), _text(span)[0]) if len(words) * _LETTER < width), "")
+    place = left + width / 2, y + _BAR / 2 + 4
+    shown = rect(left, y, width, _BAR, rx=2, fill=fill)
+    return shown + (text(*place, words, text_anchor="middle", font_size=11, fill=ink) if words else "")
 
 
 def _text(span: Span) -> str:

@@ -8,23 +8,17 @@ parallelism wherever there is tp, and overlapped experts where the schedule has 
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.plan.estimate import estimate
 from dualpipe_lab.plan.memory import RankMemory, memory
 from dualpipe_lab.plan.model_of import known_models, model_of
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.viz.embed import element, has_kernel
-
-if TYPE_CHECKING:
-    from dualpipe_lab.viz.live.kernel import KernelWidget
+from dualpipe_lab.viz.embed import AskingElement, element
 
 START = {"model": "llama3-8b", "gigabytes": 80, "pp": 8, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "schedule": "1f1b"} | {
     "zero": 0, "microbatches": 16, "sequences": 16, "tokens": 8192,
@@ -33,7 +27,15 @@ PARTS = {"weights, gradients, Adam": "#0072b2", "activations": "#e69f00", "logit
 MOST_ROWS = 32
 
 
-class Planner:
+def answer(question: str) -> str:
+    """Answer the values of the element's fields, in JSON, by {"html": ...} or {"error": a sentence}."""
+    try:
+        return json.dumps({"html": report(json.loads(question))})
+    except ValueError as refused:
+        return json.dumps({"error": str(refused)})
+
+
+class Planner(AskingElement):
     """The element <dp-planner>; it prints as the numbers that it shows first.
 
     Args:
@@ -42,6 +44,8 @@ class Planner:
     >>> print(Planner(pp=1, dp=8, zero=2, microbatches=8, sequences=64))
     8 GPUs, 64 sequences of 8,192 tokens a step: 7.4 to 10.3 s; the fullest rank needs 76 of 80 GB
     """
+
+    answer = staticmethod(answer)
 
     def __init__(self, **start: Any) -> None:
         self.values = START | start
@@ -53,30 +57,8 @@ class Planner:
         spec = {"values": self.values, "choices": choices, "shown": shown, "key": key}
         return element("dp-planner", spec, shown, script)
 
-    @cached_property
-    def widget(self) -> "KernelWidget":
-        """The widget that answers the element while a kernel runs; raises MissingExtra without ipywidgets."""
-        from dualpipe_lab.viz.live.kernel import KernelWidget
-
-        return KernelWidget(answer)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        key = ""
-        if has_kernel():
-            with suppress(MissingExtra):
-                key = self.widget.key
-        return {"text/html": self.to_html(key=key), "text/plain": str(self)}
-
     def __str__(self) -> str:
         return _found(self.values)[0]
-
-
-def answer(question: str) -> str:
-    """Answer the values of the element's fields, in JSON, by {"html": ...} or {"error": a sentence}."""
-    try:
-        return json.dumps({"html": report(json.loads(question))})
-    except ValueError as refused:
-        return json.dumps({"error": str(refused)})
 
 
 def report(values: Mapping[str, Any]) -> str:

@@ -9,12 +9,13 @@ Elsewhere: figure 3 of Shoeybi et al. 2019 (arXiv 1909.08053), drawn by hand the
 """
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from dualpipe_lab.plan.fields import text_table
 from dualpipe_lab.timeline.colours import NUMBERED
-from dualpipe_lab.viz.drawing import rect, scrollable, svg
+from dualpipe_lab.timeline.scene import NOTE, heading, px, rect, shape, svg, text
+from dualpipe_lab.viz.drawing import scrollable
 
 Intervals: TypeAlias = tuple[tuple[int, int], ...]  # [begin, end) of each piece of a shard
 
@@ -122,8 +123,7 @@ class Shards:
                 columns.append(["", *("" for _ in ranks), *told])
             title = f"{tensor.name} {tensor.shape[0]}x{tensor.shape[1]}"
             columns.append([title, *(tensor.words(rank, self.num_ranks) for rank in ranks), "", ""])
-        padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns if any(column)]
-        return "\n".join([self.name, *("  ".join(cells).rstrip() for cells in zip(*padded, strict=True))])
+        return f"{self.name}\n{text_table([*zip(*filter(any, columns), strict=True)])}"
 
     def __repr__(self) -> str:
         return f"<Shards {self.name!r}: {self.num_ranks} ranks, {', '.join(tensor.name for tensor in self.tensors)}>"
@@ -137,8 +137,8 @@ class Shards:
         width = max(places[-1][1], _LETTER * 1.1 * len(self.name)) + 6
         height = _TOP + _ROW * self.num_ranks + (_FOOT if self.transitions else 4)
         title = f"{self.name}: which part of each tensor lives where"
-        parts = [f'<text x="4" y="16" font-weight="600">{escape(self.name)}</text>']
-        parts += [f'<text x="4" y="{_middle(r) + 4}" opacity=".75">rank {r}</text>' for r in range(self.num_ranks)]
+        parts = [heading(self.name)]
+        parts += [text(4, _middle(r) + 4, f"rank {r}", opacity=".75") for r in range(self.num_ranks)]
         parts += self._labels(_TOP + _ROW * self.num_ranks)
         for tensor, (left, right) in zip(self.tensors, places, strict=True):
             parts += self._tensor(tensor, left, right)
@@ -166,24 +166,25 @@ class Shards:
 
     def _tensor(self, tensor: ShardedTensor, left: float, right: float) -> Iterator[str]:
         centre = (left + right) / 2
-        yield f'<text x="{centre:.1f}" y="40" text-anchor="middle" font-weight="600">{escape(tensor.name)}</text>'
-        yield f'<text x="{centre:.1f}" y="54" text-anchor="middle" font-size="11" opacity=".75">{_shape(tensor)}</text>'
+        yield text(centre, 40, tensor.name, text_anchor="middle", font_weight=600)
+        yield text(centre, 54, _shape(tensor), text_anchor="middle", **NOTE)
         width, height = self._length(tensor.shape[1]), self._length(tensor.shape[0])
         for rank in range(self.num_ranks):
             x, y = centre - width / 2, _middle(rank) - height / 2
             owner = tensor.owner(rank, self.num_ranks)
-            colour = 'fill="currentColor" fill-opacity=".3"' if owner is None else f'fill="{NUMBERED[owner % 8][0]}"'
+            style: dict[str, Any] = {"fill": "currentColor", "fill_opacity": ".3"}
+            if owner is not None:
+                style = {"fill": NUMBERED[owner % len(NUMBERED)][0]}
             for start, stop in tensor.shard(rank, self.num_ranks):
                 size = tensor.shape[tensor.dim or 0] or 1
                 begin, length = start / size, (stop - start) / size
                 if tensor.dim == 1:
-                    yield rect(x + begin * width, y, length * width, height, colour)
+                    yield rect(x + begin * width, y, length * width, height, **style)
                 else:
-                    yield rect(x, y + begin * height, width, length * height, colour)
-            yield rect(x, y, width, height, 'fill="none" stroke="currentColor" stroke-opacity=".6"')
+                    yield rect(x, y + begin * height, width, length * height, **style)
+            yield rect(x, y, width, height, fill="none", stroke="currentColor", stroke_opacity=".6")
             if tensor.is_partial:
-                place = f'x="{centre + width / 2 + 3:.1f}" y="{_middle(rank) + 5}"'
-                yield f'<text {place} font-size="15" font-weight="600">+</text>'
+                yield text(x + width + 3, _middle(rank) + 5, "+", font_size=15, font_weight=600)
 
     def _transition(self, transition: Transition, left: float, right: float) -> Iterator[str]:
         centre, bottom = (left + right) / 2, _TOP + _ROW * self.num_ranks
@@ -193,24 +194,23 @@ class Shards:
         start, stop = _middle(0) - 14, _middle(self.num_ranks - 1) + 14
         for (_, size), shift, colour in zip(transition.sides, (-4, 4), ("currentColor", _BACK), strict=True):
             if size:
-                yield f'<path d="M{centre + shift:.1f} {start}V{stop}" stroke="{colour}" stroke-width="3"/>'
+                yield shape("path", d=f"M{px(centre + shift)} {start}V{stop}", stroke=colour, stroke_width=3)
         for row, (words, size) in enumerate(transition.sides):
             if words:
-                place = f'x="{centre:.1f}" text-anchor="middle" font-size="11"'
-                yield f'<text {place} y="{bottom + 14 + 36 * row}">{escape(words)}</text>'
-                yield f'<text {place} y="{bottom + 28 + 36 * row}" opacity=".75">{_size(size)}</text>'
+                yield text(centre, bottom + 14 + 36 * row, words, text_anchor="middle", font_size=11)
+                yield text(centre, bottom + 28 + 36 * row, _size(size), text_anchor="middle", **NOTE)
 
     def _labels(self, bottom: float) -> Iterator[str]:
         for row, words, colour in ((0, "forward", "currentColor"), (1, "backward", _BACK))[: 2 * len(self.transitions)]:
             y = bottom + 14 + 36 * row
-            yield f'<text x="4" y="{y}" font-size="11" opacity=".75">{words}</text>'
+            yield text(4, y, words, **NOTE)
             yield _arrow(*((8, 40) if not row else (40, 8)), y + 9, colour)
 
 
 def _arrow(start: float, stop: float, y: float, colour: str) -> str:
     back = 5 if stop > start else -5
-    head = f"M{stop - back:.1f} {y - 3}L{stop:.1f} {y}L{stop - back:.1f} {y + 3}"
-    return f'<path d="M{start:.1f} {y}H{stop:.1f}{head}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+    head = f"M{px(stop - back)} {y - 3}L{px(stop)} {y}L{px(stop - back)} {y + 3}"
+    return shape("path", d=f"M{px(start)} {y}H{px(stop)}{head}", fill="none", stroke=colour, stroke_width=1.5)
 
 
 def _middle(rank: int) -> int:

@@ -2,30 +2,28 @@
 
 Chapter: book/ep/eplb.  In: for each row its pieces, each with a label and a size.  Out: an SVG that fits a narrow page,
 or text.  All pieces of one label light up when the pointer or the focus is on one of them.  The heaviest row has an
-outline; a dashed line is the mean of the rows, or a limit.  matplotlib draws, the theme gives colours (`viz.figure`).
+outline; a dashed line is the mean of the rows, or a limit.
 Elsewhere: matplotlib `Axes.barh(left=...)`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
+from dualpipe_lab.timeline.scene import NOTE, Axis, focusable, heading, px, rect, shape, svg, text
 from dualpipe_lab.viz.drawing import Drawing
-from dualpipe_lab.viz.figure import BARS, MUTED, TEXT, inline_svg, new_axes, write
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Pieces: TypeAlias = Sequence[tuple[str, float]]  # label and size
 
 _WIDTH, _TOP, _ROW, _AXIS = 460, 44, 26, 6  # px
 _LEFT, _RIGHT = 52, 404  # px, ends of the longest row; long names move the first
 _LETTER = 7.0  # px, mean width of a letter at font size 11
-_CENTRED: Any = {"ha": "center", "va": "center_baseline", "fontsize": 11, "parse_math": False}  # labels
-_INKS = ("#ffffff", "#000001")  # of the labels on the two blues; matplotlib leaves pure black out
+# Two blues, so that neighbours differ; each with the ink of its label.
+_COLOURS = (("var(--dp-bar-1, #0072b2)", "#fff"), ("var(--dp-bar-2, #56b4e9)", "#000"))
 _STYLE = (  # what is below the pointer, or has the focus
-    ".dp-piece{cursor:pointer;outline:none}.dp-piece~path{pointer-events:none}"
-    ".dp-piece:hover path,.dp-piece:focus path{fill:var(--dp-bar-lit,#e69f00)!important}"
-    ".dp-piece:hover text,.dp-piece:focus text{fill:#000!important;font-weight:700}"
+    ".dp-piece{cursor:pointer;outline:none}.dp-piece~*{pointer-events:none}"
+    ".dp-piece:hover rect,.dp-piece:focus rect{fill:var(--dp-bar-lit,#e69f00)!important}"
+    ".dp-piece:hover text,.dp-piece:focus text{fill:#000;font-weight:700}"
 )
 
 
@@ -86,47 +84,45 @@ class StackedBars(Drawing):
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
-        bottom = _TOP + _ROW * len(self.rows)
-        figure, axes = new_axes(_WIDTH, bottom + _AXIS, (self._left, _TOP, _RIGHT, bottom))
-        axes.set(xlim=(0, self._end), ylim=(len(self.rows) - 0.5, -0.5), xticks=[], yticks=[])
-        write(figure, 4, 16, self.title, fontweight="bold")
-        write(figure, 4, 34, self.summary, color=MUTED, fontsize=11)
+        axis = Axis(0, self._end, self._left, _RIGHT)
+        body = [shape("style", _STYLE), *self._pieces(axis), heading(self.title), text(4, 34, self.summary, **NOTE)]
         for row, (name, total) in enumerate(self.totals.items()):
             has_outline = total >= self.heaviest * (1 - 1e-12) if self.limit is None else total > self.limit[1]
-            weight, colour = ("bold", TEXT) if has_outline else ("normal", MUTED)
-            y = _TOP + row * _ROW + 17
-            write(figure, 4, y, name, color=colour, fontweight=weight, fontsize=11)
-            write(figure, self._total_at(total), y, f"{total:.5g}", color=colour, fontweight=weight, fontsize=11)
+            style: dict[str, Any] = {"font_size": 11, "font_weight": 700} if has_outline else NOTE
+            top = _TOP + row * _ROW
+            body += [
+                text(4, top + 17, name, **style),
+                text(self._total_at(total, axis), top + 17, f"{total:.5g}", **style),
+            ]
             if has_outline:
-                axes.barh(row, total, 24 / _ROW, color="none", edgecolor=TEXT, lw=2, clip_on=False)
-        axes.vlines(
-            self._line, -0.65, len(self.rows) - 0.5, color=TEXT, lw=2, ls=(0, (2.5, 1.5)), clip_on=False, zorder=4
-        )
-        groups = self._draw_pieces(axes)
-        return inline_svg(figure, f"{self.title}: {self.summary}", str(self), groups, _STYLE)
+                size = axis.start, top + 1, axis.at(total) - axis.start, _ROW - 2
+                body.append(rect(*size, fill="none", stroke="currentColor", stroke_width=2))
+        bottom = _TOP + _ROW * len(self.rows)
+        line = f"M{px(axis.at(self._line))} {_TOP - 4}V{bottom}"
+        body.append(shape("path", d=line, stroke="currentColor", stroke_width=2, stroke_dasharray="5 3"))
+        return svg(_WIDTH, bottom + _AXIS, f"{self.title}: {self.summary}", body, str(self), role="group")
 
-    def _draw_pieces(self, axes: "Axes") -> dict[str, str]:
-        """Draw all pieces; return the words of each label by the gid of its pieces."""
-        gids: dict[str, str] = {}
-        holders: dict[str, list[str]] = {}
-        pixel = self._end / (_RIGHT - self._left)
+    def _pieces(self, axis: Axis) -> Iterator[str]:
+        """Yield the pieces of every label as one group."""
+        drawn: defaultdict[str, list[str]] = defaultdict(list)
+        holders: defaultdict[str, list[str]] = defaultdict(list)
         for row, (name, pieces) in enumerate(self.rows.items()):
-            left = 0.0
+            left, top = 0.0, _TOP + row * _ROW + 3
             for number, (label, size) in enumerate(pieces):
-                gid = gids.setdefault(label, f"piece {len(gids)}")
-                holders.setdefault(label, []).append(f"{size:.4g} on {name}")
-                width = max(size - pixel, pixel / 2)  # a gap of 1 px between neighbours
-                (bar,) = axes.barh(row, width, 20 / _ROW, left=left, color=BARS[number % 2], lw=0, clip_on=False)
-                bar.set_gid(gid)
-                if len(label) * _LETTER <= width / pixel:
-                    place = left + width / 2, row
-                    axes.text(*place, label, color=_INKS[number % 2], gid=gid, **_CENTRED)
+                holders[label].append(f"{size:.4g} on {name}")
+                colour, ink = _COLOURS[number % 2]
+                x, width = axis.at(left), max(axis.at(size) - axis.start - 1, 0.5)  # 1 px between neighbours
+                drawn[label].append(rect(x, top, width, _ROW - 6, style=f"fill:{colour}"))
+                if len(label) * _LETTER <= width:
+                    place = x + width / 2, top + 14.2
+                    drawn[label].append(text(*place, label, font_size=11, text_anchor="middle", fill=ink))
                 left += size
-        return {gid: f"{self.what} {label}: {', '.join(holders[label])}" for label, gid in gids.items()}
+        for label, shapes in drawn.items():
+            yield focusable("dp-piece", f"{self.what} {label}: {', '.join(holders[label])}", shapes)
 
-    def _total_at(self, total: float) -> float:
+    def _total_at(self, total: float, axis: Axis) -> float:
         """Return where a row's total stands, in px: behind its bar, and not across the dashed line."""
-        x, line = (self._left + size / self._end * (_RIGHT - self._left) for size in (total, self._line))
+        x, line = axis.at(total), axis.at(self._line)
         return line + 6 if x + 4 < line < x + 6 + _LETTER * len(f"{total:.5g}") else x + 6
 
     @property

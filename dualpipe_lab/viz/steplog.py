@@ -1,7 +1,7 @@
 """Messages between ranks, step by step: rings, collectives, all-to-all, drawn from a list or from the trace of a run.
 
 Chapter: book/cp/ring-all-reduce.  In: what every rank holds at the start, and the messages of every step, listed
-(`steps`) or taken from a run (`Steps.of_run`).  Out: a drawing that prints, plays and saves itself.
+(`Steps`) or taken from a run (`Steps.of_run`).  Out: a drawing that prints, plays and saves itself.
 A cell is a text, or a text and the number of a colour: ("x2", 2).  What a rank holds after a step is stated by the
 list, or follows from the messages: a cell that arrives is added behind the others.
 """
@@ -9,11 +9,11 @@ list, or follows from the messages: a cell that arrives is added behind the othe
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.timeline import Message, Timeline
+from dualpipe_lab.timeline.scene import heading, svg, text
 from dualpipe_lab.timeline.spans import Time
 from dualpipe_lab.viz.embed import Spec, element, image, page
 
@@ -34,11 +34,22 @@ class MessageStep(NamedTuple):
 
 
 class Steps:
-    """What ranks hold and send, step by step: listed with `steps`, or replayed from a run with `Steps.of_run`.
+    """What ranks hold and send, step by step: as listed, or replayed from a run with `Steps.of_run`.
+
+    `start`: by rank, the cells it holds.  `log`: steps (title, [(src, dst, cell), ...]), and what is held afterwards if
+    that is not what every rank held and received.
 
     Raises:
         ValueError: a message from or to a rank that does not exist, or to its sender, or a step that states what
             another number of ranks holds.
+
+    >>> ring = [("around", [(rank, (rank + 1) % 3, f"x{rank}") for rank in range(3)])]
+    >>> print(Steps("ring", [["x0"], ["x1"], ["x2"]], ring))
+    ring: 3 ranks, 1 step
+    1. around: 0->1 x0, 1->2 x1, 2->0 x2
+    rank 0: x0 x2
+    rank 1: x1 x0
+    rank 2: x2 x1
     """
 
     def __init__(self, name: str, start: Held, log: Iterable[MessageStep | tuple[Any, ...]], note: str = "") -> None:
@@ -133,17 +144,12 @@ class Steps:
         """Return a static picture: what every rank holds at the start and after each step."""
         columns = [["start", *map(_words, self.states[0])]]
         columns += [[f"{n}. {step.title}", *map(_words, self.states[n])] for n, step in enumerate(self.log, 1)]
-        x, texts = float(_LABEL), []
+        x, parts = float(_LABEL), [heading(self.name)]
         for column in columns:
-            texts += [_text(x, row, words) for row, words in enumerate(column)]
+            parts += [text(x, _TOP + row * _ROW, words) for row, words in enumerate(column)]
             x += max(map(len, column)) * _LETTER + 18
-        texts += [_text(4, rank + 1, f"rank {rank}") for rank in range(self.num_ranks)]
-        height = _TOP + _ROW * (self.num_ranks + 1)
-        size = f'viewBox="0 0 {x:.0f} {height}" width="{x:.0f}" height="{height}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" fill="currentColor" font-family="system-ui"'
-        name = escape(self.name)
-        title = f'<title>Steps of {name}</title><text x="4" y="16" font-weight="600">{name}</text>'
-        return f'{head} font-size="12">{title}{"".join(texts)}</svg>'
+        parts += [text(4, _TOP + (rank + 1) * _ROW, f"rank {rank}") for rank in range(self.num_ranks)]
+        return svg(x, _TOP + _ROW * (self.num_ranks + 1), f"Steps of {self.name}", parts, scales=False)
 
     def save(self, path: str | Path) -> None:
         """Write a page of its own: one file that works without a network."""
@@ -174,23 +180,6 @@ class Steps:
                 f"{self.name}, step {number} states what {len(step.holds)} ranks hold, there are {self.num_ranks}; "
                 "give one list per rank"
             )
-
-
-def steps(name: str, start: Held, log: Iterable[MessageStep | tuple[Any, ...]], note: str = "") -> Steps:
-    """Draw what ranks hold and send, step by step.
-
-    `start`: by rank, the cells it holds.  `log`: steps (title, [(src, dst, cell), ...]), and what is held afterwards if
-    that is not what every rank held and received.
-
-    >>> ring = [("around", [(rank, (rank + 1) % 3, f"x{rank}") for rank in range(3)])]
-    >>> print(steps("ring", [["x0"], ["x1"], ["x2"]], ring))
-    ring: 3 ranks, 1 step
-    1. around: 0->1 x0, 1->2 x1, 2->0 x2
-    rank 0: x0 x2
-    rank 1: x1 x0
-    rank 2: x2 x1
-    """
-    return Steps(name, start, log, note)
 
 
 def rounds_of(timeline: Timeline) -> list[list[Message]]:
@@ -244,7 +233,3 @@ def _after(before: list[list[_Cell]], step: MessageStep) -> list[list[_Cell]]:
 
 def _words(held: Sequence[_Cell]) -> str:
     return " ".join(label for label, _ in held) or "-"
-
-
-def _text(x: float, row: int, words: str) -> str:
-    return f'<text x="{x:.0f}" y="{_TOP + row * _ROW}">{escape(words)}</text>'

@@ -7,30 +7,25 @@ in a notebook of the kernel, on a published page of the Python that the build pu
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import UNIT_COST
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.studio import Challenge, answer, as_json, verdict
-from dualpipe_lab.viz.embed import element, has_kernel, image, packed
+from dualpipe_lab.viz.embed import AskingElement, element, image, packed
 from dualpipe_lab.viz.explorer import rows_by_size
-
-if TYPE_CHECKING:
-    from dualpipe_lab.viz.live.kernel import KernelWidget
 
 RANKS = (2, 3, 4, 5, 6, 8)
 MICROBATCHES = (*range(1, 13), 16, 20)
 START = ("1f1b", 4, 8)
 
 
-class Studio:
+class Studio(AskingElement):
     """The element <dp-studio>; it prints as the program that it shows first.
 
     Args:
@@ -46,6 +41,8 @@ class Studio:
     rank 0: 0F0 0F1 0B0 0B1
     rank 1: 1F0 1B0 1F1 1B1
     """
+
+    answer = staticmethod(answer)
 
     def __init__(
         self,
@@ -90,20 +87,6 @@ class Studio:
         timeline = simulate(self.program)
         picture = image(timeline.to_svg(), f"Timeline of {self.program.name}")
         return element("dp-studio", {**self.spec, "key": key}, picture + f"<pre>{escape(str(self))}</pre>", script)
-
-    @cached_property
-    def widget(self) -> "KernelWidget":
-        """The widget that answers the element while a kernel runs; raises MissingExtra without ipywidgets."""
-        from dualpipe_lab.viz.live.kernel import KernelWidget
-
-        return KernelWidget(answer)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        key = ""
-        if has_kernel():
-            with suppress(MissingExtra):  # then the element draws, and says that verdicts need Python
-                key = self.widget.key
-        return {"text/html": self.to_html(key=key), "text/plain": str(self)}
 
     def __str__(self) -> str:
         return str(self.program)

@@ -1,13 +1,11 @@
 """Rows of spans: every bar at its time, inside of the picture, as text too; what overlaps is refused."""
 
-import xml.etree.ElementTree as ET
-
 import pytest
+from scenes import SVG, drawn, place, words
 
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.viz import Lanes
 
-SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
 
 
@@ -17,15 +15,13 @@ def test_bars_lie_at_their_times():
         "link": [Span(0, 25 * MS, 40 * MS, "collective", label="a name too long for its bar, by far")],
     }
     lanes = Lanes("sums > work", rows)
-    root = ET.fromstring(lanes.to_svg())
-    bars = [(float(bar.get("x")), float(bar.get("width")) + 1) for bar in root.findall(f"{SVG}rect")]
+    root = drawn(lanes)
+    bars = [(x, width + 1) for x, _, width, _ in map(place, root.findall(f"{SVG}rect"))]
     left, unit = bars[0][0], bars[0][1] / 10
     assert [((x - left) / unit, width / unit) for x, width in bars] == [
         pytest.approx(expected, abs=0.02) for expected in ((0, 10), (10, 20), (25, 15))
     ]
-    assert max(x + width for x, width in bars) <= float(root.get("width"))
-    words = [text.text for text in root.findall(f"{SVG}text")]
-    assert {"B & 1", "F", "a", "0 ms", "40"} <= set(words)
+    assert {"B & 1", "F", "a", "0 ms", "40"} <= set(words(root))
     assert str(lanes).splitlines()[1] == "rank 0 < work  F 0-10, B & 1 10-30"
 
 

@@ -14,7 +14,7 @@ from drawing_page import check_accessibility, element
 
 from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.ep import overlap
-from dualpipe_lab.viz import RankValues, compare, play, steps
+from dualpipe_lab.viz import RankValues, Steps, compare, play
 from dualpipe_lab.viz.live.pipeline import schedule_outcome
 from dualpipe_lab.viz.live.play import answer
 
@@ -133,7 +133,7 @@ def test_a_function_draws_what_it_likes():
             raise KeyError("seven")
         way = -1 if backwards else 1
         log = [("around", [(r, (r + way) % num_ranks, f"x{r}") for r in range(num_ranks)])]
-        return steps(name, [[f"x{r}"] for r in range(num_ranks)], log), {"messages": num_ranks, "share": (1 / 3, "1/3")}
+        return Steps(name, [[f"x{r}"] for r in range(num_ranks)], log), {"messages": num_ranks, "share": (1 / 3, "1/3")}
 
     live = play(around, num_ranks=(2, 3, 7), backwards=False)
     assert live.drawing["tag"] == "dp-steps"

@@ -1,24 +1,21 @@
 """Which shard lives where: every piece at its place and in its owner's colour, messages as bars, as text too."""
 
-import xml.etree.ElementTree as ET
-
 import pytest
+from scenes import SVG, drawn, place, words
 
 from dualpipe_lab.viz import ShardedTensor, Shards, Transition
 
-SVG = "{http://www.w3.org/2000/svg}"
 BLUE, ORANGE = "#0072b2", "#e69f00"
 
 
 def parts(picture):
     """(x, y, width, height, colour) of every part that a rank holds, relative to its tensor; tensor by tensor."""
     found, waiting = [], []
-    for box in ET.fromstring(picture.to_svg()).findall(f"{SVG}rect"):
-        place = [float(box.get(key)) for key in ("x", "y", "width", "height")]
+    for box in drawn(picture).findall(f"{SVG}rect"):
         if box.get("fill") != "none":
-            waiting.append((place, box.get("fill")))
+            waiting.append((place(box), box.get("fill")))
             continue
-        x, y, width, height = place
+        x, y, width, height = place(box)
         for (left, top, wide, high), fill in waiting:
             found.append(((left - x) / width, (top - y) / height, wide / width, high / height, fill))
         waiting = []
@@ -45,8 +42,8 @@ def test_what_all_hold_has_no_colour_and_a_replica_that_of_its_first_rank():
 
 def test_a_message_is_a_bar_through_all_ranks_and_the_rest_is_not():
     def bars(step):
-        svg = ET.fromstring(Shards("s", 3, [ShardedTensor("x", (2, 2)), step, ShardedTensor("y", (2, 2))]).to_svg())
-        return [path for path in svg.findall(f"{SVG}path") if path.get("stroke-width") == "3"]
+        picture = Shards("s", 3, [ShardedTensor("x", (2, 2)), step, ShardedTensor("y", (2, 2))])
+        return drawn(picture).findall(f"{SVG}path[@stroke-width='3']")
 
     assert not bars(Transition("copy", "none"))
     assert len(bars(Transition("copy", "all-reduce", 0, 96))) == 1
@@ -60,12 +57,7 @@ def test_everything_lies_inside_and_is_written_too():
         ShardedTensor("W", (7, 5), dim=0),
     ]
     picture = Shards("rows < columns", 4, path)
-    root = ET.fromstring(picture.to_svg())
-    width, height = float(root.get("width")), float(root.get("height"))
-    for box in root.findall(f"{SVG}rect"):
-        assert float(box.get("x")) + float(box.get("width")) <= width
-        assert float(box.get("y")) + float(box.get("height")) <= height
-    assert {"all-reduce & more", "1,536 B", "7 × 5"} <= {text.text for text in root.findall(f"{SVG}text")}
+    assert {"all-reduce & more", "1,536 B", "7 × 5"} <= set(words(drawn(picture)))
     text = str(picture).splitlines()
     assert [line.split("rows ")[1] for line in text[2:6]] == ["0-1", "2-3", "4-5", "6-6"]
     assert "nothing" in str(Shards("few", 3, [ShardedTensor("W", (2, 1), dim=0)]))

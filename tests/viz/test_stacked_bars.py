@@ -1,30 +1,29 @@
 """Rows of pieces: every piece at its place, all pieces of a label in one element, as text too."""
 
 import re
-import xml.etree.ElementTree as ET
 
 import pytest
+from scenes import SVG, drawn, place, words
 
 from dualpipe_lab.viz import StackedBars
 
-SVG = "{http://www.w3.org/2000/svg}"
 ROWS = {"rank 0": [("0", 4), ("a&b", 1)], "rank 1": [("0", 4), ("1", 3), ("2", 0)]}
 
 
-def box(path):
-    """(left, top, width, height) of a rectangle that is drawn as a path."""
-    points = [tuple(map(float, point)) for point in re.findall(r"[ML] (-?[\d.]+) (-?[\d.]+)", path.get("d"))]
-    xs, ys = zip(*points, strict=True)
-    return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
+def bars(parent):
+    """(left, width) of its rectangles."""
+    return [place(bar)[::2] for bar in parent.findall(f"{SVG}rect")]
 
 
-def styled(root, words):
-    return [path for path in root.findall(f"{SVG}path") if words in path.get("style")]
+def dashed(root):
+    """The place of the dashed line."""
+    (line,) = root.findall(f"{SVG}path[@stroke-dasharray]")
+    return float(re.match(r"M([\d.]+) ", line.get("d"))[1])
 
 
 def test_pieces_lie_one_after_the_other():
     stacks = StackedBars("a > b", ROWS)
-    root = ET.fromstring(stacks.to_svg())
+    root = drawn(stacks)
     groups = root.findall(f"{SVG}g")
     assert [group.get("aria-label") for group in groups] == [
         "expert 0: 4 on rank 0, 4 on rank 1",
@@ -32,35 +31,32 @@ def test_pieces_lie_one_after_the_other():
         "expert 1: 3 on rank 1",
         "expert 2: 0 on rank 1",
     ]
-    bars = [[(box(bar)[0], box(bar)[2] + 1) for bar in group.findall(f"{SVG}path")] for group in groups]
-    left, unit = bars[0][0][0], bars[0][0][1] / 4
-    assert bars[0][0] == bars[0][1]
-    assert bars[1][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(unit, abs=0.2))
-    assert bars[2][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(3 * unit, abs=0.2))
-    assert list(root).index(groups[-1]) < list(root).index(
-        root.findall(f"{SVG}path")[0]
-    )  # these let the pointer through
-    assert ".dp-piece~path{pointer-events:none}" in root.find(f"{SVG}style").text
-    (outline,) = styled(root, "stroke-linejoin: miter")
-    assert box(outline)[2] == pytest.approx(7 * unit, abs=0.2)  # the heaviest row
-    (mean,) = styled(root, "stroke-dasharray")
-    assert box(mean)[0] == pytest.approx(left + 6 * unit, abs=0.2)
-    words = {text.text for text in root.iter(f"{SVG}text")}
-    assert {"rank 0", "rank 1", "5", "7", "a > b", "heaviest 7 tokens, mean 6, max/mean 1.167"} <= words
+    pieces = [[(left, width + 1) for left, width in bars(group)] for group in groups]
+    left, unit = pieces[0][0][0], pieces[0][0][1] / 4
+    assert pieces[0][0] == pieces[0][1]
+    assert pieces[1][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(unit, abs=0.2))
+    assert pieces[2][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(3 * unit, abs=0.2))
+    later = [list(root).index(shape) for shape in (*root.findall(f"{SVG}rect"), *root.findall(f"{SVG}path"))]
+    assert list(root).index(groups[-1]) < min(later)  # these let the pointer through
+    assert ".dp-piece~*{pointer-events:none}" in root.find(f"{SVG}style").text
+    ((_, width),) = bars(root)
+    assert width == pytest.approx(7 * unit, abs=0.2)  # the heaviest row
+    assert dashed(root) == pytest.approx(left + 6 * unit, abs=0.2)
+    assert {"rank 0", "rank 1", "5", "7", "a > b", "heaviest 7 tokens, mean 6, max/mean 1.167"} <= set(words(root))
 
 
 def test_every_word_stays_inside():
-    root = ET.fromstring(StackedBars("much", {"rank 0": [("0", 12345.6)], "rank 1": [("1", 1)]}).to_svg())
+    root = drawn(StackedBars("much", {"rank 0": [("0", 12345.6)], "rank 1": [("1", 1)]}))
     width = float(root.get("viewBox").split()[2])
     for text in root.iter(f"{SVG}text"):
-        if "text-anchor: start" in text.get("style"):
+        if text.get("text-anchor") is None:
             assert float(text.get("x")) + 6.4 * len(text.text) <= width
 
 
 def test_no_number_stands_on_the_line_of_the_mean():
     for light in range(40, 60):
-        root = ET.fromstring(StackedBars("near", {"rank 0": [("0", light)], "rank 1": [("1", 60)]}).to_svg())
-        mean = box(styled(root, "stroke-dasharray")[0])[0]
+        root = drawn(StackedBars("near", {"rank 0": [("0", light)], "rank 1": [("1", 60)]}))
+        mean = dashed(root)
         for text in root.iter(f"{SVG}text"):
             if text.text in (str(light), "60"):
                 left = float(text.get("x"))
@@ -76,11 +72,11 @@ def test_nothing_to_draw_is_refused():
 def test_a_limit_stands_in_place_of_the_mean():
     stacks = StackedBars("a limit", {"1 GPU": [("a", 9), ("b", 4)], "1 of 8": [("a", 3)]}, "bytes", "GB", ("H100", 10))
     assert stacks.summary == "largest 13 GB; H100: 10 GB"
-    root = ET.fromstring(stacks.to_svg())
-    (outline,), (line,) = styled(root, "stroke-linejoin: miter"), styled(root, "stroke-dasharray")
-    assert box(line)[0] - box(outline)[0] == pytest.approx(box(outline)[2] * 10 / 13, abs=0.5)
-    beyond = ET.fromstring(StackedBars("all fit", ROWS, limit=("limit", 70)).to_svg())
-    assert not styled(beyond, "stroke-linejoin: miter")
-    assert box(styled(beyond, "stroke-dasharray")[0])[0] < float(beyond.get("viewBox").split()[2])
+    root = drawn(stacks)
+    ((left, width),) = bars(root)
+    assert dashed(root) - left == pytest.approx(width * 10 / 13, abs=0.5)
+    beyond = drawn(StackedBars("all fit", ROWS, limit=("limit", 70)))
+    assert not bars(beyond)
+    assert dashed(beyond) < float(beyond.get("viewBox").split()[2])
     with pytest.raises(ValueError, match="above 0, got"):
         StackedBars("none", ROWS, limit=("none", 0))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpipe_lab.timeline import Message, Timeline
-from dualpipe_lab.viz import Steps, steps
+from dualpipe_lab.viz import Steps
 
 
 def ring(num_ranks):
@@ -20,7 +20,7 @@ def ring(num_ranks):
         )
         for k in range(num_ranks - 1)
     ]
-    return steps("ring", [[(f"x{r}", r)] for r in range(num_ranks)], log)
+    return Steps("ring", [[(f"x{r}", r)] for r in range(num_ranks)], log)
 
 
 @given(st.integers(2, 9))
@@ -32,7 +32,7 @@ def test_after_a_turn_every_rank_holds_every_value(num_ranks):
 
 
 def test_a_log_may_say_what_is_held():
-    drawing = steps("sum", [["1"], ["2"]], [("add", [(0, 1, "1")], [["1"], ["3"]])])
+    drawing = Steps("sum", [["1"], ["2"]], [("add", [(0, 1, "1")], [["1"], ["3"]])])
     assert drawing.states == [[[("1", None)], [("2", None)]], [[("1", None)], [("3", None)]]]
     assert drawing.to_spec()["steps"] == [{"title": "add", "messages": [(0, 1, "1", None)], "holds": drawing.states[1]}]
 
@@ -47,7 +47,7 @@ def test_a_log_may_say_what_is_held():
 )
 def test_a_log_that_cannot_be_drawn_is_refused(start, step, words):
     with pytest.raises(ValueError, match=words):
-        steps("wrong", start, [step])
+        Steps("wrong", start, [step])
 
 
 def test_a_run_is_drawn_in_rounds_of_messages_that_did_not_wait_for_each_other():
@@ -84,7 +84,7 @@ def test_a_run_is_replayed_over_what_the_ranks_held_at_first():
 
 
 def test_names_stay_inside_the_picture(tmp_path):
-    drawing = steps("<b>'x'", [["<i>"], []], [("<u>", [(0, 1, "<i>")])])
+    drawing = Steps("<b>'x'", [["<i>"], []], [("<u>", [(0, 1, "<i>")])])
     assert "<b>" not in drawing.to_html(script=False).replace("%3C", "<").split("<img")[0]
     assert "<i>" not in drawing.to_svg()
     drawing.save(tmp_path / "page.html")

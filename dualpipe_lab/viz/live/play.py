@@ -23,7 +23,7 @@ from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.viz.embed import Comparison, Spec, element, has_kernel, packed, timeline_spec
+from dualpipe_lab.viz.embed import Comparison, Spec, element, has_kernel, packed, table, timeline_spec
 from dualpipe_lab.viz.live import pipeline
 from dualpipe_lab.viz.live.pipeline import Choice, Control, Slider, Text, split_controls, words_of
 from dualpipe_lab.viz.steplog import Steps
@@ -139,12 +139,8 @@ class Play:
         return {"text/html": self.to_html(key=self.widget.key if is_live else ""), "text/plain": repr(self)}
 
     def _table(self) -> str:
-        def row(tag: str, cells: Sequence[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
         state = self.state
-        body = "".join(row("td", cells) for cells in state["rows"])
-        return f"<table>{row('th', ['', 'here', state['beside']])}{body}</table><p>{escape(state['verdict'])}</p>"
+        return table(["", "here", state["beside"]], state["rows"]) + f"<p>{escape(state['verdict'])}</p>"
 
     def __str__(self) -> str:
         shown = {control.name: self.values[control.name] for control in self.controls}
