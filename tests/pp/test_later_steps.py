@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import dualpipe_lab as lab
-from dualpipe_lab import schedules
+from dualpipe_lab import dp, schedules
 
 ROWS, WIDTH, MICROBATCHES = 8, 6, 4
 
@@ -152,6 +152,31 @@ def test_a_forward_leaves_before_the_backward_of_its_pair_begins():
         for pair in pairs:
             begun = spans[str(pair.backward)].start if is_early else spans[str(pair)].end
             assert (sent[str(pair.forward)] <= begun) is is_early
+
+
+def sum_later(rank, world_size):
+    """An optimizer that is made after a step: the pipeline tells it when gradients are complete."""
+    mesh = lab.Mesh(lab.Topology([("pp", 1), ("dp", world_size)]))
+    program = schedules.build("1f1b", 1, MICROBATCHES)
+    _, stages = layers(program, 0)
+    runtime = lab.PipelineRuntime(program, stages, mse_loss, group=mesh.group("pp"))
+    x, y = draw(0, ROWS * world_size)
+    mine = slice(ROWS * rank, ROWS * (rank + 1))
+    runtime.step(x[mine], y[mine])
+    stages[0].zero_grad()
+    optimizer = dp.Zero1(nn.ModuleDict({"0": stages[0]}), mesh, lr=0.0)
+    runtime.step(x[mine], y[mine])
+    found = dp.full_gradients(optimizer)
+    optimizer.step()
+    optimizer.zero_grad()
+    _, alone = layers(program, 0)
+    mse_loss(alone[0](x), y).backward()
+    expected = {f"0.{name}": p.grad for name, p in alone[0].named_parameters()}
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+
+def test_an_optimizer_that_comes_after_a_step_is_found():
+    assert max(lab.launch(sum_later, 2)) < 1e-12
 
 
 def count_calls(rank, world_size, name):
