@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from overlap_runs import close, judge, pairs, pipeline
+from ep_runs import close
+from overlap_runs import judge, leaves_of, pairs, pipeline
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -80,9 +81,8 @@ def test_an_order_says_when_and_not_what(world_size, sizes, num_layers, tokens):
         for other, *_ in out[rank][1:]:
             assert all(map(torch.equal, first, other))
     firsts = [results[0][0][3:] for results in out]
-    flat = [grad for layer in grads for grad in layer]
-    assert len(flat) == len(firsts[0])
-    for place, theirs in enumerate(flat):
+    assert len(grads) == len(firsts[0])
+    for place, theirs in enumerate(grads):
         assert close(whole(firsts, place), theirs)
 
 
@@ -132,9 +132,7 @@ def test_pipelines_overlap_with_the_same_bits_in_the_simulated_time(name, num_ra
 
 def check_against_one_process(program, weights, batch, grads):
     fixed, number = emulated.even_choices(SIZES), program.num_microbatches
-    for w in weights:
-        for leaf in (w.gate, w.up, w.down):
-            leaf.requires_grad_()
+    leaves_of(weights)
     for inputs, targets in batch:
         for x, y in zip(inputs, targets, strict=True):
             (mse_loss(emulated.single_process(weights, x, fixed), y) / number).backward()
@@ -142,10 +140,7 @@ def check_against_one_process(program, weights, batch, grads):
     for pp_rank in range(program.num_ranks):
         ours = grads[2 * pp_rank : 2 * pp_rank + 2]
         for index in ours[0]:
-            mine = weights[index * per_stage : (index + 1) * per_stage]
-            parts = [(*w.attention.parameters(), *w.router.parameters(), w.gate, w.up, w.down) for w in mine]
-            leaves = [p for part in parts for p in part]
-            for place, leaf in enumerate(leaves):
+            for place, leaf in enumerate(leaves_of(weights[index * per_stage : (index + 1) * per_stage])):
                 assert close(whole([rank[index] for rank in ours], place), leaf.grad)
 
 
