@@ -1,6 +1,7 @@
 """Pairs on real ranks: the same bits in every order, the judge's gradients, the simulated time, the counted bytes."""
 
 import random
+from weakref import ref
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from dualpipe_lab.ep.overlap import (
     ticks_of,
 )
 from dualpipe_lab.ep.overlap import closed_forms as forms
-from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
+from dualpipe_lab.ep.overlap.executor import MicrobatchPass, PlainLayer, execute
 from dualpipe_lab.ep.overlap.stage import OverlappableStage, overlapped_forward_backward
 from dualpipe_lab.pp.runtime import ReadyAction, Stage
 from dualpipe_lab.pp.runtime.stage import run_pair_serially
@@ -151,16 +152,19 @@ def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later(is_
 
     def fn(rank, world_size, hook):
         x = torch.randn(2, SIZES.tokens, SIZES.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        stage = OverlappableStage(1, emulated.make_layers(weights)) if is_overlappable else Stage(1, linear)
+        layers = [PlainLayer(lambda _, x: {"x": x.tanh()}), *emulated.make_layers(weights)]
+        stage = OverlappableStage(1, layers) if is_overlappable else Stage(1, linear)
         stage.forward(0, (x[0],))
         up = ReadyAction(stage, lab.Action(1, "F", 1), (x[1],))
         down = ReadyAction(stage, lab.Action(1, "I", 0), (x[1],))
         hook(up, down)
         assert stage.num_live == 2
+        held = [ref(one) for one in getattr(stage, "passes", {}).values()]
         before = [*stage.module.parameters()][-1].grad
         stage.weight_grad(0)
         found = [*up.result, *down.result, *stage.backward(1, (x[0],))]
         assert stage.num_live == 0
+        assert all(one() is None for one in held), "freed without a garbage collector"
         return before, found + [p.grad for p in stage.module.parameters()]
 
     serial, overlapped = (lab.launch(fn, 1, hook)[0] for hook in (run_pair_serially, overlapped_forward_backward))

@@ -11,7 +11,7 @@ Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -34,6 +34,19 @@ from dualpipe_lab.timeline import Span
 # Tensors of a microbatch between its pieces, or their gradients, by name: each is given once and taken once.  Every
 # layer takes `x` and gives the next one's; `rows` under way are a `Pending`; a `loss` is part of the microbatch's.
 Named: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MicrobatchContext:
+    """What the layers of a stage are given for one microbatch."""
+
+    weight: float = 1  # of the microbatch in the loss
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the stage's inputs besides x
+    loss_fn: Loss | None = None  # None where only the output is wanted
+
+    def score(self, output: Tensor) -> Named:
+        """Return the weighted loss of the output; without a loss function the output itself."""
+        return {"x": output} if self.loss_fn is None else {"loss": scaled(self.loss_fn(output), self.weight, [output])}
 
 
 class Piece(NamedTuple):
@@ -91,7 +104,7 @@ class Layer(Protocol):
     @property
     def letters(self) -> str: ...
 
-    def begin(self, given: "MicrobatchPass") -> Mapping[str, Piece | AutogradPiece]:
+    def begin(self, given: MicrobatchContext) -> Mapping[str, Piece | AutogradPiece]:
         """Return the pieces of a microbatch by letter."""
 
 
@@ -133,7 +146,7 @@ class OverlappableLayer(nn.Module):
             router.choose = lambda logits: fixed
             self._routes = self.routes_of(fixed)
 
-    def begin(self, given: "MicrobatchPass") -> Mapping[str, Piece | AutogradPiece]:
+    def begin(self, given: MicrobatchContext) -> Mapping[str, Piece | AutogradPiece]:
         one = _RoutedPass(self, given)
         return {
             "A": AutogradPiece(one.attention, "x"),
@@ -173,7 +186,7 @@ class _RoutedPass:
     a is x after attention and its residual, Y_j are the results of a token's experts, S is the shared expert's.
     """
 
-    def __init__(self, layer: OverlappableLayer, given: "MicrobatchPass") -> None:
+    def __init__(self, layer: OverlappableLayer, given: MicrobatchContext) -> None:
         self.layer, self.weight, self.padding = layer, given.weight, given.extra.get("padding")
 
     def attention(self, x: Tensor) -> Named:
@@ -242,7 +255,7 @@ class PlainLayer:
     takes: tuple[str, ...] = ("x",)
     letters: str = PLAIN
 
-    def begin(self, given: "MicrobatchPass") -> Mapping[str, Piece | AutogradPiece]:
+    def begin(self, given: MicrobatchContext) -> Mapping[str, Piece | AutogradPiece]:
         return {"P": AutogradPiece(partial(self.function, given), *self.takes)}
 
 
@@ -252,9 +265,7 @@ class MicrobatchPass:
     Args:
         layers: in the order of the forward.
         x: `x_..D`, the input of the first one, or token ids where that is an embedding.
-        weight: of the microbatch in the loss.
-        extra: the stage's inputs besides x.
-        loss_fn: of the output; None where only the output is wanted.
+        given: what the layers share for this microbatch (default: the weight 1 in the loss).
 
     Attributes:
         letters: of every layer.
@@ -263,19 +274,11 @@ class MicrobatchPass:
         dx: `dx_..D`, after the backward the gradient of the input; None for token ids.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        x: Tensor | None,
-        weight: float = 1,
-        extra: Mapping[str, Any] | None = None,
-        loss_fn: Loss | None = None,
-    ) -> None:
-        self.weight, self.extra, self.loss_fn = weight, extra or {}, loss_fn
-        self.letters = [layer.letters for layer in layers]
+    def __init__(self, layers: Sequence[Layer], x: Tensor | None, given: MicrobatchContext | None = None) -> None:
+        self.given, self.letters = given or MicrobatchContext(), [layer.letters for layer in layers]
         self.loss: Tensor | None = None
         self._values, self._grads = Named() if x is None else Named(x=x), Named()
-        self._pieces = [layer.begin(self) for layer in layers]
+        self._pieces = [layer.begin(self.given) for layer in layers]
 
     @property
     def output(self) -> Tensor:
@@ -318,13 +321,9 @@ class MicrobatchPass:
         tensors = self._values if op.is_forward else self._grads
         tensors["rows"] = tensors["rows"].wait()
 
-    def score(self, output: Tensor) -> Named:
-        """Return the weighted loss of the output; without a loss function the output itself."""
-        return {"x": output} if self.loss_fn is None else {"loss": scaled(self.loss_fn(output), self.weight, [output])}
-
     def run_loss(self) -> None:
         """Run the loss function as a piece of its own, forward and backward; its output stays."""
-        piece, values = AutogradPiece(self.score, "x"), Named(x=self.output)
+        piece, values = AutogradPiece(self.given.score, "x"), Named(x=self.output)
         piece.forward(values)
         self._add_loss(values)
         if piece.split is not None:

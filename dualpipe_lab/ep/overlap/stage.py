@@ -17,6 +17,7 @@ from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.ep.moe import MoE
 from dualpipe_lab.ep.overlap.executor import (
     Layer,
+    MicrobatchContext,
     MicrobatchPass,
     Named,
     OverlappableLayer,
@@ -118,7 +119,7 @@ class OverlappableStage(Stage):
         for owner in owners:
             owner.hold(list(self.module.parameters()))
         if kind == F:
-            one = MicrobatchPass(layers, ready.inputs[0], ready.weight, ready.extra, ready.loss_fn)
+            one = MicrobatchPass(layers, ready.inputs[0], MicrobatchContext(ready.weight, ready.extra, ready.loss_fn))
             if torch.is_grad_enabled():
                 self.passes[microbatch] = one
         else:
@@ -130,7 +131,7 @@ class OverlappableStage(Stage):
             owner.release(list(self.module.parameters()))
         if kind in (B, W):
             del self.passes[microbatch]
-        if kind == F and one.loss_fn is not None:  # the last stage
+        if kind == F and ready.loss_of is not None:  # the last stage
             if not self.takes_loss_weights:
                 one.run_loss()
             ready.result, ready.loss = (), one.loss
@@ -198,7 +199,7 @@ class _WholeStage:
     def __init__(self, ready: ReadyAction) -> None:
         self._ready = ready
 
-    def begin(self, given: MicrobatchPass) -> dict[str, Piece]:
+    def begin(self, given: MicrobatchContext) -> dict[str, Piece]:
         return {"P": Piece(lambda _: self._ready.run(), lambda _: self._ready.run())}
 
 
@@ -245,7 +246,7 @@ def _routed(stage: Any, name: str, layer: Any, fixed: Tensor | None) -> "Overlap
 
 
 def _dense(stage: Any, layer: nn.Module) -> PlainLayer:
-    def run(_: MicrobatchPass, x: Tensor) -> Named:
+    def run(_: MicrobatchContext, x: Tensor) -> Named:
         inputs = x, stage.positions(x.device)
         return {"x": (recompute(layer, *inputs) if stage.recompute else layer(*inputs))[0]}
 
@@ -304,15 +305,15 @@ class OverlappableMTPStage(OverlappableStage):
     ) -> None:
         is_first, second = model.embedding is not None, model.mtp
 
-        def enter(given: MicrobatchPass, x: Tensor) -> Named:
+        def enter(given: MicrobatchContext, x: Tensor) -> Named:
             # the table is used in one piece
             return {"x": model.enter(x), "embedded": model.embedding(given.extra["next_ids"])}
 
-        def combine(given: MicrobatchPass, x: Tensor, embedded: Tensor | None = None) -> Named:
+        def combine(given: MicrobatchContext, x: Tensor, embedded: Tensor | None = None) -> Named:
             after = given.extra["next_ids"] if embedded is None else embedded
             return {"x": model.run(second.combine, x, after), "hidden": x.view_as(x)}
 
-        def score(given: MicrobatchPass, x: Tensor, hidden: Tensor) -> Named:
+        def score(given: MicrobatchContext, x: Tensor, hidden: Tensor) -> Named:
             output: Tensor = model.answer(hidden)
             if given.loss_fn is None:
                 return {"x": output}
