@@ -1,9 +1,11 @@
-"""What the tests of expert parallelism share: their oracle, whole numbers, and how far two runs are apart."""
+"""What the tests of expert parallelism share: their oracle, whole numbers, and work that takes time."""
 
 import json
 
 import torch
-from runs import ORACLES
+from runs import A1, ORACLES
+
+import dualpipe_lab as lab
 
 
 def oracle(name):
@@ -17,10 +19,24 @@ def whole(seed, *shape, limit=4):
     return numbers.double()
 
 
-def distance(found, expected):
-    """The largest difference as A1 measures it; infinite for another shape."""
-    if found is None or found.shape != expected.shape:
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    return float((found - expected).detach().abs().max() / max(float(expected.detach().abs().max()), 1.0))
+def close(a, b):
+    """Whether they differ by A1 at most, also where a gradient is 0 but for rounding."""
+    largest = float(b.abs().max()) if b.numel() else 0.0
+    return a.shape == b.shape and bool(((a - b).abs() <= A1 * max(1.0, largest)).all())
+
+
+def working(forward_ms, backward_ms):
+    """A function that returns its input after some time of work, and the gradient as well."""
+
+    class Working(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            lab.compute(forward_ms)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            lab.compute(backward_ms)
+            return grad
+
+    return Working.apply

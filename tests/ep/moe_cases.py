@@ -3,9 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from ep_runs import distance
-from runs import A1, draw, leaf
+from runs import A1, distance, draw, leaf
 from torch.nn.functional import silu
+
+from dualpipe_lab.ep.moe import Experts
+from dualpipe_lab.tp.shard import full_state_dict
 
 HIDDEN, FFN = 4, 6
 
@@ -67,6 +69,17 @@ def plain(case):
     y.backward(case.dy)
     leaves = dict(zip(("x", "weights", "gate", "up", "down"), (x, weights, *parameters), strict=True))
     return {"y": y.detach()} | {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in leaves.items()}
+
+
+def by_layer(case, rank, call=Experts.__call__):
+    """On ranks, through the module and autograd; the gradients of all experts, gathered."""
+    torch.manual_seed(rank)
+    layer = Experts.from_full(case.gate, case.up, case.down)
+    x, weights, experts, dy = case.of(rank)
+    x, weights = leaf(x), leaf(weights)
+    y = call(layer, x, weights, experts)
+    y.backward(dy)
+    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
 
 def check(launched, cases):

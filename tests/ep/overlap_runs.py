@@ -9,6 +9,7 @@ from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.ep.overlap import backward_alone, emulated, forward_alone
 from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
 from dualpipe_lab.ep.overlap.stage import OverlappableStage
+from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 
 
 def draw(rank, sizes, number=2, tokens=None):
@@ -41,10 +42,17 @@ def pairs(rank, world_size, weights, sizes, orders, ticks=(None,), even=False, t
             num_bytes = sent() - before
             y, new.dy = new.output, dy[1]
             execute(backward_alone(num_layers, 1), backward=new)
-            assert old.is_over
-            assert new.is_over
+            assert held(old) == held(new) == ["x"], "the input's gradient"
             found.append(([y, old.dx, new.dx, *grads_of(layers)], streams, num_bytes))
     return found
+
+
+def held(one):
+    """The names of what a microbatch holds: tensors, and graphs."""
+    owners = {getattr(piece.forward, "__self__", one) for pieces in one._pieces for piece in pieces.values()}
+    kept = [*one._values.items(), *one._grads.items(), *(item for owner in owners for item in vars(owner).items())]
+    kept = [(name, value if isinstance(value, tuple) else (value,)) for name, value in kept]
+    return [name for name, values in kept if any(isinstance(each, (torch.Tensor, SplitBackward)) for each in values)]
 
 
 def sent():
@@ -52,12 +60,15 @@ def sent():
     return entries["all_to_all_single"].sent if "all_to_all_single" in entries else 0
 
 
+def leaves_of(weights):
+    """The weights of layers as leaves with a gradient, in the order of a layer's parameters, experts in full."""
+    found = [[*w.attention.parameters(), *w.router.parameters(), w.gate, w.up, w.down] for w in weights]
+    return [leaf.requires_grad_() for layer in found for leaf in layer]
+
+
 def judge(weights, sizes, world_size, tokens=None):
-    """Per rank [y, dx of the first, dx of the second microbatch], then each layer's gradients, experts whole."""
-    leaves = [[*w.attention.parameters(), *w.router.parameters(), w.gate, w.up, w.down] for w in weights]
-    for leaf in [p for layer in leaves for p in layer]:
-        leaf.requires_grad_().grad = None
-    ranks = []
+    """Per rank [y, dx of the first, dx of the second microbatch], then the gradients of all weights."""
+    leaves, ranks = leaves_of(weights), []
     for rank in range(world_size):
         x, dy = draw(rank, sizes, tokens=None if tokens is None else tokens[rank])
         inputs = [each.clone().requires_grad_() for each in x]
@@ -65,19 +76,7 @@ def judge(weights, sizes, world_size, tokens=None):
         for y, grad in zip(outputs, dy, strict=True):
             y.backward(grad)
         ranks.append([outputs[1].detach(), *(each.grad for each in inputs)])
-    grads = [[torch.zeros_like(p) if p.grad is None else p.grad for p in layer] for layer in leaves]
-    for leaf in [p for layer in leaves for p in layer]:
-        leaf.requires_grad_(False)
-        leaf.grad = None
-    for w in weights:
-        for p in (*w.attention.parameters(), *w.router.parameters()):
-            p.requires_grad_()
-    return ranks, grads
-
-
-def close(a, b):
-    largest = float(b.abs().max()) if b.numel() else 0.0
-    return a.shape == b.shape and bool(((a - b).abs() <= 1e-12 * max(1.0, largest)).all())
+    return ranks, [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
 
 
 def pipeline(rank, world_size, program, weights, sizes, batch, options):

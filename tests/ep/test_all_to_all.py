@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ep_runs import oracle
+from ep_runs import oracle, working
 from runs import assert_refused, counted, draw, launch, leaf
 
 import dualpipe_lab as lab
@@ -117,23 +117,14 @@ def test_strided_rows_and_any_shape_are_sent():
 def test_other_work_lies_between_issue_and_wait_in_both_directions():
     """The virtual clock: an exchange of 8 ms and work of 5 forward, 6 backward take max, not sum."""
 
-    class Work(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            lab.compute(5, "forward")
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            lab.compute(6, "backward")
-            return grad
+    work = working(5, 6)
 
     def fn(rank, world_size, early):
         x = leaf(draw(rank, 2, 62_500))  # one row for the other: 500 kB, 4 ms at 1 Gbit/s
         splits, times = Splits((1, 1), (1, 1)), []
         issued = dispatch_async(x, splits)
         rows = issued.wait() if early else None
-        other = Work.apply(x)
+        other = work(x)
         y = other + (issued.wait() if rows is None else rows)
         times.append(rank_context().clock.now())
         y.sum().backward()

@@ -1,9 +1,13 @@
-"""DeepSeek-V3's layer: weights without the bias, loads counted once, gradients of one process."""
+"""DeepSeek-V3's router: selection in groups and by a bias, loads counted once, refusals."""
+
+import re
+from itertools import combinations
 
 import pytest
 import torch
-from ep_runs import distance
-from runs import A1, counted, draw, launch, leaf
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import A1, counted, distance, draw, launch, leaf
 from torch.utils.checkpoint import checkpoint
 
 from dualpipe_lab.ep.deepseek_moe import (
@@ -12,36 +16,43 @@ from dualpipe_lab.ep.deepseek_moe import (
     group_limited_topk,
     update_biases,
 )
-from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.pp.runtime.recompute import recompute
 
-E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
+E, K, GROUPS, KEPT, HIDDEN, SCALE = 8, 2, 4, 2, 6, 2.5
 
 
-def test_the_bias_changes_the_choice_and_not_the_weights():
-    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, scale=SCALE, dtype=torch.float64)
+@pytest.mark.parametrize("groups", [(1, 1), (GROUPS, KEPT)])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
+def test_the_bias_changes_the_choice_and_not_the_weights(scoring, has_bias, groups):
+    normalise, options = scoring == "sigmoid", {"scoring": scoring, "has_bias": has_bias}
+    router = DeepSeekRouter(HIDDEN, E, K, *groups, scale=SCALE, dtype=torch.float64, normalise=normalise, **options)
+    assert "bias" not in dict(router.named_parameters())
+    assert set(router.state_dict()) == {"weight", "bias"} - ({"bias"} if not has_bias else set())  # a counter is none
     x = draw(0, 50, HIDDEN)
     before = router(x)
-    router.bias += 0.25  # the same for all: nothing changes
-    assert torch.equal(router(x).indices, before.indices)
-    router.bias[:] = draw(1, E)
+    scores = before.logits.sigmoid() if normalise else before.logits.softmax(-1)
+    if has_bias:
+        router.bias += 0.25  # the same for all: nothing changes
+        assert torch.equal(router(x).indices, before.indices)
+        router.bias[:] = 0.3 * draw(1, E)
     after = router(x)
-    assert not torch.equal(after.indices, before.indices)
-    scores = after.logits.sigmoid().gather(1, after.indices)
-    assert distance(after.weights, SCALE * scores / scores.sum(1, keepdim=True)) <= A1
-    assert "bias" not in dict(router.named_parameters())
-    assert set(router.state_dict()) == {"weight", "bias"}  # a counter is no state
+    assert torch.equal(after.indices, before.indices) != has_bias
+    assert torch.equal(after.indices, group_limited_topk(scores + router.bias if has_bias else scores, K, *groups))
+    chosen = scores.gather(1, after.indices)
+    assert distance(after.weights, SCALE * chosen / (chosen.sum(1, keepdim=True) if normalise else 1)) <= A1
 
 
 BELOW = "torch's checkpoint looks at the device of saved tensors below the stand-in's mode"
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("again", ["not", pytest.param("torch", marks=pytest.mark.on_gloo(BELOW)), "ours"])
-def test_a_load_is_counted_once_per_microbatch(again):
+def test_a_load_is_counted_once_per_microbatch_and_reset_by_a_step(again, has_bias):
     """Also where the forward runs twice, and not at all without a backward."""
 
     def fn(rank, world_size):
-        router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, scale=SCALE, dtype=torch.float64)
+        router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, scale=SCALE, dtype=torch.float64, has_bias=has_bias)
         expected = torch.zeros(E, dtype=torch.int64)
 
         def weights(x):
@@ -58,7 +69,8 @@ def test_a_load_is_counted_once_per_microbatch(again):
                 expected += router(x).load  # an evaluation
         own, found = router.load.clone(), []
         sent = counted(lambda: found.extend(update_biases(router, 0.001)))
-        return own.tolist(), expected.tolist(), found[0].tolist(), router.bias.tolist(), int(router.load.sum()), sent
+        bias = router.bias.tolist() if has_bias else None
+        return own.tolist(), expected.tolist(), found[0].tolist(), bias, int(router.load.sum()), sent
 
     results = launch(fn, 2)
     total = [sum(column) for column in zip(*(own for own, *_ in results), strict=True)]
@@ -66,7 +78,7 @@ def test_a_load_is_counted_once_per_microbatch(again):
     for own, expected, load, bias, left, sent in results:
         assert own == expected
         assert load == total
-        assert bias == bias_step(torch.tensor(total), 0.001).tolist()
+        assert bias == (bias_step(torch.tensor(total), 0.001).tolist() if has_bias else None)
         assert left == 0
         assert sent == {"all_reduce": (1, E * 8)}
 
@@ -89,59 +101,59 @@ def test_two_routers_share_one_message_and_16_bits_are_refused():
         assert "32 bits or more, got torch.bfloat16" in error
 
 
-def plain_sequence_loss(logits, indices, length, scoring="sigmoid"):
-    scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
-    shares = (scores / scores.sum(-1, keepdim=True)).unflatten(0, (-1, length)).mean(1)
-    chosen = torch.nn.functional.one_hot(indices, logits.shape[1]).sum(1).to(logits.dtype)
-    f = logits.shape[1] / indices.shape[1] * chosen.unflatten(0, (-1, length)).mean(1)
-    return (f * shares).sum(1).mean()
+def choose_by_trying(scores, k, num_groups, num_kept):
+    """The best experts of one token, for scores without ties: all sets of groups, the best k of them."""
+    size = len(scores) // num_groups
+    groups = [scores[g * size :][:size] for g in range(num_groups)]
+    value = [sum(sorted(group)[-2:]) for group in groups]
+    kept = max(combinations(range(num_groups), num_kept), key=lambda c: sum(value[g] for g in c))
+    experts = [g * size + i for g in kept for i in range(size)]
+    return sorted(experts, key=lambda i: -scores[i])[:k]
 
 
-@pytest.mark.parametrize("groups", [(1, 1), (GROUPS, KEPT)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_softmax_scores_are_selected_with_and_without_a_bias(groups, has_bias):
-    router = DeepSeekRouter(
-        HIDDEN, E, K, *groups, scale=SCALE, dtype=torch.float64, scoring="softmax", normalise=False, has_bias=has_bias
-    )
-    assert ("bias" in router.state_dict()) == has_bias
-    if has_bias:
-        router.bias.copy_(0.3 * draw(5, E))
-    routing = router(draw(4, 40, HIDDEN))
-    scores = routing.logits.softmax(-1)
-    selection = scores + router.bias if has_bias else scores
-    assert torch.equal(routing.indices, group_limited_topk(selection, K, *groups))
-    assert distance(routing.weights, SCALE * scores.gather(1, routing.indices)) <= A1
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.sampled_from([(8, 4, 2, 2), (8, 8, 3, 3), (12, 3, 1, 4), (6, 2, 2, 6), (9, 3, 2, 1)]),
+    shift=st.sampled_from([0.0, -5.0, 1.0]),
+)
+def test_selection_equals_trying_all_groups_and_a_shift_of_all_scores_changes_nothing(seed, sizes, shift):
+    num_experts, num_groups, num_kept, k = sizes
+    scores = draw(seed, 5, num_experts)  # half of them negative
+    chosen = group_limited_topk(scores + shift, k, num_groups, num_kept)
+    assert chosen.tolist() == [choose_by_trying(row, k, num_groups, num_kept) for row in scores.tolist()]
+    size = num_experts // num_groups
+    assert all(len({expert // size for expert in row}) <= num_kept for row in chosen.tolist())
 
 
-def test_a_router_without_a_bias_has_its_load_returned_and_reset():
-    def fn(rank, world_size):
-        router = DeepSeekRouter(HIDDEN, E, K, dtype=torch.float64, scoring="softmax", has_bias=False)
-        routing = router(draw(rank, 10, HIDDEN))
-        routing.weights.sum().backward()
-        (load,) = update_biases(router, 0.1)
-        return load, routing.load, int(router.load.sum()), router.bias
-
-    (load, one, *rest), (again, other, *_) = launch(fn, 2)
-    assert torch.equal(load, one + other)
-    assert torch.equal(load, again)
-    assert rest == [0, None]
+def test_masked_experts_are_not_chosen_where_the_others_are_negative():
+    scores = torch.tensor([[-0.1, -0.9, -0.3, -0.4]])  # the first group sums to -1.0, the second to -0.7
+    assert group_limited_topk(scores, 2, num_groups=2).tolist() == [[2, 3]]
+    zeros = torch.where(torch.tensor([[True, True, False, False]]), 0.0, scores)
+    assert zeros.topk(2).indices.sort().values.tolist() == [[0, 1]]  # what a mask of 0 would choose
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-def test_the_loss_per_sequence_and_its_gradient(scoring):
-    logits = draw(3, 12, E)
-    indices = group_limited_topk(logits, K, GROUPS, KEPT)
-    ours, theirs = leaf(logits), leaf(logits)
-    loss, expected = sequence_loss(ours, indices, 4, scoring=scoring), plain_sequence_loss(theirs, indices, 4, scoring)
-    (2 * loss).backward()
-    (2 * expected).backward()
-    assert distance(loss, expected) <= A1
-    assert distance(ours.grad, theirs.grad) <= A1
-    options = {"num_sequences": 3, "scoring": scoring}
-    parts = [sequence_loss(logits[s], indices[s], 4, **options) for s in (slice(0, 8), slice(8, 12))]
-    assert distance(sum(parts), expected) <= A1  # shares of two ranks
-    assert float(sequence_loss(logits[:0], indices[:0], 4, num_sequences=3)) == 0
-    even = torch.stack([torch.arange(E), (torch.arange(E) + 1) % E], 1)
-    assert float(sequence_loss(torch.zeros(E, E), even, E)) == pytest.approx(1)
-    with pytest.raises(ValueError, match="got 12 tokens in sequences of 5"):
-        sequence_loss(logits, indices, 5)
+def test_ties_go_to_the_lower_number_and_groups_may_have_one_expert():
+    assert group_limited_topk(torch.ones(1, 6), 3, 3, 2).tolist() == [[0, 1, 2]]
+    assert group_limited_topk(torch.tensor([[0.2, 0.4, 0.1, 0.3]]), 2, 4, 2).tolist() == [[1, 3]]
+
+
+def not_finite(bad):
+    scores = torch.zeros(2, 4)
+    scores[1, 3] = bad
+    return group_limited_topk(scores, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: DeepSeekRouter(4, 8, 4, 4, 1), "1 groups of 2 experts offer 2, a token needs 4; use num_groups_per"),
+        (lambda: DeepSeekRouter(4, 8, 2, 3, 1), "groups divide the experts, got 8 experts in 3 groups"),
+        (lambda: DeepSeekRouter(4, 8, 2, 2, 3), "a token uses 1..2 of 2 groups, got 3"),
+        (lambda: DeepSeekRouter(4, 8, 9, 2, 2), "a token goes to 1..8 of 8 experts, got 9"),
+        (lambda: DeepSeekRouter(4, 8, 1, 2, 2), "normalised weight of a single expert"),
+        *((lambda bad=bad: not_finite(bad), "for token 1") for bad in (float("nan"), float("inf"), -float("inf"))),
+    ],
+)
+def test_what_cannot_work_is_refused_without_a_process(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

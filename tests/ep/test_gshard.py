@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from ep_runs import distance
-from runs import A1, assert_refused, counted, draw, launch, leaf
+from runs import A1, assert_refused, counted, distance, draw, launch, leaf
 
 from dualpipe_lab import comm
 from dualpipe_lab.ep.gshard import (

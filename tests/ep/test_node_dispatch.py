@@ -2,25 +2,19 @@
 
 import pytest
 import torch
-from ep_runs import distance, whole
-from moe_cases import HIDDEN, all_cases, check, make_case, plain
-from runs import A1, counted, launch, leaf
+from ep_runs import whole
+from moe_cases import HIDDEN, all_cases, by_layer, check, make_case, plain
+from runs import A1, counted, distance, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.hybrid import count_by_node
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.launch.context import rank_context
-from dualpipe_lab.tp.shard import full_state_dict
 
 
 def run(case, rank, nodes, meanwhile=None):
-    layer = Experts.from_full(case.gate, case.up, case.down)
-    x, weights, experts, dy = case.of(rank)
-    x, weights = leaf(x), leaf(weights)
-    y = hierarchical_experts(x, weights, experts, layer, nodes, meanwhile)
-    y.backward(dy)
-    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
+    return by_layer(case, rank, lambda layer, *tokens: hierarchical_experts(*tokens, layer, nodes, meanwhile))
 
 
 @pytest.mark.parametrize(("world_size", "num_nodes"), [(1, 1), (4, 2)])

@@ -1,10 +1,12 @@
 """Pairs on real ranks: the same bits in every order, the judge's gradients, the simulated time, the counted bytes."""
 
 import random
+from weakref import ref
 
 import pytest
 import torch
-from overlap_runs import close, judge, pairs, pipeline
+from ep_runs import close
+from overlap_runs import judge, leaves_of, pairs, pipeline
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -21,7 +23,7 @@ from dualpipe_lab.ep.overlap import (
     ticks_of,
 )
 from dualpipe_lab.ep.overlap import closed_forms as forms
-from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
+from dualpipe_lab.ep.overlap.executor import MicrobatchPass, PlainLayer, execute
 from dualpipe_lab.ep.overlap.stage import OverlappableStage, overlapped_forward_backward
 from dualpipe_lab.pp.runtime import ReadyAction, Stage
 from dualpipe_lab.pp.runtime.stage import run_pair_serially
@@ -80,9 +82,8 @@ def test_an_order_says_when_and_not_what(world_size, sizes, num_layers, tokens):
         for other, *_ in out[rank][1:]:
             assert all(map(torch.equal, first, other))
     firsts = [results[0][0][3:] for results in out]
-    flat = [grad for layer in grads for grad in layer]
-    assert len(flat) == len(firsts[0])
-    for place, theirs in enumerate(flat):
+    assert len(grads) == len(firsts[0])
+    for place, theirs in enumerate(grads):
         assert close(whole(firsts, place), theirs)
 
 
@@ -132,9 +133,7 @@ def test_pipelines_overlap_with_the_same_bits_in_the_simulated_time(name, num_ra
 
 def check_against_one_process(program, weights, batch, grads):
     fixed, number = emulated.even_choices(SIZES), program.num_microbatches
-    for w in weights:
-        for leaf in (w.gate, w.up, w.down):
-            leaf.requires_grad_()
+    leaves_of(weights)
     for inputs, targets in batch:
         for x, y in zip(inputs, targets, strict=True):
             (mse_loss(emulated.single_process(weights, x, fixed), y) / number).backward()
@@ -142,10 +141,7 @@ def check_against_one_process(program, weights, batch, grads):
     for pp_rank in range(program.num_ranks):
         ours = grads[2 * pp_rank : 2 * pp_rank + 2]
         for index in ours[0]:
-            mine = weights[index * per_stage : (index + 1) * per_stage]
-            parts = [(*w.attention.parameters(), *w.router.parameters(), w.gate, w.up, w.down) for w in mine]
-            leaves = [p for part in parts for p in part]
-            for place, leaf in enumerate(leaves):
+            for place, leaf in enumerate(leaves_of(weights[index * per_stage : (index + 1) * per_stage])):
                 assert close(whole([rank[index] for rank in ours], place), leaf.grad)
 
 
@@ -156,16 +152,19 @@ def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later(is_
 
     def fn(rank, world_size, hook):
         x = torch.randn(2, SIZES.tokens, SIZES.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        stage = OverlappableStage(1, emulated.make_layers(weights)) if is_overlappable else Stage(1, linear)
+        layers = [PlainLayer(lambda _, x: {"x": x.tanh()}), *emulated.make_layers(weights)]
+        stage = OverlappableStage(1, layers) if is_overlappable else Stage(1, linear)
         stage.forward(0, (x[0],))
         up = ReadyAction(stage, lab.Action(1, "F", 1), (x[1],))
         down = ReadyAction(stage, lab.Action(1, "I", 0), (x[1],))
         hook(up, down)
         assert stage.num_live == 2
+        held = [ref(one) for one in getattr(stage, "passes", {}).values()]
         before = [*stage.module.parameters()][-1].grad
         stage.weight_grad(0)
         found = [*up.result, *down.result, *stage.backward(1, (x[0],))]
         assert stage.num_live == 0
+        assert all(one() is None for one in held), "freed without a garbage collector"
         return before, found + [p.grad for p in stage.module.parameters()]
 
     serial, overlapped = (lab.launch(fn, 1, hook)[0] for hook in (run_pair_serially, overlapped_forward_backward))

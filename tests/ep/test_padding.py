@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from ep_runs import distance
-from runs import A1, draw, launch, leaf
+from runs import A1, distance, draw, launch, leaf
 
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter
 from dualpipe_lab.ep.gshard import GShardMoE

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from ep_runs import distance
+from ep_runs import close
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import ORACLES, draw, leaf
@@ -19,10 +19,6 @@ KINDS = {
     "sigmoid_topk": ("sigmoid", False),
     "sigmoid_topk_renorm": ("sigmoid", True),
 }
-
-
-def close(found, expected):
-    return distance(found, expected) <= 1e-12
 
 
 def by_autograd(logits, k, scoring, normalise, scale):

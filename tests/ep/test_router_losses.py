@@ -1,44 +1,69 @@
-"""Losses of a router against autograd: balance and z, of one rank and of all."""
+"""Losses of a router against autograd: balance, per sequence, and z, of one rank and of all."""
 
 import pytest
 import torch
-from ep_runs import distance
+from ep_runs import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import A1, draw, leaf
+from runs import A1, distance, draw, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.ep.router import tokens_per_expert, top_experts
-from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks, z_loss
+from dualpipe_lab.ep.router_losses import balance_loss, sequence_loss, sum_over_ranks, z_loss
+
+E = 8
 
 
-def loss_by_autograd(logits, load, scoring):
+def by_autograd(logits, indices, length, scoring):
+    """The balance loss of every `length` tokens, in the mean."""
     scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
-    shares = scores / scores.sum(-1, keepdim=True)
-    return logits.shape[1] * (load.double() / load.sum() * shares.mean(0)).sum()
+    shares = (scores / scores.sum(-1, keepdim=True)).unflatten(0, (-1, length)).mean(1)
+    chosen = torch.nn.functional.one_hot(indices, logits.shape[1]).sum(1).to(logits.dtype)
+    f = logits.shape[1] / indices.shape[1] * chosen.unflatten(0, (-1, length)).mean(1)
+    return (f * shares).sum(1).mean()
 
 
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
-    num_tokens=st.integers(1, 9),
-    num_experts=st.integers(1, 7),
+    num_sequences=st.integers(1, 3),
+    length=st.integers(1, 4),
+    experts=st.integers(1, 7).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))),
     scoring=st.sampled_from(["softmax", "sigmoid"]),
 )
-def test_the_losses_against_autograd(seed, num_tokens, num_experts, scoring):
-    drawn = 3 * draw(seed, num_tokens, num_experts)
-    load = tokens_per_expert(top_experts(drawn, 1), num_experts)
+def test_the_losses_against_autograd(seed, num_sequences, length, experts, scoring):
+    num_experts, k = experts
+    drawn = 3 * draw(seed, num_sequences * length, num_experts)
+    indices = top_experts(drawn, k)
+    load = tokens_per_expert(indices, num_experts)
     for ours_of, theirs_of in (
-        (lambda x: balance_loss(x, load, scoring=scoring), lambda x: loss_by_autograd(x, load, scoring)),
+        (lambda x: balance_loss(x, load, scoring=scoring), lambda x: by_autograd(x, indices, len(x), scoring)),
+        (
+            lambda x: sequence_loss(x, indices, length, scoring=scoring),
+            lambda x: by_autograd(x, indices, length, scoring),
+        ),
         (z_loss, lambda x: x.logsumexp(-1).square().mean()),
     ):
         ours, theirs = leaf(drawn), leaf(drawn)
         found, expected = ours_of(ours), theirs_of(theirs)
         (3 * found).backward()
         (3 * expected).backward()
-        assert distance(found.detach(), expected.detach()) <= A1
-        assert distance(ours.grad, theirs.grad) <= A1
+        assert close(found.detach(), expected.detach())
+        assert close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_shares_of_the_loss_per_sequence_add_up_and_an_even_choice_costs_1(scoring):
+    logits = draw(3, 12, E)
+    indices, options = top_experts(logits, 2), {"num_sequences": 3, "scoring": scoring}
+    parts = [sequence_loss(logits[s], indices[s], 4, **options) for s in (slice(0, 8), slice(8, 12))]
+    assert distance(sum(parts), by_autograd(logits, indices, 4, scoring)) <= A1  # shares of two ranks
+    assert float(sequence_loss(logits[:0], indices[:0], 4, **options)) == 0
+    even = torch.stack([torch.arange(E), (torch.arange(E) + 1) % E], 1)
+    assert float(sequence_loss(torch.zeros(E, E), even, E, scoring=scoring)) == pytest.approx(1)
+    with pytest.raises(ValueError, match="got 12 tokens in sequences of 5"):
+        sequence_loss(logits, indices, 5)
 
 
 @pytest.mark.parametrize("world_size", [1, 4])

@@ -4,67 +4,34 @@ from functools import partial
 
 import pytest
 import torch
-from ep_runs import distance
-from moe_cases import FFN, HIDDEN, all_cases, check, make_case, plain
-from runs import A1, assert_refused, counted, draw, launch, leaf
+from ep_runs import working
+from moe_cases import FFN, HIDDEN, all_cases, by_layer, check, make_case, plain
+from runs import A1, assert_refused, counted, distance, draw, launch, leaf
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.ep.all_to_all import all_to_all_rows_async
 from dualpipe_lab.ep.expert_rules import check_divides
 from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE, expert_parameters, reduce_gradients
-from dualpipe_lab.ep.moe.experts import (
-    SwiGLUWeights,
-    experts_forward,
-    experts_input_grad,
-    experts_weight_grad,
-)
-from dualpipe_lab.ep.moe.operators import (
-    permute,
-    permute_grad,
-    sort_by_expert,
-    unpermute,
-    unpermute_grad,
-    unsort_by_expert,
-    weighted_sum,
-    weighted_sum_grad,
-)
+from dualpipe_lab.ep.moe.experts import SwiGLUWeights, experts_forward
+from dualpipe_lab.ep.moe.operators import weighted_sum, weighted_sum_grad
 from dualpipe_lab.ep.moe.permutation import plan_routes
-from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.ep.overlap import MicrobatchPass, OverlappableLayer, backward_alone, execute, forward_alone
+from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.tp.shard import full_state_dict
 
 ROW = HIDDEN * 8
 
 
-def by_layer(case, rank):
-    """Through the module and autograd; the gradients of all experts, gathered."""
-    torch.manual_seed(rank)
-    layer = Experts.from_full(case.gate, case.up, case.down)
-    x, weights, experts, dy = case.of(rank)
-    x, weights = leaf(x), leaf(weights)
-    y = layer(x, weights, experts)
-    y.backward(dy)
-    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
-
-
 def by_pieces(case, rank):
-    """Through the plain functions, in the order of the package's docstring."""
-    layer, ep = Experts.from_full(case.gate, case.up, case.down), ExpertParallel()
+    """Through a layer of `ep.overlap` whose attention and router give what the case says."""
     x, weights, experts, dy = case.of(rank)
-    routes = plan_routes(experts, len(case.gate), ep)
-    back = routes.splits.transposed
-    rows = sort_by_expert(all_to_all_rows_async(permute(x, routes), routes.splits).wait(), routes)
-    y, kept = experts_forward(rows, routes.counts, layer.weights)
-    results = unpermute(all_to_all_rows_async(unsort_by_expert(y, routes), back).wait(), routes)
-    y = weighted_sum(results, weights)
-    grad, dweights = weighted_sum_grad(dy, results, weights)
-    grad = sort_by_expert(all_to_all_rows_async(unpermute_grad(grad, routes), routes.splits).wait(), routes)
-    grad, late = experts_input_grad(grad, layer.weights, kept)
-    dx = permute_grad(all_to_all_rows_async(unsort_by_expert(grad, routes), back).wait(), routes)
-    for parameter, dw in zip(layer.weights, experts_weight_grad(late), strict=True):
-        parameter.grad = dw
-    return {"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad")
+    weights, layer = leaf(weights), Experts.from_full(case.gate, case.up, case.down)
+    routing = Routing(experts, weights, tokens_per_expert(experts, len(case.gate)), x)
+    one = MicrobatchPass([OverlappableLayer(nn.Identity(), lambda _: routing, layer)], x)
+    execute(forward_alone(1), forward=one)
+    y, one.dy = one.output, dy
+    execute(backward_alone(1), backward=one)
+    return {"y": y - x, "x": one.dx - dy, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
 
 WAYS = {"layer": by_layer, "pieces": by_pieces}
@@ -111,24 +78,13 @@ def test_rows_and_bytes_are_those_of_the_routing():
 
 
 def test_a_shared_expert_runs_while_rows_travel_in_both_directions():
-    class Slow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            lab.compute(50)
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            lab.compute(50)
-            return grad
-
-    case = make_case("one expert", (4, 4), num_experts=2)
+    case, slow = make_case("one expert", (4, 4), num_experts=2), working(50, 50)
 
     def fn(rank, world_size, way):
         layer = Experts.from_full(case.gate, case.up, case.down)
         x, weights, experts, dy = case.of(rank)
         x = leaf(x)
-        y = layer(x, weights, experts, Slow.apply) if way == "meanwhile" else layer(x, weights, experts) + Slow.apply(x)
+        y = layer(x, weights, experts, slow) if way == "meanwhile" else layer(x, weights, experts) + slow(x)
         forward = lab.now()
         y.backward(dy)
         return forward, lab.now(), y.detach(), x.grad
@@ -151,23 +107,11 @@ def test_weights_may_have_more_bits_than_rows():
     assert torch.equal(dweights, (grad.float().unsqueeze(1) * y.float()).sum(-1))
 
 
-class Shared(nn.Linear):
-    """A shared expert that looks at what has been sent when it runs."""
-
-    def forward(self, x):
-        self.seen = rank_context().ledger.entries["all_to_all_single"].count
-        return super().forward(x)
-
-
-def test_a_batch_of_sequences_keeps_its_shape_and_its_shared_expert_runs_before_rows_return():
+def test_a_batch_of_sequences_keeps_its_shape():
     def fn(rank, world_size):
-        torch.manual_seed(0)
-        shared = Shared(HIDDEN, HIDDEN)
-        model = MoE(TopKRouter(HIDDEN, 4, 2), Experts(HIDDEN, FFN, 4), shared=shared)
+        model = MoE(TopKRouter(HIDDEN, 4, 2), Experts(HIDDEN, FFN, 4), shared=torch.tanh)
         x = torch.randn(2, 3, HIDDEN)
-        y = model(x)
-        assert shared.seen == 2  # counts and rows
-        return torch.equal(y, model(x.view(6, HIDDEN)).view(x.shape)), model(x[:0]).shape
+        return torch.equal(model(x), model(x.view(6, HIDDEN)).view(x.shape)), model(x[:0]).shape
 
     assert launch(fn, 2) == [(True, (0, 3, HIDDEN))] * 2
 

@@ -8,8 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from dualpipe_lab.ep.overlap import order, overlappable_stage
+from dualpipe_lab.ep.overlap import execute, forward_alone, overlappable_stage
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
+from dualpipe_lab.pp import Action, ReadyAction
 from dualpipe_lab.train import Trainer, TrainOptions
 
 LENGTH = 8
@@ -90,17 +91,17 @@ def counted(config, plan, length):
         if module.embedding is None:
             local = ids.shape[1] // plan.tp if plan.sequence_parallel else ids.shape[1]
             x = torch.randn(1, local, config.hidden_size).to(module.dtype).requires_grad_()
-        loss_fn = None if module.head is None else partial(_loss, trainer.loss_fn, ids)
-        with held.saving():
-            one = stage.begin_forward(0, (x,), None, 1, loss_fn)
-            stage.execute(order.forward_alone(one.letters, 0), forward=one)
-        stage.finish_forward(one)
-        rows = [sum(each._held["routes"].counts) for each in one._passes if hasattr(each, "_held")]
-        held.walk(one.dy)
-        for each in one._passes:
-            held.walk([vars(each)[name] for name in ("_held", "_split", "_output") if name in vars(each)])
+        loss_of = None if module.head is None else partial(_loss, trainer.loss_fn)
+        ready = ReadyAction(stage, Action(index, "F", 0), (x,), loss_of=loss_of, target=ids)
+        with stage.running(ready) as one, held.saving():
+            execute(forward_alone(one.letters), forward=one, traced=False)
+        owners = [
+            piece.forward.__self__ for pieces in one._pieces for letter, piece in pieces.items() if letter in "APSM"
+        ]
+        rows = [sum(each.routes.counts) for each in owners if hasattr(each, "routes")]
+        held.walk([one._values, one._grads, *(vars(each) | {"_seed": None} for each in owners)])
         flops.total = 0
-        stage.backward(0, () if loss_fn else (torch.ones_like(one.output),))
+        stage.backward(0, () if loss_of else (torch.ones_like(one.output),))
         found[index] = held.num_bytes, rows, flops.total
     return found
 

@@ -1,25 +1,9 @@
 """The sparse mixture of experts: k of E experts process each token, and the experts are sharded over ranks.
 
 Chapter: book/ep/smoe.  In: `x_TD`, the router's weights and choices.  Out: `y_TD`, y_t = sum over j of w_tj FFN_j(x_t).
-  messages   counts, dispatch, combine; backward: both again: 4 (e - 1) / e T k h bytes if experts are chosen evenly
-  rows       R = T k on average are received; at most e T min(k, E / e)
-  memory     y_TKD on the source, for the gradient of the weights; R (h + 2 f) on the rank of the experts
-One rank is the case e = 1 of the same code.  A rank without tokens takes part in every exchange.
-The layer in pieces, without autograd, for schedules that put other work between them (legend: T tokens of this rank,
-K experts per token, S = T K slots, R received rows, D hidden, F inner, E experts of this rank; `splits` are
-routes.splits, and `back` is routes.splits.transposed):
-  forward                                                    backward
-  routes = plan_routes(experts_TK, num_experts, ep)          -
-  rows_SD = permute(x_TD, routes)                            dx_TD = permute_grad(drows_SD, routes)
-  rows_RD = all_to_all_rows_async(rows_SD, splits).wait()    drows_SD = all_to_all_rows_async(drows_RD, back).wait()
-  rows_RD = sort_by_expert(rows_RD, routes)                  unsort_by_expert(drows_RD, routes)
-  y_RD, saved = experts_forward(rows_RD, routes.counts, w)   I: dx_RD, saved = experts_input_grad(dy_RD, w, saved)
-                                                             W: dw = experts_weight_grad(saved)
-  y_RD = unsort_by_expert(y_RD, routes)                      sort_by_expert(dy_RD, routes)
-  y_SD = all_to_all_rows_async(y_RD, back).wait()            dy_RD = all_to_all_rows_async(dy_SD, splits).wait()
-  y_TKD = unpermute(y_SD, routes)                            dy_SD = unpermute_grad(dy_TKD, routes)
-  y_TD = weighted_sum(y_TKD, weights_TK)                     dy_TKD, dweights_TK = weighted_sum_grad(dy_TD, y_TKD, ..)
-`permutation` has the routes, `operators` the movements of rows, `dualpipe_lab.ep.all_to_all` `all_to_all_rows_async`.
+Legend: T tokens of this rank, K experts per token, S = T K slots, R received rows, D hidden, F inner.
+`permutation` has the routes, `operators` the movements of rows, `experts` forward, I and W without autograd;
+`dualpipe_lab.ep.overlap.executor` puts other work between the steps.
 Elsewhere: Megatron `MoELayer`, its token dispatchers, `finalize_model_grads` and its `expert_data_parallel` buffers,
 scaled by 1 / dp; torchtitan moe.py; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 2020 (arXiv 2006.16668), section 3.
@@ -102,6 +86,9 @@ class Experts(nn.Module):
     ) -> Tensor:
         """Send every token to its experts and sum the weighted results: `y_TD`.
 
+        One rank is the case e = 1 of the same code.  If experts are chosen evenly, a rank sends 4 (e - 1) / e T k h
+        numbers in dispatch and combine, forward and backward.
+
         Args:
             x: `x_TD`, this rank's tokens; none is allowed.
             weights: `weights_TK`; they get a gradient.
@@ -112,11 +99,14 @@ class Experts(nn.Module):
         Raises:
             ValueError: an expert does not exist, or a token has chosen one twice.
         """
-        routes = plan_routes(experts, self.num_experts, self.ep)
+        routes = plan_routes(experts, self.num_experts, self.ep)  # exchanges counts; a rank without tokens takes part
         dispatching = dispatch_async(operators.permute(x, routes), routes.splits, self.ep.group)
         shared_y = None if shared is None else shared(x)
-        rows = operators.sort_by_expert(dispatching.wait(), routes)
+        rows = operators.sort_by_expert(
+            dispatching.wait(), routes
+        )  # rows_RD: T k on average, at most e T min(k, E / e)
         del dispatching  # it holds the rows in the order of arrival
+        # kept for the backward: R (h + 2 f) numbers here, and y_TKD on the source, for the gradient of the weights
         rows = operators.unsort_by_expert(operators.grouped_swiglu(rows, routes.counts, self.weights), routes)
         rows = combine_async(rows, routes.splits, self.ep.group).wait()
         y = operators.weighted_sum(operators.unpermute(rows, routes), weights)

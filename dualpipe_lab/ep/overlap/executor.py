@@ -2,10 +2,9 @@
 
 Chapters: book/ep/one-f-one-b-overlap, book/whole/two-tokens.  In: an `Order`, a `MicrobatchPass` for each half, whose
 input is `x_..D` or token ids.  Out: `y_..D`; in the backward `dx_..D` and `.grad`.
-A layer with experts is split into ten pieces, thirteen with a shared expert.  Each computes, or launches an all-to-all,
-and stores its tensors for a later piece.  An all-to-all is waited for right before its output is used.
-The backward of A, S and P is autograd's, split into I and W, so that W fills the window of an all-to-all; all others
-are written out (`dualpipe_lab.ep.moe`).
+A layer is a table of pieces, one for each letter of its operations.  A piece takes tensors of the microbatch by name
+and gives others; its backward takes their gradients and gives those of its inputs.  An all-to-all is waited for right
+before its output is used.
 Outputs and gradients have the same bits for every order, which decides when an operation runs, not what it computes.
 Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
 """
@@ -13,13 +12,13 @@ Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from dualpipe_lab.comm import Pending
 from dualpipe_lab.ep.all_to_all import all_to_all_rows_async
 from dualpipe_lab.ep.moe import Experts, operators
 from dualpipe_lab.ep.moe import experts as grouped
@@ -32,33 +31,85 @@ from dualpipe_lab.pp.runtime.split_backward import SplitBackward, accumulate_gra
 from dualpipe_lab.pp.runtime.stage import Loss, has_gradient, scaled
 from dualpipe_lab.timeline import Span
 
-# the method of a layer's pass for each kind; some take the layer's input or its output's gradient
-_PIECES = {
-    "A_F": "attention", "D_F": "dispatch", "S_F": "shared", "M_F": "experts", "C_F": "combine",
-    "C_B": "combine_grad", "S_B": "shared_input_grad", "S_W": "shared_weight_grad", "M_B": "experts_input_grad",
-    "M_W": "experts_weight_grad", "D_B": "dispatch_grad", "A_B": "attention_input_grad", "A_W": "attention_weight_grad",
-    "P_F": "forward", "P_B": "input_grad", "P_W": "weight_grad",
-}  # fmt: skip
-_TAKES_INPUT, _TAKES_OUTPUT_GRAD, _RETURNS_INPUT_GRAD = ("A_F", "P_F"), ("C_B", "S_B", "P_B"), ("A_B", "P_B")
+# Tensors of a microbatch between its pieces, or their gradients, by name: each is given once and taken once.  Every
+# layer takes `x` and gives the next one's; `rows` under way are a `Pending`; a `loss` is part of the microbatch's.
+Named: TypeAlias = dict[str, Any]
 
 
-@dataclass
+@dataclass(frozen=True)
 class MicrobatchContext:
-    """What the layers of a stage share for one microbatch."""
+    """What the layers of a stage are given for one microbatch."""
 
     weight: float = 1  # of the microbatch in the loss
     extra: Mapping[str, Any] = field(default_factory=dict)  # the stage's inputs besides x
     loss_fn: Loss | None = None  # None where only the output is wanted
-    tensors: dict[str, Tensor] = field(default_factory=dict)  # that one layer keeps for a later one
-    grads: dict[str, Tensor] = field(default_factory=dict)  # of these tensors
 
-    def loss_of(self, output: Tensor) -> Tensor:
-        """Return the microbatch's weighted loss; without a loss function the output itself."""
-        return output if self.loss_fn is None else scaled(self.loss_fn(output), self.weight, [output])
+    def score(self, output: Tensor) -> Named:
+        """Return the weighted loss of the output; without a loss function the output itself."""
+        return {"x": output} if self.loss_fn is None else {"loss": scaled(self.loss_fn(output), self.weight, [output])}
+
+
+class Piece(NamedTuple):
+    """One letter of a layer: functions that take what they need out of a `Named` and put their results into it."""
+
+    forward: Callable[[Named], None]
+    input_grad: Callable[[Named], None]
+    weight_grad: Callable[[], None] = lambda: None
+
+
+class AutogradPiece:
+    """A piece whose backward is autograd's, split into I and W, so that W fills the window of an all-to-all.
+
+    Between I and W it holds the intermediates of the split backward.
+
+    Args:
+        function: of tensors that it does not change; returns tensors by name.
+        takes: the names of its arguments.
+    """
+
+    def __init__(self, function: Callable[..., Named], *takes: str) -> None:
+        self.function, self.takes = function, takes
+        self.split: SplitBackward | None = None
+
+    def forward(self, values: Named) -> None:
+        inputs, is_graded = [values.pop(name).detach() for name in self.takes], torch.is_grad_enabled()
+        taken = zip(self.takes, inputs, strict=True)
+        graded = {name: x.requires_grad_() for name, x in taken if is_graded and has_gradient(x)}
+        outputs = self.function(*inputs)
+        values.update({name: y.detach() for name, y in outputs.items()})
+        if is_graded:
+            self._inputs, self._has_graph = graded, {name: y.requires_grad for name, y in outputs.items()}
+            self._seed = {"loss": torch.ones_like(outputs["loss"])} if "loss" in outputs else {}
+            roots = [get_gradient_edge(y) for y in outputs.values() if y.requires_grad]
+            self.split = SplitBackward(roots, list(graded.values()), has_hooks=False)
+
+    def input_grad(self, grads: Named) -> None:
+        assert self.split is not None, "the forward has run"
+        grads.update(self._seed)
+        incoming = [(grads.pop(name), has_graph) for name, has_graph in self._has_graph.items()]
+        found = self.split.input_grad([grad for grad, has_graph in incoming if has_graph])
+        for (name, x), dx in zip(self._inputs.items(), found, strict=True):
+            grads[name] = torch.zeros_like(x) if dx is None else dx
+        del self._inputs
+
+    def weight_grad(self) -> None:
+        assert self.split is not None, "the input gradient has been computed"
+        self.split.weight_grad()
+        self.split = None
+
+
+class Layer(Protocol):
+    """What a `MicrobatchPass` goes through; `letters` are those of its forward, as in an `Order`."""
+
+    @property
+    def letters(self) -> str: ...
+
+    def begin(self, given: MicrobatchContext) -> Mapping[str, Piece | AutogradPiece]:
+        """Return the pieces of a microbatch by letter."""
 
 
 class Routed(NamedTuple):
-    """The results of A_F."""
+    """The results of attention and router."""
 
     a: Tensor  # a_..D, after attention and its residual
     n: Tensor  # n_TD, sent to the experts: a itself, or its norm
@@ -95,8 +146,16 @@ class OverlappableLayer(nn.Module):
             router.choose = lambda logits: fixed
             self._routes = self.routes_of(fixed)
 
-    def begin(self, given: MicrobatchContext | None = None) -> "LayerPass":
-        return LayerPass(self, given or MicrobatchContext())
+    def begin(self, given: MicrobatchContext) -> Mapping[str, Piece | AutogradPiece]:
+        one = _RoutedPass(self, given)
+        return {
+            "A": AutogradPiece(one.attention, "x"),
+            "D": Piece(partial(one.send, back=False), partial(one.send, back=True)),
+            "S": AutogradPiece(one.shared, "n"),
+            "M": Piece(one.experts, one.experts_input_grad, one.experts_weight_grad),
+            "C": Piece(partial(one.send, back=True), partial(one.send, back=False)),
+            "sum": Piece(one.sum, one.sum_grad),
+        }
 
     def routes_of(self, experts: Tensor) -> Routes:
         """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
@@ -105,7 +164,7 @@ class OverlappableLayer(nn.Module):
         return plan_routes(experts, self.experts.num_experts, self.experts.ep)
 
     def route(self, x: Tensor, padding: Tensor | None = None) -> Routed:
-        """Return the results of A_F; `padding_..`: True where a position is padding, which is not routed."""
+        """Run attention and router; `padding_..`: True where a position is padding, which is not routed."""
         a = self.attention(x)
         rows = a.flatten(0, -2)
         kept = kept_positions(padding, len(rows))
@@ -121,229 +180,83 @@ class OverlappableLayer(nn.Module):
         return dy.flatten(0, -2)
 
 
-class LayerPass:
-    """One microbatch in one layer: a method per piece, in the order of their dependencies.
+class _RoutedPass:
+    """One microbatch in a layer with experts: y = a + sum over j of w_j Y_j + S.
 
-    The pieces that launch an all-to-all return at once; `wait` is called before the next piece.  The layer computes
-    y = a + sum over j of w_j Y_j + S: a is x after attention and its residual, Y_j the results of a token's experts.
-    Between M_B and M_W a microbatch holds the inputs and output gradients of the experts' products, between A_B and
-    A_W (S_B and S_W) the intermediates of the split backward.
+    a is x after attention and its residual, Y_j are the results of a token's experts, S is the shared expert's.
     """
 
     def __init__(self, layer: OverlappableLayer, given: MicrobatchContext) -> None:
-        self.layer, self.group, self._weight = layer, layer.experts.ep.group, given.weight
-        self._padding: Tensor | None = given.extra.get("padding")
-        self._kept: Tensor | None = None
-        self.loss: Tensor | None = None  # after A_F, what this layer adds to the weighted loss
-        self._held: dict[str, Any] = {}
-        self._pending: Pending[Tensor] | None = None
+        self.layer, self.weight, self.padding = layer, given.weight, given.extra.get("padding")
 
-    def wait(self) -> None:
-        assert self._pending is not None
-        self._pending.wait()
+    def attention(self, x: Tensor) -> Named:
+        a, n, routing, loss, self.kept = self.layer.route(x, self.padding)
+        self.routes = self.layer.routes_of(routing.indices)
+        given = {"a": a, "rows": operators.permute(n, self.routes), "weights": routing.weights}
+        given |= {} if self.layer.shared is None else {"n": n}
+        return given if loss is None else given | {"loss": loss * self.weight}
 
-    def attention(self, x: Tensor) -> None:
-        x, is_graded = x.detach(), torch.is_grad_enabled()
-        x.requires_grad_(is_graded)
-        a, n, routing, loss, self._kept = self.layer.route(x, self._padding)
-        if is_graded:
-            roots = [a, n, routing.weights, *([] if loss is None else [loss])]
-            self._held["split"] = SplitBackward([get_gradient_edge(root) for root in roots], [x], has_hooks=False)
-        self.loss = None if loss is None else loss.detach() * self._weight
-        self._held |= {
-            "a": a.detach(), "n": n.detach(), "weights": routing.weights.detach(),
-            "routes": self.layer.routes_of(routing.indices),
-        }  # fmt: skip
+    def send(self, tensors: Named, back: bool) -> None:
+        """Launch the exchange of rows, to the ranks of the experts or `back` to those of the tokens."""
+        splits = self.routes.splits.transposed if back else self.routes.splits
+        tensors["rows"] = all_to_all_rows_async(tensors["rows"], splits, self.layer.experts.ep.group)
 
-    def dispatch(self) -> None:
-        n = self._held.pop("n") if self.layer.shared is None else self._held["n"]  # S_F takes it too
-        self._launch(operators.permute(n, self._held["routes"]), back=False)
-
-    def shared(self) -> None:
+    def shared(self, n: Tensor) -> Named:
         assert self.layer.shared is not None, "the letters of a layer with a shared expert"
-        n = self._held["n"].detach().requires_grad_(torch.is_grad_enabled())
-        y = self.layer.shared(n)
-        if y.requires_grad:
-            self._held["shared_split"] = SplitBackward([get_gradient_edge(y)], [n], has_hooks=False)
-        self._held["shared_y"] = y.detach()
+        return {"shared": self.layer.shared(n)}
 
-    def experts(self) -> None:
-        routes = self._held["routes"]
-        rows = operators.sort_by_expert(self._received(), routes)
-        y, self._held["for_input_grad"] = grouped.experts_forward(rows, routes.counts, self.layer.experts.weights)
-        self._held["y"] = operators.unsort_by_expert(y, routes)
+    def experts(self, values: Named) -> None:
+        rows = operators.sort_by_expert(values.pop("rows"), self.routes)
+        y, self.for_input_grad = grouped.experts_forward(rows, self.routes.counts, self.layer.experts.weights)
+        values["rows"] = operators.unsort_by_expert(y, self.routes)
 
-    def combine(self) -> None:
-        self._launch(self._held.pop("y"), back=True)
-
-    def output(self) -> Tensor:
-        """Return `y_..D`: the weighted results and the shared expert's, added to the attention's output."""
-        held = self._held
-        if "output" not in held:
-            held["y_TKD"] = operators.unpermute(self._received(), held["routes"])
-            y = operators.weighted_sum(held["y_TKD"], held["weights"])
-            y = y + held.pop("shared_y") if "shared_y" in held else y
-            held.pop("n", None)
-            y = y if self._padding is None else put_back(y, self._kept, self._padding.numel())
-            held["output"] = self.layer.add(held.pop("a"), y)
-        output: Tensor = held["output"]
-        return output
-
-    def combine_grad(self, dy: Tensor) -> None:
-        """C_B: compute the gradient of the router's weights, and launch the exchange of the results' gradients."""
-        held = self._held
-        self.output()  # if no later layer has asked for it
-        del held["output"]
-        dresults, y, weights = self._grad_of_results(dy), held.pop("y_TKD"), held.pop("weights")
-        rows, held["dweights"] = operators.weighted_sum_grad(dresults, y, weights)
-        held["da"] = dy
-        self._launch(operators.unpermute_grad(rows, held["routes"]), back=False)
-
-    def shared_input_grad(self, dy: Tensor) -> None:
-        (self._held["dn"],) = self._held["shared_split"].input_grad([self._grad_of_results(dy)])
-
-    def shared_weight_grad(self) -> None:
-        self._held.pop("shared_split").weight_grad()
-
-    def experts_input_grad(self) -> None:
-        held, weights = self._held, self.layer.experts.weights
-        grad = operators.sort_by_expert(self._received(), held["routes"])
-        dx, held["for_weight_grad"] = grouped.experts_input_grad(grad, weights, held.pop("for_input_grad"))
-        held["dx"] = operators.unsort_by_expert(dx, held["routes"])
+    def experts_input_grad(self, grads: Named) -> None:
+        grad, saved = operators.sort_by_expert(grads.pop("rows"), self.routes), self.for_input_grad
+        del self.for_input_grad
+        dx, self.for_weight_grad = grouped.experts_input_grad(grad, self.layer.experts.weights, saved)
+        grads["rows"] = operators.unsort_by_expert(dx, self.routes)
 
     def experts_weight_grad(self) -> None:
-        found = grouped.experts_weight_grad(self._held.pop("for_weight_grad"))
+        found = grouped.experts_weight_grad(self.for_weight_grad)
+        del self.for_weight_grad
         for parameter, grad in zip(self.layer.experts.weights, found, strict=True):
             if parameter.requires_grad:
                 announce_weight_grad(parameter, is_made=True)
                 # no engine of autograd computes this gradient: the call shows it to DDP and ZeRO
                 accumulate_grad(parameter, grad, is_new=True)
 
-    def dispatch_grad(self) -> None:
-        self._launch(self._held.pop("dx"), back=True)
+    def sum(self, values: Named) -> None:
+        self.y_TKD, self.weights = operators.unpermute(values.pop("rows"), self.routes), values.pop("weights")
+        y = operators.weighted_sum(self.y_TKD, self.weights)
+        y = y if self.layer.shared is None else y + values.pop("shared")
+        y = y if self.padding is None else put_back(y, self.kept, self.padding.numel())
+        values["x"] = self.layer.add(values.pop("a"), y)
 
-    def attention_input_grad(self) -> Tensor:
-        """A_B: return `dx_..D`, the input gradient of attention and router; the layer's own loss begins here."""
-        held = self._held
-        held.pop("dresults")
-        dn = operators.permute_grad(self._received(), held.pop("routes"))
-        dn = dn + held.pop("dn") if "dn" in held else dn
-        grads = [held.pop("da"), dn, held.pop("dweights")]
-        if self.loss is not None:
-            grads.append(torch.full_like(self.loss, self._weight))
-        (dx,) = held["split"].input_grad(grads)
-        self._padding = self._kept = None
-        assert dx is not None, "the attention has a residual"
-        return dx
-
-    def attention_weight_grad(self) -> None:
-        self._held.pop("split").weight_grad()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._held
-
-    def _grad_of_results(self, dy: Tensor) -> Tensor:
-        """Return the gradient of the results, for C_B and S_B, whichever comes first."""
-        if "dresults" not in self._held:
-            self._held["dresults"] = leave_out(self.layer.grad_of_results(dy), self._kept)
-        found: Tensor = self._held["dresults"]
-        return found
-
-    def _launch(self, rows: Tensor, back: bool) -> None:
-        splits = self._held["routes"].splits
-        self._pending = all_to_all_rows_async(rows, splits.transposed if back else splits, self.group)
-
-    def _received(self) -> Tensor:
-        """Return the received rows and drop the handle, which holds them too."""
-        assert self._pending is not None
-        pending, self._pending = self._pending, None
-        return pending.wait()
+    def sum_grad(self, grads: Named) -> None:
+        grads["a"] = dy = grads.pop("x")
+        dresults = leave_out(self.layer.grad_of_results(dy), self.kept)
+        rows, grads["weights"] = operators.weighted_sum_grad(dresults, self.y_TKD, self.weights)
+        del self.y_TKD, self.weights
+        grads["rows"] = operators.unpermute_grad(rows, self.routes)
+        grads.update({} if self.layer.shared is None else {"shared": dresults})
 
 
+@dataclass(frozen=True)
 class PlainLayer:
     """A function without all-to-alls, as one piece of an order.
 
-    The layers of a stage are a chain: each takes the output of the one before.  A tensor that two layers in one piece
-    use is kept by the first and taken by a later one, which leaves the tensor's gradient for the first.
-
-    Args:
-        function: of x, which it does not change, and of what the microbatch is given; returns the output, or the loss.
-        keeps: the name of the tensor that the function puts into `MicrobatchContext.tensors`.
-        takes: the name of the tensor that it reads there.
+    Attributes:
+        function: of the microbatch and of tensors that it does not change; returns tensors by name: the next layer's
+            `x`, the `loss`, or one that a later layer takes.
+        takes: the names of these tensors.
     """
 
-    letters = PLAIN
+    function: Callable[..., Named]
+    takes: tuple[str, ...] = ("x",)
+    letters: str = PLAIN
 
-    def __init__(
-        self,
-        function: Callable[[Tensor, MicrobatchContext], Tensor],
-        keeps: str | None = None,
-        takes: str | None = None,
-    ) -> None:
-        self.function, self.keeps, self.takes = function, keeps, takes
-
-    def begin(self, given: MicrobatchContext | None = None) -> "PlainPass":
-        return PlainPass(self, given or MicrobatchContext())
-
-
-class PlainPass:
-    """One microbatch in a layer in one piece."""
-
-    loss: Tensor | None = None
-
-    def __init__(self, layer: PlainLayer, given: MicrobatchContext) -> None:
-        self._layer, self._given = layer, given
-        self._output: Tensor | None = None
-        self._split: SplitBackward | None = None
-        self._inputs: list[Tensor] = []
-        self._has_graph: list[bool] = []  # of the output, and of what is kept
-
-    def forward(self, x: Tensor) -> None:
-        layer, shared, inputs = self._layer, self._given.tensors, [x.detach()]
-        if layer.takes is not None:
-            inputs.append(shared[layer.takes].detach())
-            shared[layer.takes] = inputs[1]
-        graded = [one for one in inputs if torch.is_grad_enabled() and has_gradient(one)]
-        for one in graded:
-            one.requires_grad_()
-        outputs = [layer.function(inputs[0], self._given)]
-        if layer.takes is not None:
-            del shared[layer.takes]
-        if layer.keeps is not None:
-            outputs.append(shared[layer.keeps])
-            shared[layer.keeps] = outputs[1].detach()
-        if torch.is_grad_enabled():
-            self._inputs, self._has_graph = graded, [one.requires_grad for one in outputs]
-            self._split = SplitBackward(
-                [get_gradient_edge(one) for one in outputs if one.requires_grad], graded, has_hooks=False
-            )
-        self._output = outputs[0].detach()
-
-    def output(self) -> Tensor:
-        assert self._output is not None, "P_F has run"
-        return self._output
-
-    def input_grad(self, dy: Tensor) -> Tensor | None:
-        """P_B: return the gradient of x, None for token ids; leave that of the tensor that was taken."""
-        assert self._split is not None, "P_F has run"
-        layer, given, self._output = self._layer, self._given, None
-        grads = [dy] if layer.keeps is None else [dy, given.grads.pop(layer.keeps)]
-        found = self._split.input_grad([grad for grad, has in zip(grads, self._has_graph, strict=True) if has])
-        full = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(self._inputs, found, strict=True)]
-        self._inputs = []
-        if layer.takes is not None:
-            given.grads[layer.takes] = full.pop()
-        return full[0] if full else None
-
-    def weight_grad(self) -> None:
-        assert self._split is not None, "P_B has run"
-        self._split.weight_grad()
-        self._split = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._split is None and self._output is None
+    def begin(self, given: MicrobatchContext) -> Mapping[str, Piece | AutogradPiece]:
+        return {"P": AutogradPiece(partial(self.function, given), *self.takes)}
 
 
 class MicrobatchPass:
@@ -356,75 +269,87 @@ class MicrobatchPass:
 
     Attributes:
         letters: of every layer.
+        loss: the weighted losses of all layers, summed; None if no layer has one.
         dy: `dy_..D`, the gradient of the output; set it before the backward.
-        dx: `dx_..D`, the gradient of the input; None until the backward of layer 0 has run, and for token ids.
+        dx: `dx_..D`, after the backward the gradient of the input; None for token ids.
     """
 
-    def __init__(
-        self, layers: Sequence[OverlappableLayer | PlainLayer], x: Tensor, given: MicrobatchContext | None = None
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], x: Tensor | None, given: MicrobatchContext | None = None) -> None:
         self.given, self.letters = given or MicrobatchContext(), [layer.letters for layer in layers]
-        self._passes: list[Any] = [layer.begin(self.given) for layer in layers]
-        self._x: Tensor | None = x
-        self.dy: Tensor | None = None
-        self.dx: Tensor | None = None
+        self.loss: Tensor | None = None
+        self._values, self._grads = Named() if x is None else Named(x=x), Named()
+        self._pieces = [layer.begin(self.given) for layer in layers]
 
     @property
     def output(self) -> Tensor:
         """`y_..D`, after the wait for C_F of the last layer."""
-        output: Tensor = self._passes[-1].output()
+        self._sum_results(len(self._pieces) - 1)
+        output: Tensor = self._values["x"]
         return output
 
     @property
-    def loss(self) -> Tensor | None:
-        """The weighted losses of all layers, summed; None if no layer has one."""
-        losses = [one.loss for one in self._passes if one.loss is not None]
-        return sum(losses[1:], losses[0]) if losses else None
+    def dy(self) -> Tensor | None:
+        return self._grads.get("x")
+
+    @dy.setter
+    def dy(self, grad: Tensor) -> None:
+        self._grads["x"] = grad
 
     @property
-    def is_over(self) -> bool:
-        """Whether the backward of all layers has ended and no tensor is held."""
-        return all(one.is_over for one in self._passes)
+    def dx(self) -> Tensor | None:
+        return self._grads.get("x")
 
     def run(self, op: Op) -> None:
         """Run a compute operation, or launch an all-to-all."""
         for kind, layer in op.pieces:
-            piece = getattr(self._passes[layer], _PIECES[kind])
-            if kind in _TAKES_INPUT:
-                found = piece(self._input_of(layer))
-            elif kind in _TAKES_OUTPUT_GRAD:  # the input gradient of the layer behind
-                dy = self.dy if layer == len(self._passes) - 1 else self.dx
-                assert dy is not None, "set dy of the microbatch before its backward"
-                found = piece(dy)
+            part, half = kind.split("_")
+            piece = self._pieces[layer][part]
+            if half == "F":
+                if part in "AP":
+                    self._sum_results(layer - 1)
+                piece.forward(self._values)
+                self._add_loss(self._values)
+            elif half == "B":
+                self._begin_backward()
+                if part in "CS" and "x" in self._grads:  # whichever comes first
+                    self._pieces[layer]["sum"].input_grad(self._grads)
+                piece.input_grad(self._grads)
             else:
-                found = piece()
-            if kind in _RETURNS_INPUT_GRAD:
-                self.dx = found
+                piece.weight_grad()
 
     def wait(self, op: Op) -> None:
-        self._passes[op.layer].wait()
+        tensors = self._values if op.is_forward else self._grads
+        tensors["rows"] = tensors["rows"].wait()
 
-    def _input_of(self, layer: int) -> Tensor:
-        if layer:
-            y: Tensor = self._passes[layer - 1].output()
-            return y
-        assert self._x is not None
-        x, self._x = self._x, None
-        return x
+    def run_loss(self) -> None:
+        """Run the loss function as a piece of its own, forward and backward; its output stays."""
+        piece, values = AutogradPiece(self.given.score, "x"), Named(x=self.output)
+        piece.forward(values)
+        self._add_loss(values)
+        if piece.split is not None:
+            piece.input_grad(self._grads)
 
+    def _sum_results(self, layer: int) -> None:
+        """Sum a layer's results when they are needed: a shared expert's may come after those of the combine."""
+        if "a" in self._values:
+            self._pieces[layer]["sum"].forward(self._values)
 
-class Pass(Protocol):
-    """One half of an order for `execute`: a `MicrobatchPass`, or a stage that runs without pieces."""
+    def _add_loss(self, values: Named) -> None:
+        if "loss" in values:
+            loss = values.pop("loss")
+            self.loss = loss if self.loss is None else self.loss + loss
 
-    def run(self, op: Op) -> None: ...
-
-    def wait(self, op: Op) -> None: ...
+    def _begin_backward(self) -> None:
+        """Free the output, which may be summed only now, with what the forward has left."""
+        if self._values:
+            assert self.output is None or self.dx is not None, "set dy of the microbatch before its backward"
+            self._values.clear()
 
 
 def execute(
     order: Order,
-    forward: Pass | None = None,
-    backward: Pass | None = None,
+    forward: MicrobatchPass | None = None,
+    backward: MicrobatchPass | None = None,
     ticks: Ticks | None = None,
     traced: bool = True,
     calls: Sequence[Call] | None = None,

@@ -6,7 +6,8 @@ Elsewhere: DualPipe's `overlapped_forward_backward(module0, inputs0, criterion0,
 `build_transformer_layer_callables` in fine_grained_callables.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,17 +16,18 @@ from torch import Tensor, nn
 from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.ep.moe import MoE
 from dualpipe_lab.ep.overlap.executor import (
+    Layer,
     MicrobatchContext,
     MicrobatchPass,
+    Named,
     OverlappableLayer,
-    Pass,
+    Piece,
     PlainLayer,
     Routed,
     execute,
 )
 from dualpipe_lab.ep.overlap.order import (
     PLAIN,
-    Op,
     Order,
     Ticks,
     backward_alone,
@@ -37,7 +39,7 @@ from dualpipe_lab.ep.overlap.order import (
 )
 from dualpipe_lab.ep.router import kept_positions, leave_out
 from dualpipe_lab.grad_ready import Synchronizer, synchronizers_of
-from dualpipe_lab.pp.program import B, F
+from dualpipe_lab.pp.program import Action, B, F, I, W
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.pp.runtime.stage import ForwardResult, Loss, ReadyAction, Stage, Tensors, scaled
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, gather_output_grad, local_slice
@@ -60,14 +62,14 @@ class OverlappableStage(Stage):
     def __init__(
         self,
         index: int,
-        layers: Sequence[OverlappableLayer | PlainLayer],
+        layers: Sequence[Layer],
         ticks: Ticks | None = None,
         module: nn.Module | None = None,
         has_loss: bool = False,
     ) -> None:
         modules = [layer for layer in layers if isinstance(layer, nn.Module)]
         super().__init__(index, nn.ModuleList(modules) if module is None else module)
-        self.layers, self.ticks, self._has_loss = list(layers), ticks, has_loss
+        self.layers, self.ticks = list(layers), ticks
         self.takes_loss_weights = has_loss
         self.letters = [layer.letters for layer in layers]
         self.passes: dict[int, MicrobatchPass] = {}
@@ -84,94 +86,73 @@ class OverlappableStage(Stage):
         loss_fn: Loss | None = None,
         weight: float = 1,
     ) -> ForwardResult:
-        one = self.begin_forward(microbatch, inputs, extra, weight, loss_fn)
-        self.execute(forward_alone(one.letters, microbatch), forward=one)
-        return self.finish_forward(one)
+        loss_of = None if loss_fn is None else lambda _, output: loss_fn(output)
+        ready = ReadyAction(self, Action(self.index, F, microbatch), inputs, extra or {}, loss_of, weight=weight)
+        return ForwardResult(self._run_alone(ready, forward_alone), ready.loss)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
-        order = backward_alone(self.letters, microbatch)
-        self.execute(order, backward=self.begin_backward(microbatch, grads))
-        return self.finish_backward(self.passes.pop(microbatch))
+        return self._run_alone(ReadyAction(self, Action(self.index, B, microbatch), tuple(grads)), backward_alone)
 
     def input_grad(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
-        """I: input gradients; the tensors that W needs are kept."""
-        order = input_grads_alone(self.letters, microbatch)
-        self.execute(order, backward=self.begin_backward(microbatch, grads))
-        return self.finish_backward(self.passes[microbatch])
+        return self._run_alone(ReadyAction(self, Action(self.index, I, microbatch), tuple(grads)), input_grads_alone)
 
     def weight_grad(self, microbatch: int) -> None:
-        order = weight_grads_alone(self.letters, microbatch)
-        self.execute(order, backward=self.passes.pop(microbatch))
+        self._run_alone(ReadyAction(self, Action(self.index, W, microbatch)), weight_grads_alone)
 
-    def execute(self, order: Order, forward: Pass | None = None, backward: Pass | None = None) -> None:
-        """Execute an order without spans of its own: the pipeline records one span for the action."""
-        execute(order, forward, backward, self.ticks, traced=False)
+    def _run_alone(self, ready: ReadyAction, build: Callable[[Sequence[str], int], Order]) -> Tensors:
+        with self.running(ready) as one:
+            up, down = (one, None) if ready.action.kind == F else (None, one)
+            execute(build(one.letters, ready.action.microbatch), up, down, self.ticks, traced=False)
+        assert ready.result is not None, "`running` has set it"
+        return ready.result
 
-    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[OverlappableLayer | PlainLayer]:
+    @contextmanager
+    def running(self, ready: ReadyAction) -> Iterator[MicrobatchPass]:
+        """Give the microbatch of an action for an order, and set the action's result; the weights are held meanwhile.
+
+        Raises:
+            ValueError: more than one input, which no layer takes; weights under ZeRO-3 in a stage that trains none.
+        """
+        _, kind, microbatch = ready.action
+        layers = self._layers_of(ready) if kind == F else []
+        owners = [] if kind == W else self._synchronizers()
+        for owner in owners:
+            owner.hold(list(self.module.parameters()))
+        if kind == F:
+            one = MicrobatchPass(layers, ready.inputs[0], MicrobatchContext(ready.weight, ready.extra, ready.loss_fn))
+            if torch.is_grad_enabled():
+                self.passes[microbatch] = one
+        else:
+            one = self.passes[microbatch]
+            if ready.inputs:
+                (one.dy,) = ready.inputs
+        yield one
+        for owner in owners:
+            owner.release(list(self.module.parameters()))
+        if kind in (B, W):
+            del self.passes[microbatch]
+        if kind == F and ready.loss_of is not None:  # the last stage
+            if not self.takes_loss_weights:
+                one.run_loss()
+            ready.result, ready.loss = (), one.loss
+        elif kind == F:
+            ready.result, ready.loss = (one.output,), one.loss
+        else:
+            ready.result = () if one.dx is None else (one.dx,)
+
+    def _layers_of(self, ready: ReadyAction) -> Sequence[Layer]:
+        if len(ready.inputs) != 1:
+            more = ", ".join([*map(str, ready.extra), *["a tensor"] * (len(ready.inputs) - 1)])
+            rule = f"the layers of stage {self.index} take x alone"
+            raise ValueError(f"{rule}, got more inputs: {more or 'none at all'}")
+        return self.layers_for(ready.extra)
+
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[Layer]:
         """Return the layers that a forward with these further inputs runs; ValueError if no layer takes them."""
         if more := extra.keys() - {"padding"}:
             rule = f"the layers of stage {self.index} take x and padding alone"
             raise ValueError(f"{rule}, got more inputs: {', '.join(sorted(map(str, more)))}")
         return self.layers
-
-    def begin_forward(
-        self,
-        microbatch: int,
-        inputs: Tensors,
-        extra: Mapping[str, Any] | None = None,
-        weight: float = 1,
-        loss_fn: Loss | None = None,
-    ) -> MicrobatchPass:
-        """Begin the forward of a microbatch, which holds the stage's weights until `finish_forward`.
-
-        Raises:
-            ValueError: more than one input, which no layer takes; weights under ZeRO-3 in a stage that trains none.
-        """
-        if len(inputs) != 1:
-            more = ", ".join([*map(str, extra or ()), *["a tensor"] * (len(inputs) - 1)])
-            raise ValueError(f"the layers of stage {self.index} take x alone, got more inputs: {more or 'none at all'}")
-        layers = self.layers_for(extra or {})
-        self._hold()
-        one = MicrobatchPass(layers, inputs[0], MicrobatchContext(weight, extra or {}, loss_fn))
-        if torch.is_grad_enabled():
-            self.passes[microbatch] = one
-        return one
-
-    def finish_forward(self, one: MicrobatchPass) -> ForwardResult:
-        """Return the output and the layers' losses; on the last stage the loss, whose gradient starts the backward."""
-        self._release()
-        if one.given.loss_fn is None:
-            return ForwardResult((one.output,), one.loss)
-        if self._has_loss:
-            loss, one.dy = one.output, torch.ones_like(one.output)
-        else:
-            y = one.output.detach().requires_grad_(torch.is_grad_enabled())
-            loss = one.given.loss_of(y)
-            if loss.requires_grad:
-                (one.dy,) = torch.autograd.grad(loss, [y])
-            elif torch.is_grad_enabled():  # weight 0
-                one.dy = torch.zeros_like(y)
-        return ForwardResult((), loss.detach() if one.loss is None else loss.detach() + one.loss)
-
-    def begin_backward(self, microbatch: int, grads: Sequence[Tensor]) -> MicrobatchPass:
-        """Begin the backward of a microbatch with the gradient of its output; the weights are held until its end."""
-        one = self.passes[microbatch]
-        self._hold()
-        if grads:
-            (one.dy,) = grads
-        return one
-
-    def finish_backward(self, one: MicrobatchPass) -> Tensors:
-        self._release()
-        return () if one.dx is None else (one.dx,)
-
-    def _hold(self) -> None:
-        for owner in self._synchronizers():
-            owner.hold(list(self.module.parameters()))
-
-    def _release(self) -> None:
-        for owner in self._synchronizers():
-            owner.release(list(self.module.parameters()))
 
     def _synchronizers(self) -> list[Synchronizer]:
         parameters = list(self.module.parameters())
@@ -200,46 +181,26 @@ def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> 
     if backward.action.kind != B:  # I: its weight gradients come later
         order = without_weight_grads(order)
     ticks = getattr(forward.stage, "ticks", None) or getattr(backward.stage, "ticks", None)
-    up, down = _begin(forward), _begin(backward)
-    execute(order, up, down, ticks, traced=False)
-    _finish(forward, up)
-    _finish(backward, down)
+    with _running(forward) as up, _running(backward) as down:
+        execute(order, up, down, ticks, traced=False)
+
+
+def _running(ready: ReadyAction) -> AbstractContextManager[MicrobatchPass]:
+    if isinstance(ready.stage, OverlappableStage):
+        return ready.stage.running(ready)
+    return nullcontext(MicrobatchPass([_WholeStage(ready)], None))
 
 
 class _WholeStage:
-    """One half of a pair, through a stage that cannot be interrupted: it runs where P_F or P_B stands."""
+    """A stage that cannot be interrupted, as one layer: its F runs where P_F stands, its B where P_B does."""
+
+    letters = PLAIN
 
     def __init__(self, ready: ReadyAction) -> None:
         self._ready = ready
 
-    def run(self, op: Op) -> None:
-        if not op.kind.endswith("_W"):  # B has computed the weight gradients
-            self._ready.run()
-
-    def wait(self, op: Op) -> None:
-        raise AssertionError(f"{op}: a layer in one piece launches no all-to-all")
-
-
-def _begin(ready: ReadyAction) -> Pass:
-    stage, microbatch = ready.stage, ready.action.microbatch
-    if not isinstance(stage, OverlappableStage):
-        return _WholeStage(ready)
-    if ready.action.kind == F:
-        return stage.begin_forward(microbatch, ready.inputs, ready.extra, ready.weight, ready.loss_fn)
-    return stage.begin_backward(microbatch, ready.inputs)
-
-
-def _finish(ready: ReadyAction, one: Pass) -> None:
-    stage = ready.stage
-    if not isinstance(stage, OverlappableStage):
-        return
-    assert isinstance(one, MicrobatchPass), "see _begin"
-    if ready.action.kind == F:
-        ready.result, ready.loss = stage.finish_forward(one)
-        return
-    ready.result = stage.finish_backward(one)
-    if ready.action.kind == B:
-        del stage.passes[ready.action.microbatch]
+    def begin(self, given: MicrobatchContext) -> dict[str, Piece]:
+        return {"P": Piece(lambda _: self._ready.run(), lambda _: self._ready.run())}
 
 
 def overlappable_stage(
@@ -262,19 +223,19 @@ def overlappable_stage(
     Raises:
         ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here.
     """
-    layers: list[OverlappableLayer | PlainLayer] = [
+    layers: list[Layer] = [
         _routed(module, name, layer, fixed) if isinstance(layer.mlp, MoE) else _dense(module, layer)
         for name, layer in module.layers.named_children()
     ]
     if hasattr(module, "mtp"):
         return OverlappableMTPStage(index, module, layers, ticks, fixed)
     if module.embedding is not None:
-        layers.insert(0, PlainLayer(lambda x, _: module.enter(x)))
+        layers.insert(0, PlainLayer(lambda _, x: {"x": module.enter(x)}))
     has_loss = module.head is not None and module.loss_chunk is not None
     if has_loss:
-        layers.append(PlainLayer(lambda x, given: given.loss_of(module.leave(x))))
+        layers.append(PlainLayer(lambda given, x: given.score(module.leave(x))))
     elif module.head is not None:
-        layers.append(PlainLayer(lambda x, _: module.leave(x)))
+        layers.append(PlainLayer(lambda _, x: {"x": module.leave(x)}))
     return OverlappableStage(index, layers, ticks, module, has_loss)
 
 
@@ -285,10 +246,9 @@ def _routed(stage: Any, name: str, layer: Any, fixed: Tensor | None) -> "Overlap
 
 
 def _dense(stage: Any, layer: nn.Module) -> PlainLayer:
-    def run(x: Tensor, _: MicrobatchContext) -> Tensor:
+    def run(_: MicrobatchContext, x: Tensor) -> Named:
         inputs = x, stage.positions(x.device)
-        y: Tensor = (recompute(layer, *inputs) if stage.recompute else layer(*inputs))[0]
-        return y
+        return {"x": (recompute(layer, *inputs) if stage.recompute else layer(*inputs))[0]}
 
     return PlainLayer(run)
 
@@ -339,40 +299,37 @@ class OverlappableMTPStage(OverlappableStage):
         self,
         index: int,
         model: Any,
-        layers: Sequence[OverlappableLayer | PlainLayer],
+        layers: Sequence[Layer],
         ticks: Ticks | None,
         fixed: Tensor | None,
     ) -> None:
         is_first, second = model.embedding is not None, model.mtp
 
-        def enter(x: Tensor, given: MicrobatchContext) -> Tensor:
-            y: Tensor = model.enter(x)
-            given.tensors["embedded"] = model.embedding(given.extra["next_ids"])  # the table is used in one piece
-            return y
+        def enter(given: MicrobatchContext, x: Tensor) -> Named:
+            # the table is used in one piece
+            return {"x": model.enter(x), "embedded": model.embedding(given.extra["next_ids"])}
 
-        def combine(x: Tensor, given: MicrobatchContext) -> Tensor:
-            after = given.tensors["embedded"] if is_first else given.extra["next_ids"]
-            y: Tensor = model.run(second.combine, x, after)
-            given.tensors["hidden"] = x.view_as(x)
-            return y
+        def combine(given: MicrobatchContext, x: Tensor, embedded: Tensor | None = None) -> Named:
+            after = given.extra["next_ids"] if embedded is None else embedded
+            return {"x": model.run(second.combine, x, after), "hidden": x.view_as(x)}
 
-        def score(x: Tensor, given: MicrobatchContext) -> Tensor:
-            output: Tensor = model.answer(given.tensors["hidden"])
+        def score(given: MicrobatchContext, x: Tensor, hidden: Tensor) -> Named:
+            output: Tensor = model.answer(hidden)
             if given.loss_fn is None:
-                return output
+                return {"x": output}
             loss = model.weighted_loss(second.norm(x), given.extra["next_targets"])
-            return scaled(given.loss_fn(output) + loss, given.weight, [output])
+            return {"loss": scaled(given.loss_fn(output) + loss, given.weight, [output])}
 
-        first = [PlainLayer(enter, keeps="embedded")] if is_first else []
-        between = PlainLayer(combine, keeps="hidden", takes="embedded" if is_first else None)
         # one P for both losses, so that the head is used in one piece
-        extra, last = _routed(model, "of the second token", second.layer, fixed), PlainLayer(score, takes="hidden")
+        extra, last = _routed(model, "of the second token", second.layer, fixed), PlainLayer(score, ("x", "hidden"))
+        between = PlainLayer(combine, ("x", "embedded") if is_first else ("x",))
+        first = [PlainLayer(enter)] if is_first else []
         super().__init__(index, [*first, *layers, between, extra, last], ticks, model, has_loss=True)
-        first = [PlainLayer(lambda x, _: model.enter(x))] if is_first else []
-        answer = PlainLayer(lambda x, given: given.loss_of(model.answer(x)))
+        first = [PlainLayer(lambda _, x: {"x": model.enter(x)})] if is_first else []
+        answer = PlainLayer(lambda given, x: given.score(model.answer(x)))
         self._model, self._without = model, [*first, *layers, answer]
 
-    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[OverlappableLayer | PlainLayer]:
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[Layer]:
         """Return all layers; in evaluation without the next tokens those of the model itself."""
         names = [name for name in extra if name != "padding"]
         if not names:
