@@ -23,22 +23,28 @@ Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax's `get_activation_inf
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.parameters import layer_parameters
+from dualpipe_lab.models.stage_rules import ModelConfig, sizes_of
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import sizes_of
+from dualpipe_lab.plan.parameters import local_numel
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 ID_BYTES = 16  # of a token, for the embedding's backward
 _LOSS_BYTES = 8  # per logit, while the loss or its gradient is computed
 _INDEX = 8  # of an expert or a row
+# weights whose gradients are computed in one product
+_TOGETHER = dict.fromkeys(("attention.k.weight", "attention.v.weight"), "attention.q.weight") | {
+    "mlp.up.weight": "mlp.gate.weight"
+}
 Kept: TypeAlias = dict[str, int]  # bytes of tensors by name, of one microbatch on one rank
 
 
@@ -46,7 +52,7 @@ class LayerTable:
     """What one rank keeps of each dense layer and of the ends, for `num_rows` sequences of `length` tokens there."""
 
     def __init__(self, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0) -> None:
-        self.plan, self.length, self.tp_rank, self.sizes = plan, length, tp_rank, sizes_of(model)
+        self.model, self.plan, self.length, self.tp_rank, self.sizes = model, plan, length, tp_rank, sizes_of(model)
         self.latent = None if isinstance(model, LlamaConfig) else model.latent
         self.element = plan.element_bytes
         self.scale = max(4, self.element)  # bytes of a norm's scale, per token
@@ -91,20 +97,13 @@ class LayerTable:
         return self.backward_bytes + self.layer_bytes - self.stored_bytes
 
     def weights(self) -> list[int]:
-        """Return the elements of the weights of a layer's products on this rank."""
-        hidden, latent = self.hidden, self.latent
-        ffn, head = self.shard(self.sizes.ffn_size) * hidden, self.sizes.size_of_head
-        if latent is None:
-            return [(self.heads + 2 * self.kv_heads) * head * hidden, self.heads * head * hidden, 2 * ffn, ffn]
-        return [
-            hidden * (latent.query_rank or 0),
-            self.heads * latent.key * (latent.query_rank or hidden),
-            hidden * latent.cached,
-            self.heads * (latent.content + latent.value) * latent.kv_rank,
-            self.heads * latent.value * hidden,
-            2 * ffn,
-            ffn,
-        ]
+        """Return the elements of the weights of a layer's products on this rank, in their order."""
+        found = Counter[str]()
+        for parameter in layer_parameters(self.model, has_experts=False):
+            if len(parameter.shape) == 2:
+                product = _TOGETHER.get(parameter.name, parameter.name)
+                found[product] += local_numel(parameter, self.plan.tp, self.tp_rank, self.sizes.num_kv_heads)
+        return list(found.values())
 
     def layer(self) -> Kept:
         """Return the tensors of one layer, in the order of its forward."""

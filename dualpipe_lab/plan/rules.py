@@ -128,11 +128,6 @@ def first_problem(
     return None
 
 
-def sizes_of(model: ModelConfig) -> LlamaConfig:
-    """Return the sizes of a model's attention, embedding and head."""
-    return model if isinstance(model, LlamaConfig) else model.dense
-
-
 def has_experts(config: ModelConfig) -> bool:
     """Whether a model has layers of experts."""
     return config.num_layers > int(getattr(config, "num_dense_layers", config.num_layers))

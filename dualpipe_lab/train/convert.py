@@ -26,6 +26,7 @@ from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint, CheckpointError
 from dualpipe_lab.dp.checkpoint.region import ShardRegion
 from dualpipe_lab.dp.checkpoint.session import write_checkpoint
 from dualpipe_lab.dp.checkpoint.torch_format import METADATA, TorchCheckpoint, write_torch
+from dualpipe_lab.models.parameters import EXPERTS, TABLE, full_parameters
 from dualpipe_lab.models.pretrained.config import (
     PretrainedError,
     config_from_pretrained,
@@ -33,16 +34,8 @@ from dualpipe_lab.models.pretrained.config import (
     read_json,
 )
 from dualpipe_lab.models.pretrained.folder import PICKLES, PretrainedFolder
-from dualpipe_lab.models.pretrained.load import (
-    check_folder,
-    check_form,
-    full_shapes,
-    is_stacked,
-    published_names,
-    rounded,
-)
+from dualpipe_lab.models.pretrained.load import check_folder, check_form, rounded
 from dualpipe_lab.models.pretrained.save import finish_folder
-from dualpipe_lab.models.stage import TABLE
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.train.options import find_checkpoint
 from dualpipe_lab.train.saved_model import KEPT, ROUTER_BIAS, is_second, saved_config, saved_name
@@ -138,7 +131,7 @@ def _of_published(path: Path) -> _Weights:
     config, folder = config_from_pretrained(path), PretrainedFolder(path)
     check_folder(folder, config)
     wanted = {theirs: folder.find(theirs) for _, _, theirs, _ in _singles(config)}
-    table = wanted[published_names(TABLE, config)[0]].dtype  # what weights in fp8 become, beside the others
+    table = wanted[full_parameters(config)[TABLE].file_name].dtype  # what weights in fp8 become, beside the others
     kinds = {name: (table if name in folder.scales else found.dtype, found.shape) for name, found in wanted.items()}
     return _Weights("published", path, config, kinds, folder.read, read_json(path / "config.json"))
 
@@ -191,7 +184,7 @@ def _by_our_names(form: str, path: Path, saved: Any, stored: Kinds, read: Read) 
         raise CheckpointError(f"{path} is of a model with other sizes than those known here: {error}") from error
     except PretrainedError as error:
         raise PretrainedError(f"{path} has no published form: {error}") from error
-    _check_kinds(path, stored, {saved_name(name): shape for name, shape in full_shapes(config).items()})
+    _check_kinds(path, stored, {saved_name(name): each.shape for name, each in full_parameters(config).items()})
     kinds, places = {}, {}
     for ours, expert, theirs, shape in _singles(config):
         kinds[theirs] = stored[saved_name(ours)][0], shape
@@ -202,9 +195,9 @@ def _by_our_names(form: str, path: Path, saved: Any, stored: Kinds, read: Read) 
 def _singles(config: ModelConfig) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
     """Return our name, the number of the expert, published name and shape of every tensor of a published model."""
     return [
-        (ours, expert, theirs, shape[1:]) if is_stacked(ours) else (ours, None, theirs, shape)
-        for ours, shape in full_shapes(config).items()
-        for expert, theirs in enumerate(published_names(ours, config))
+        (ours, expert if each.sharded == EXPERTS else None, theirs, each.file_shape)
+        for ours, each in full_parameters(config).items()
+        for expert, theirs in enumerate(each.file_names)
     ]
 
 
@@ -226,13 +219,12 @@ def _save(weights: _Weights, target: Path, max_bytes: int) -> Path:
     model: dict[str, Any] = {"model": type(weights.config).__name__, "config": asdict(weights.config)}
     if weights.published is not None:
         model[PUBLISHED] = dict(weights.published)
-    shapes = {saved_name(ours): shape for ours, shape in full_shapes(weights.config).items()}
-    places = {saved_name(ours): published_names(ours, weights.config) for ours in full_shapes(weights.config)}
-    kinds = {name: (_type_of(weights, places[name]), shape) for name, shape in shapes.items()}
+    known = {saved_name(ours): each for ours, each in full_parameters(weights.config).items()}
+    kinds = {name: (_type_of(weights, each.file_names), each.shape) for name, each in known.items()}
 
     def read(name: str) -> Values:
-        theirs = places[name]
-        return map(weights.read, theirs) if is_stacked(name) else weights.read(theirs[0])
+        theirs = known[name].file_names
+        return map(weights.read, theirs) if known[name].sharded == EXPERTS else weights.read(theirs[0])
 
     return write_checkpoint(target, 0, kinds, read, {"config": model}, max_bytes)
 
@@ -270,7 +262,7 @@ def _save_torch(weights: _Weights, target: Path, max_bytes: int) -> Path:
 
 def _config_values(weights: _Weights) -> dict[str, Any]:
     """Return the values of config.json: those that the weights came with, if they are of the same model."""
-    name = str(weights.kinds[published_names(TABLE, weights.config)[0]][0]).removeprefix("torch.")
+    name = str(weights.kinds[full_parameters(weights.config)[TABLE].file_name][0]).removeprefix("torch.")
     values = {key: value for key, value in (weights.published or {}).items() if key != "quantization_config"}
     values |= dict.fromkeys(set(values) & {"num_nextn_predict_layers"}, 0)  # a second token's layers are not written
     if values and config_from_pretrained(values) == config_from_pretrained(config_to_pretrained(weights.config, name)):

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS as ROPE
 
 from dualpipe_lab import models
-from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, published_names
+from dualpipe_lab.models.parameters import EXPERTS, full_parameters
 
 SIZES = {
     "vocab_size": 48,
@@ -248,10 +248,10 @@ def single(name, grad):
 def by_our_names(grads, config):
     """The same gradients as parameters here have them: by our names, with experts stacked."""
     found = {}
-    for name in full_shapes(config):
-        parts = [grads[one] for one in published_names(name, config) if one in grads]  # a bias has none
+    for name, each in full_parameters(config).items():
+        parts = [grads[one] for one in each.file_names if one in grads]  # a bias has none
         if parts:
-            found[name] = torch.stack(parts) if is_stacked(name) else parts[0]
+            found[name] = torch.stack(parts) if each.sharded == EXPERTS else parts[0]
     return found
 
 

@@ -21,7 +21,8 @@ from dualpipe_lab import data, models, train
 from dualpipe_lab.dp import checkpoint
 from dualpipe_lab.dp.checkpoint import file as files
 from dualpipe_lab.dp.checkpoint import reader
-from dualpipe_lab.models.pretrained.load import full_shapes, tensors_of
+from dualpipe_lab.models.parameters import full_parameters
+from dualpipe_lab.models.pretrained.load import tensors_of
 
 KINDS = {
     "llama 3.1": {"rope_parameters": LLAMA3, "dtype": torch.bfloat16},
@@ -105,7 +106,7 @@ def test_a_published_folder_becomes_a_checkpoint_and_is_published_again_to_the_b
     kept.verify()
     dtype = KINDS[kind]["dtype"]
     assert {name.partition("/")[2] for name in kept.names()} == set(
-        full_shapes(models.config_from_pretrained(folders[kind]))
+        full_parameters(models.config_from_pretrained(folders[kind]))
     )
     assert (done.num_tensors, done.largest_bytes) == (len(stored), 48 * 32 * dtype.itemsize)
     assert done.num_bytes == sum(map(bytes_of, kept.index.tensors.values()))

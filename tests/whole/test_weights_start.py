@@ -13,8 +13,9 @@ from published import DEEPSEEK, QWEN3_MOE, change, written, written_in_fp8
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, schedules, train
 from dualpipe_lab.dp.checkpoint.file import read_header
+from dualpipe_lab.models.parameters import full_parameters
 from dualpipe_lab.models.pretrained import folder as folder_module
-from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, published_names, tensors_of
+from dualpipe_lab.models.pretrained.load import tensors_of
 
 DENSE = {"llama": {}, "qwen3, tied": {"family": "Qwen3", "head_dim": 8, "tie_word_embeddings": True}}
 ROUTED = {
@@ -121,11 +122,7 @@ def write_headers(folder, values, num_files):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(values))
     config = models.config_from_pretrained(folder)
-    shapes = {
-        name: shape[1:] if is_stacked(ours) else shape
-        for ours, shape in full_shapes(config).items()
-        for name in published_names(ours, config)
-    }
+    shapes = {name: each.file_shape for each in full_parameters(config).values() for name in each.file_names}
     names, places = list(shapes), {}
     for number in range(num_files):
         file, header, end = f"model-{number + 1:05}.safetensors", {}, 0

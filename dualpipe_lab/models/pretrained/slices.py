@@ -18,19 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.parameters import EXPERTS, TABLE, full_parameters
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
 from dualpipe_lab.models.pretrained.folder import SCALE, PretrainedFolder, Stored
-from dualpipe_lab.models.pretrained.load import check_folder, full_shapes, is_stacked, published_names
-from dualpipe_lab.models.stage import HEAD, TABLE
-from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
+from dualpipe_lab.models.pretrained.load import check_folder
+from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, sizes_of, stage_layers, stages_of
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.topology import Topology
-
-_UNFOLDED = ("q.weight", "q_up.weight", "kv_up.weight")
-_ROWS = (TABLE, HEAD, *_UNFOLDED, "mlp.gate.weight", "mlp.up.weight", "shared.gate.weight", "shared.up.weight")
-_COLUMNS = ("attention.o.weight", "mlp.down.weight", "mlp.shared.down.weight")  # what makes latents is called down too
-_KEYS = ("attention.k.weight", "attention.v.weight")
 
 
 class FileSlice(NamedTuple):
@@ -69,19 +64,17 @@ def slices_of(
     config, folder = config_from_pretrained(path), PretrainedFolder(path)
     check_folder(folder, config)
     check_stages(config, topology, program, layers=layers)
-    published = {name: published_names(name, config) for name in full_shapes(config)}
-    names = _stage_names(published, config, stage_layers(config, program.num_stages if program else 1, layers))
+    known, num_kv_heads = full_parameters(config), sizes_of(config).num_kv_heads
+    names = _stage_names(known, config, stage_layers(config, program.num_stages if program else 1, layers))
     tp_size, ep_size = topology.size("tp"), topology.size("ep")
 
     @cache  # many ranks read the same
     def of_stage(stage: int, tp: int, ep: int) -> list[FileSlice]:
         found: list[FileSlice] = []
         for name in names[stage]:
-            if is_stacked(name):
-                experts = published[name][shard_slice(len(published[name]), ep_size, ep)]
-                found += [part for one in experts for part in _slices(folder, one)]
-            else:
-                found += _slices(folder, published[name][0], *_cut(name, config, tp, tp_size))
+            files, shard = known[name].file_names, known[name].shard(tp_size, tp, num_kv_heads)
+            here = files[shard_slice(len(files), ep_size, ep)] if known[name].sharded == EXPERTS else files
+            found += [part for file in here for part in _slices(folder, file, *shard)]
         return found
 
     def of_rank(rank: int) -> list[FileSlice]:
@@ -105,17 +98,7 @@ def _stage_names(names: Iterable[str], config: ModelConfig, split: Sequence[rang
     return found
 
 
-def _cut(name: str, config: ModelConfig, tp: int, tp_size: int) -> tuple[int, int, int]:
-    """Return axis, number and count of a rank's shard of a parameter; 1 of 1 is all of it."""
-    if name.endswith(_KEYS):  # ranks share a KV head where there are more of them
-        num_shards = min(tp_size, config.num_kv_heads)
-        return 0, tp * num_shards // tp_size, num_shards
-    if name.endswith((*_ROWS, *_COLUMNS)):
-        return int(name.endswith(_COLUMNS)), tp, tp_size
-    return 0, 0, 1
-
-
-def _slices(folder: PretrainedFolder, name: str, axis: int = 0, number: int = 0, count: int = 1) -> list[FileSlice]:
+def _slices(folder: PretrainedFolder, name: str, axis: int, number: int, count: int) -> list[FileSlice]:
     """Return what is read of a shard of a tensor; scales come first."""
     stored = folder.find(name)
     where = [slice(0, size) for size in stored.shape]
