@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
     def file_names(self) -> tuple[str, ...]:
         """The published names: one, or of experts one for each.
 
-        >>> list(full_parameters(V3MoEConfig(num_experts=8)).values())[13].file_names[1]
+        >>> full_parameters(V3MoEConfig())["layers.1.mlp.experts.gate"].file_names[1]
         'model.layers.1.mlp.experts.1.gate_proj.weight'
         """
         return tuple(map(self.file_name.format, range(self.shape[0] if self.sharded == EXPERTS else 1)))

@@ -89,7 +89,7 @@ def local_numel(parameter: Parameter, tp: int, tp_rank: int, num_kv_heads: int) 
     """Return the elements that a rank of tp has of a parameter."""
     axis, number, count = parameter.shard(tp, tp_rank, num_kv_heads)
     part = shard_slice(parameter.shape[axis], count, number)
-    return parameter.numel // parameter.shape[axis] * (part.stop - part.start)
+    return parameter.numel // parameter.shape[axis] * int(part.stop - part.start)
 
 
 def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[LocalParameter]:

@@ -13,10 +13,10 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2; Qwen Team 2025 (arXiv 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -82,23 +82,22 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
     """Return the sizes of a published model.
 
     Args:
-        source: a folder with config.json, or its values; how weights are quantised is checked where they are opened.
+        source: a folder with config.json, such a file, or its values; quantised weights are refused where they are
+            opened.
 
     Raises:
         PretrainedError: another family, a field that is missing, or one that this library cannot compute.
 
-    >>> config_from_pretrained({"architectures": ["MambaForCausalLM"]})
+    >>> config_from_pretrained({"architectures": ["MambaForCausalLM"]})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    dualpipe_lab.models.pretrained.config.PretrainedError: config.json is of MambaForCausalLM; known are \
-LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
+    dualpipe_lab.models.pretrained.config.PretrainedError: config.json needs one architecture of LlamaForCausalLM, ...
     """
-    file = Path("" if isinstance(source, Mapping) else source) / "config.json"
+    file = Path("" if isinstance(source, Mapping) else source)
+    file = file if file.is_file() else file / "config.json"
     values, where = source if isinstance(source, Mapping) else read_json(file), str(file)
-    named, known = values.get("architectures"), f"known are {', '.join(FAMILIES)}"
-    if not isinstance(named, list) or len(named) != 1:
-        raise PretrainedError(f"{where} names no architecture, got architectures={named!r}; {known}")
-    if named[0] not in FAMILIES:
-        raise PretrainedError(f"{where} is of {named[0]}; {known}")
+    named = values.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in FAMILIES:
+        raise PretrainedError(f"{where} needs one architecture of {', '.join(FAMILIES)}, got architectures={named!r}")
     config = _READERS[named[0]](values, where)
     try:
         config.check()
@@ -265,10 +264,11 @@ def read_json(file: Path) -> dict[str, Any]:
 _LENGTH = "original_max_position_embeddings"
 _YARN = {"factor": "factor", _LENGTH: "original_length"}
 _LLAMA3 = {"factor": "factor", "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"} | _YARN
-_YARN_OPTIONS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
+_YARN_OPTIONS = {name: name for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
 _ANY_FIELDS = {"rope_type", "type", "rope_theta"}
-_YARN_FIELDS = {*_ANY_FIELDS, *_YARN, *_YARN_OPTIONS}
-_ROPE_FIELDS = {"yarn": _YARN_FIELDS, "llama3": {*_ANY_FIELDS, *_LLAMA3}, "default": {*_YARN_FIELDS, *_LLAMA3}}
+_ROPE_FIELDS = {"yarn": {*_ANY_FIELDS, *_YARN, *_YARN_OPTIONS}, "llama3": {*_ANY_FIELDS, *_LLAMA3}}
+_ROPE_FIELDS["default"] = _ROPE_FIELDS["yarn"] | _ROPE_FIELDS["llama3"]
+_ROPE_NEUTRAL = ("partial_rotary_factor", 1), ("truncate", True)
 
 
 def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | None]:
@@ -280,7 +280,7 @@ def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | No
     kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in _ROPE_FIELDS:
         raise PretrainedError(f"{where} scales its rotary angles by {kind!r}; known are 'default', 'llama3' and 'yarn'")
-    neutral = {name for name, value in found.items() if value is None or (name, value) == ("partial_rotary_factor", 1)}
+    neutral = {name for name, value in found.items() if value is None or (name, value) in _ROPE_NEUTRAL}
     if unknown := sorted(set(found) - _ROPE_FIELDS[kind] - neutral):
         raise PretrainedError(
             f"{where} scales its rotary angles by {kind!r} with {unknown[0]}={found[unknown[0]]!r}, which is not known"
@@ -290,38 +290,26 @@ def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | No
         return float(base), None
     if values.get(_LENGTH) is not None:
         found = {**found, _LENGTH: values[_LENGTH]}  # one outside of the object counts more
-    names = _LLAMA3 if kind == "llama3" else _YARN
-    numbers: dict[str, Any] = {ours: _number(found.get(theirs), theirs, kind, where) for theirs, ours in names.items()}
-    options = _yarn_options(found, where) if kind == "yarn" else {}
+    names = _LLAMA3
+    if kind == "yarn":  # an option that is left out, or is 0, has yarn's own value
+        names = _YARN | {name: name for name in _YARN_OPTIONS if found.get(name) not in (None, 0)}
+    numbers = {ours: _number(found.get(theirs), theirs, kind, where) for theirs, ours in names.items()}
     try:
-        return float(base), (RopeScaling if kind == "llama3" else YarnScaling)(**numbers, **options)
+        return float(base), (RopeScaling if kind == "llama3" else YarnScaling)(**numbers)
     except ValueError as error:
         raise PretrainedError(f"{where}: {error}") from error
 
 
 def _rope_values(base: float, scaling: Scaling | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
-    longest = {}
-    if isinstance(scaling, RopeScaling):
-        found |= {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for theirs, ours in _LLAMA3.items()}
-    if isinstance(scaling, YarnScaling):
-        found |= {"rope_type": "yarn"} | {theirs: getattr(scaling, ours) for theirs, ours in _YARN.items()}
-        options = {name: getattr(scaling, name) for name in _YARN_OPTIONS}
-        found |= {name: value for name, value in options.items() if value not in (None, 0.0) or name == "truncate"}
-        # transformers compares the two, and warns
-        longest = {"max_position_embeddings": round(scaling.factor * scaling.original_length)}
+    if scaling is None:
+        return {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    is_yarn = isinstance(scaling, YarnScaling)
+    names = _YARN | _YARN_OPTIONS if is_yarn else _LLAMA3
+    numbers = {theirs: value for theirs, ours in names.items() if (value := getattr(scaling, ours))}
+    found = {"rope_type": "yarn" if is_yarn else "llama3", "rope_theta": base, **numbers}
+    # transformers compares the two, and warns
+    longest = {"max_position_embeddings": round(scaling.factor * scaling.original_length)} if is_yarn else {}
     return {"rope_theta": base, "rope_parameters": found} | longest
-
-
-def _yarn_options(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the options of yarn; an option that is left out, or is 0, has yarn's own value."""
-    truncate = found.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise PretrainedError(f"{where}: rotary angles of kind 'yarn' need truncate as true or false, got {truncate!r}")
-    given = {name: found[name] for name in _YARN_OPTIONS[:-1] if found.get(name) not in (None, 0)}
-    if found.get("attention_factor") == 0:
-        raise PretrainedError(f"{where}: yarn with attention_factor=0 hides all positions; leave it out")
-    return {name: _number(value, name, "yarn", where) for name, value in given.items()} | {"truncate": truncate}
 
 
 def _number(value: Any, name: str, kind: str, where: str) -> float:
@@ -329,54 +317,3 @@ def _number(value: Any, name: str, kind: str, where: str) -> float:
         raise PretrainedError(f"{where}: rotary angles of kind {kind!r} need {name} as a number, got {value!r}")
     number: float = value
     return number
-
-
-# ---- weights in fp8
-
-
-class Blocks(NamedTuple):
-    """Rows and columns of a block of a weight in fp8, which has one scale."""
-
-    rows: int
-    columns: int
-
-    def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the scales of a weight: the last block of an axis may be smaller."""
-        return tuple(-(-size // block) for size, block in zip(shape, self, strict=True))
-
-    def scale_slices(self, where: Sequence[slice]) -> tuple[slice, ...]:
-        """Return the slices of the scales of all blocks in which a slice of a weight lies."""
-        return tuple(
-            slice(part.start // block, -(-part.stop // block)) for part, block in zip(where, self, strict=True)
-        )
-
-
-_FP8 = {
-    "quant_method": ("fp8",),
-    "fmt": ("e4m3", None),
-    "scale_fmt": ("ue8m0", None),  # scales are powers of two; `PretrainedFolder` takes them in float32 alone
-    "activation_scheme": ("dynamic", None),  # how activations would be quantised: no part of the weights
-}
-
-
-def blocks_of(values: Mapping[str, Any], where: str) -> Blocks | None:
-    """Return the blocks of a model's weights; None if they are not quantised, PretrainedError if otherwise."""
-    found = values.get("quantization_config")
-    if found is None:
-        return None
-    if not isinstance(found, Mapping):
-        raise PretrainedError(f"{where} needs quantization_config as an object of names and values, got {found!r}")
-    for name, value in found.items():
-        if name not in ("weight_block_size", "modules_to_not_convert") and value not in _FP8.get(name, ()):
-            raise PretrainedError(
-                f"{where} has quantization_config with {name}={value!r}, and of quantised weights those in fp8 (e4m3) "
-                "with a scale for each block are known; convert the folder to bfloat16 first"
-            )
-    size = found.get("weight_block_size")
-    is_size = isinstance(size, list) and len(size) == 2 and all(type(part) is int and part > 0 for part in size)
-    if found.get("quant_method") is None or not isinstance(size, list) or not is_size:
-        raise PretrainedError(
-            f"{where} needs a quantization_config with quant_method='fp8' and weight_block_size as two whole numbers "
-            f"above 0, got {dict(found)}"
-        )
-    return Blocks(*size)

@@ -127,11 +127,8 @@ def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
         stored = folder.find(name)
         if stored.shape != shape:
             raise PretrainedError(f"{stored.file}: {name} has shape {stored.shape}, the config asks for {shape}")
-        if stored.dtype not in _FLOATS and name not in folder.scales:
-            raise PretrainedError(
-                f"{stored.file}: {name} has {stored.dtype}, for which config.json names no scales; convert the folder "
-                "to bfloat16 first"
-            )
+        if stored.dtype not in _FLOATS:
+            raise PretrainedError(f"{stored.file}: {name} has {stored.dtype}; convert the folder to bfloat16 first")
     for name in sorted(set(folder.tensors) - set(wanted) - _spare(folder, config)):
         if not name.endswith(_LEFT_OVER):
             raise PretrainedError(f"{folder.tensors[name].file} has {name}, which the model has not")

@@ -6,7 +6,6 @@ Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per ran
   cut by columns  o and down: their inputs are
   KV heads       with more ranks than KV heads, several ranks read the same rows
   experts         whole, those of the rank along ep, whether it is an axis or within the data ranks
-  fp8             the scales of the blocks in which a slice lies; a block on an edge is read by both ranks
   everywhere      norms, routers with their biases, what makes latents; along dp and cp everything else too
 Elsewhere: transformers' `base_model_tp_plan` by name; vLLM's `weight_loader` of each layer.
 """
@@ -20,7 +19,7 @@ from typing import NamedTuple
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.parameters import EXPERTS, TABLE, full_parameters
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
-from dualpipe_lab.models.pretrained.folder import SCALE, PretrainedFolder, Stored
+from dualpipe_lab.models.pretrained.folder import PretrainedFolder
 from dualpipe_lab.models.pretrained.load import check_folder
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, sizes_of, stage_layers, stages_of
 from dualpipe_lab.pp.program import Program
@@ -74,7 +73,7 @@ def slices_of(
         for name in names[stage]:
             files, shard = known[name].file_names, known[name].shard(tp_size, tp, num_kv_heads)
             here = files[shard_slice(len(files), ep_size, ep)] if known[name].sharded == EXPERTS else files
-            found += [part for file in here for part in _slices(folder, file, *shard)]
+            found += [_slice(folder, file, *shard) for file in here]
         return found
 
     def of_rank(rank: int) -> list[FileSlice]:
@@ -98,18 +97,11 @@ def _stage_names(names: Iterable[str], config: ModelConfig, split: Sequence[rang
     return found
 
 
-def _slices(folder: PretrainedFolder, name: str, axis: int, number: int, count: int) -> list[FileSlice]:
-    """Return what is read of a shard of a tensor; scales come first."""
+def _slice(folder: PretrainedFolder, name: str, axis: int, number: int, count: int) -> FileSlice:
+    """Return what is read of a shard of a tensor."""
     stored = folder.find(name)
     where = [slice(0, size) for size in stored.shape]
     if count > 1:
         where[axis] = shard_slice(stored.shape[axis], count, number)
-    found = [_file_slice(stored, name, where)]
-    if folder.blocks is not None and name in folder.scales:
-        found.insert(0, _file_slice(folder.scales[name], name + SCALE, folder.blocks.scale_slices(where)))
-    return found
-
-
-def _file_slice(stored: Stored, name: str, where: Sequence[slice]) -> FileSlice:
     num_bytes = prod(part.stop - part.start for part in where) * stored.dtype.itemsize
     return FileSlice(stored.file.name, name, tuple((part.start, part.stop) for part in where), num_bytes)
