@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_runs import CONFIG, LENGTH, V3, Held
+from saved_runs import CONFIG, LENGTH, V3, Held
 
 import dualpipe_lab as lab
 from dualpipe_lab import plan as planner
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.models import LlamaConfig
-from dualpipe_lab.plan.kept import LayerTable
 from dualpipe_lab.plan.memory import kept_counts, model_states
+from dualpipe_lab.plan.saved_activations import LayerTable
 from dualpipe_lab.pp.program import F
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
 from dualpipe_lab.train import Batch, Trainer, TrainOptions

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from kept_runs import LENGTH, counted
-from test_kept_experts import MLA, QWEN, V3
+from saved_runs import LENGTH, counted
+from test_saved_experts import MLA, QWEN, V3
 
 import dualpipe_lab as lab
-from dualpipe_lab.plan.kept import ID_BYTES, ExpertTable, Tables
 from dualpipe_lab.plan.memory import RankMemories
+from dualpipe_lab.plan.saved_activations import ID_BYTES, ExpertTable, Tables
 
 PAIRS = {"pp": 2, "num_microbatches": 4, "schedule": "paired_1f1b", "overlap": True, "layers": (2, 1)}
 ALL = {"num_experts_per_token": 4, "num_groups": 1, "num_groups_per_token": 1, "num_layers": 3}  # a balanced routing

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kept_runs import LENGTH, Held
-from kept_runs import V3 as SIZES
+from saved_runs import LENGTH, Held
+from saved_runs import V3 as SIZES
 
 import dualpipe_lab as lab
 from dualpipe_lab import plan as planner
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
-from dualpipe_lab.plan.kept import ExpertTable, Tables
+from dualpipe_lab.plan.saved_activations import ExpertTable, Tables
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.train import Trainer, TrainOptions
 
