@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dualpipe_lab.plan.fields import NUMBER_BYTES, text_table
@@ -113,20 +112,17 @@ class Memory:
         return f"{self.plan}; GB\n{text_table(rows)}"
 
 
-def memory(
-    model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, *, imbalance: float = 1.0
-) -> Memory:
-    """Return the memory of every rank of a plan.
+def memory(model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int) -> Memory:
+    """Return the memory of every rank of a plan; experts have as many rows on each rank as on average.
 
     Args:
         model: a `LlamaConfig` or a `V3MoEConfig`.
         plan: that fits it.
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all data ranks and microbatches.
-        imbalance: tokens for the experts of the fullest rank, divided by their mean; along ep all count as that one.
 
     Raises:
-        ValueError: as `Plan.check`, sequences that do not divide, or an imbalance below 1.
+        ValueError: as `Plan.check`, or sequences that do not divide.
 
     >>> from dualpipe_lab.models import LlamaConfig
     >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
@@ -136,17 +132,14 @@ def memory(
     >>> states.parameters, states.moments, found.fits(80e9)
     (16060522496, 8030261248, False)
     """
-    is_number = isinstance(imbalance, int | float) and not isinstance(imbalance, bool)
-    if not is_number or not 1 <= imbalance < inf:
-        raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance!r}; use 1 or more")
     plan.check(model, sequence_length)
-    return Memory(plan, dict(RankMemories(model, plan, sequence_length, global_batch, imbalance).places()))
+    return Memory(plan, dict(RankMemories(model, plan, sequence_length, global_batch).places()))
 
 
 def fitting_bytes(model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, most: float) -> int | None:
     """Return the bytes of the fullest rank of a legal plan, or None where they are more than `most`."""
     largest = 0
-    for _, one in RankMemories(model, plan, sequence_length, global_batch, 1.0).places(every=False):
+    for _, one in RankMemories(model, plan, sequence_length, global_batch).places(every=False):
         if one.total > most:
             return None
         largest = max(largest, one.total)
@@ -156,13 +149,11 @@ def fitting_bytes(model: "ModelConfig", plan: Plan, sequence_length: int, global
 class RankMemories:
     """The memory of each place: states by pp and tp, tables by cp and tp, peaks by the program."""
 
-    def __init__(
-        self, model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, imbalance: float
-    ) -> None:
+    def __init__(self, model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int) -> None:
         from dualpipe_lab.plan.rules import has_mtp, lengths_of
         from dualpipe_lab.plan.traffic import check_traffic
 
-        self.model, self.num_rows, self.imbalance = model, check_traffic(plan, global_batch), imbalance
+        self.model, self.num_rows = model, check_traffic(plan, global_batch)
         self.lengths = lengths_of(plan, sequence_length)
         self.layers = [list(layers) for layers in plan.stage_layers(model)]
         self.plan = replace(plan, layers=tuple(map(len, self.layers)))  # the search for the best split takes its time
@@ -178,7 +169,7 @@ class RankMemories:
         cp_ranks = range(len(self.lengths)) if every else (fullest,)
         tp_ranks = range(self.plan.tp if every else 1)
         tables = {
-            (length, tp_rank): Tables.of(self.model, self.plan, self.num_rows, length, tp_rank, self.imbalance)
+            (length, tp_rank): Tables.of(self.model, self.plan, self.num_rows, length, tp_rank)
             for length in {self.lengths[cp_rank] for cp_rank in cp_ranks}
             for tp_rank in tp_ranks
         }

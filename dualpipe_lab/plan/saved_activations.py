@@ -3,8 +3,7 @@
 Chapter: book/tp/block, book/tp/latent-attention, book/ep/v3-moe, book/whole/two-tokens.
 In: a model, a plan, the tokens of a microbatch.  Out: named bytes, as autograd keeps them in this library.
   tokens    T on the rank, between the layers T / tp of them under sequence parallelism
-  experts   k T rows of a rank on average, whatever ep is: it has fewer experts and receives the tokens of more ranks.
-            The fullest rank has `imbalance` times as many, at most min(k, E / ep) for each token of all ranks of ep
+  experts   k T rows of a rank on average, whatever ep is: it has fewer experts and receives the tokens of more ranks
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax's `get_activation_info`.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 """
@@ -12,7 +11,6 @@ Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from math import ceil
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -183,7 +181,7 @@ class LayerTable:
 class ExpertTable(LayerTable):
     """What one rank keeps of a layer with experts, for one microbatch; every rank of tp routes all of its tokens.
 
-    `imbalance`: rows of the fullest rank, divided by their mean.  `rows`: that this rank receives, if they are known.
+    `rows`: that this rank receives, if they are known (default: as many as on average).
     """
 
     def __init__(
@@ -193,14 +191,12 @@ class ExpertTable(LayerTable):
         num_rows: int,
         length: int,
         tp_rank: int = 0,
-        imbalance: float = 1.0,
         rows: int | None = None,
     ) -> None:
         super().__init__(model, plan, num_rows, length, tp_rank)
-        self.sparse, k = model, model.num_experts_per_token
-        self.num_slots = self.num_tokens * k  # the copies of tokens that this rank sends
-        most = self.num_tokens * plan.ep * min(k, model.num_experts // plan.ep)
-        self.num_received = min(ceil(self.num_slots * imbalance), most) if rows is None else rows
+        self.sparse = model
+        self.num_slots = self.num_tokens * model.num_experts_per_token  # the copies of tokens that this rank sends
+        self.num_received = self.num_slots if rows is None else rows
         # order and inverse of slots and rows, and the load of every expert
         self.route_bytes = (2 * (self.num_slots + self.num_received) + model.num_experts) * _INDEX
 
@@ -275,14 +271,12 @@ class Tables(NamedTuple):
     first_sparse: int
 
     @classmethod
-    def of(
-        cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
-    ) -> "Tables":
+    def of(cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0) -> "Tables":
         """Return those of a model."""
         dense = LayerTable(model, plan, num_rows, length, tp_rank)
         if isinstance(model, LlamaConfig):
             return cls(dense, dense, 0)
-        return cls(dense, ExpertTable(model, plan, num_rows, length, tp_rank, imbalance), model.num_dense_layers)
+        return cls(dense, ExpertTable(model, plan, num_rows, length, tp_rank), model.num_dense_layers)
 
     def layer(self, number: int) -> LayerTable:
         """Return the table of the layer with this number."""

@@ -233,8 +233,6 @@ def test_ranks_whose_buffers_alone_differ_have_rows_of_their_own():
     ("make", "words"),
     [
         (lambda: planner.memory(CONFIG, lab.Plan(dp=2), LENGTH, 3), "use 4"),
-        (lambda: planner.memory(V3, lab.Plan(), LENGTH, 1, imbalance="2"), "got imbalance='2'; use 1"),
-        (lambda: planner.memory(V3, lab.Plan(ep=2), LENGTH, 2, imbalance=0.5), "or more, got imbalance=0.5; use 1"),
         (lambda: planner.memory(CONFIG, lab.Plan(tp=3), LENGTH, 3), "the nearest plan of 3 ranks"),
         (lambda: planner.memory(CONFIG, lab.Plan(), LENGTH, 1).of(1), "the plan has ranks 0 to 0, got 1"),
     ],

@@ -46,7 +46,7 @@ def test_overlapped_stages_hold_the_estimated_bytes(plan, runs):
     length = LENGTH // plan.cp
     for rank, each in enumerate(runs[plan]):
         for config, found in zip(CONFIGS, each, strict=True):
-            maker = RankMemories(config, plan, LENGTH, plan.data_size * plan.num_microbatches, 1.0)
+            maker = RankMemories(config, plan, LENGTH, plan.data_size * plan.num_microbatches)
             tp_rank = plan.topology.coordinates(rank).get("tp", 0)
             tables = Tables.of(config, plan, 1, length, tp_rank)
             assert len(found) == 1

@@ -14,9 +14,8 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2; Qwen Team 2025 (arXiv 
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -30,11 +29,19 @@ class PretrainedError(ValueError):
 
 
 Kind: TypeAlias = tuple[type | tuple[type, ...], str]
+
+
+class Family(NamedTuple):
+    """The published models of one architecture."""
+
+    model_type: str
+    sizes: Mapping[str, str]  # names of sizes in a file, and here
+    neutral: Mapping[str, tuple[Any, ...]]  # values under which a field changes nothing; the first is written, if any
+    fixed: Mapping[str, Any]  # what all of them have, and a config may have otherwise
+
+
 LLAMA, QWEN3, QWEN3_MOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
-FAMILIES = {LLAMA: "llama", QWEN3: "qwen3", QWEN3_MOE: "qwen3_moe", V3: "deepseek_v3"}  # and their model_type
-
-# names of sizes in a file, and here
 _SIZES = {
     "vocab_size": "vocabulary_size", "hidden_size": "hidden_size", "intermediate_size": "ffn_size",
     "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
@@ -48,17 +55,27 @@ _V3_SIZES = _MOE_SIZES | {
 _LATENT = {
     "kv_lora_rank": "kv_rank", "qk_nope_head_dim": "content", "qk_rope_head_dim": "position", "v_head_dim": "value",
 }  # fmt: skip
-# values under which a field changes nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention_bias": (False, None), "hidden_act": ("silu", "swish", None), "attention_dropout": (0, None),
+    "hidden_act": ("silu", "swish", None), "attention_bias": (False, None), "attention_dropout": (None, 0),
 }  # fmt: skip
-_WINDOW = {"use_sliding_window": (False, None)}
-_DENSE_NEUTRAL = _NEUTRAL | _WINDOW | {"mlp_bias": (False, None), "partial_rotary_factor": (1, None)}
-_QWEN_NEUTRAL = _NEUTRAL | _WINDOW | {"tie_word_embeddings": (False, None)}
+_DENSE_NEUTRAL = _NEUTRAL | dict.fromkeys(("mlp_bias", "use_sliding_window"), (None, False))
+_DENSE_NEUTRAL["partial_rotary_factor"] = (None, 1)
+_QWEN_NEUTRAL = _NEUTRAL | dict.fromkeys(("use_sliding_window", "tie_word_embeddings"), (False, None))
 _V3_NEUTRAL = _NEUTRAL | {
     "rope_interleave": (True, None), "norm_topk_prob": (True, None), "scoring_func": ("sigmoid", None),
-    "topk_method": ("noaux_tc", None), "moe_layer_freq": (1, None), "tie_word_embeddings": (False, None),
+    "topk_method": ("noaux_tc", None), "moe_layer_freq": (None, 1), "tie_word_embeddings": (False, None),
 }  # fmt: skip
+_QWEN_FIXED: dict[str, Any] = {
+    "scoring": "softmax", "selection_bias": False, "qk_norm": True, "latent": None, "num_groups": 1,
+    "num_groups_per_token": 1, "num_shared_experts": 0, "scale": 1.0,
+}  # fmt: skip
+_V3_FIXED = {"scoring": "sigmoid", "normalise": True, "selection_bias": True, "qk_norm": False}
+FAMILIES = {
+    LLAMA: Family("llama", _SIZES, _DENSE_NEUTRAL, {"qk_norm": False}),
+    QWEN3: Family("qwen3", _SIZES, _DENSE_NEUTRAL, {"qk_norm": True}),
+    QWEN3_MOE: Family("qwen3_moe", _QWEN_SIZES, _QWEN_NEUTRAL, _QWEN_FIXED),
+    V3: Family("deepseek_v3", _V3_SIZES, _V3_NEUTRAL, _V3_FIXED),
+}
 _MORE_SIZES = (
     "num_key_value_heads", "head_dim", "decoder_sparse_step", "q_lora_rank", "num_nextn_predict_layers",
 )  # fmt: skip
@@ -71,11 +88,6 @@ _KINDS: dict[str, Kind] = {
         ("tie_word_embeddings", "norm_topk_prob", "use_sliding_window", "rope_interleave"), (bool, "true or false")
     ),
 }
-# what a Qwen3-MoE has, and a `V3MoEConfig` may have
-_QWEN_FIXED: dict[str, Any] = {
-    "scoring": "softmax", "selection_bias": False, "qk_norm": True, "latent": None, "num_groups": 1,
-    "num_groups_per_token": 1, "num_shared_experts": 0, "scale": 1.0,
-}  # fmt: skip
 
 
 def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfig:
@@ -98,7 +110,7 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
     named = values.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or named[0] not in FAMILIES:
         raise PretrainedError(f"{where} needs one architecture of {', '.join(FAMILIES)}, got architectures={named!r}")
-    config = _READERS[named[0]](values, where)
+    config = _READERS[named[0]](values, where, FAMILIES[named[0]])
     try:
         config.check()
     except ValueError as error:
@@ -108,31 +120,27 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
 
 def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """Return the values of config.json for a model; `dtype`: of its weights, such as "bfloat16"."""
-    family = family_of(config)
-    assert family is not None, "see check_form"
+    name = family_of(config)
+    assert name is not None, "see check_form"
+    family = FAMILIES[name]
     if isinstance(config, LlamaConfig):
-        sizes = _SIZES
         more: dict[str, Any] = {"num_key_value_heads": config.num_kv_heads, "head_dim": config.size_of_head}
+        more["tie_word_embeddings"] = config.tied
     elif config.latent is None:
-        sizes = _QWEN_SIZES
         more = {"head_dim": config.dense.size_of_head, "norm_topk_prob": config.normalise, "decoder_sparse_step": 1}
-        more |= {"mlp_only_layers": list(range(config.num_dense_layers)), "use_sliding_window": False}
+        more |= {"mlp_only_layers": list(range(config.num_dense_layers))}
     else:
-        sizes = _V3_SIZES
         more = {"num_key_value_heads": config.num_heads, "q_lora_rank": config.latent.query_rank}
         more |= {theirs: getattr(config.latent, ours) for theirs, ours in _LATENT.items()}
-        more |= {"num_nextn_predict_layers": 0, "routed_scaling_factor": config.scale, "scoring_func": "sigmoid"}
-        more |= {"topk_method": "noaux_tc", "norm_topk_prob": True, "rope_interleave": True}
+        more |= {"num_nextn_predict_layers": 0, "routed_scaling_factor": config.scale}
     return {
-        "architectures": [family],
-        "model_type": FAMILIES[family],
-        **{theirs: getattr(config, ours) for theirs, ours in sizes.items()},
+        "architectures": [name],
+        "model_type": family.model_type,
+        **{theirs: getattr(config, ours) for theirs, ours in family.sizes.items()},
+        **{field: values[0] for field, values in family.neutral.items() if values[0] is not None},
         **more,
-        "hidden_act": "silu",
         "rms_norm_eps": config.eps,
         **_rope_values(config.rope_base, config.rope_scaling),
-        "tie_word_embeddings": isinstance(config, LlamaConfig) and config.tied,
-        "attention_bias": False,
         "dtype": dtype,
         "torch_dtype": dtype,
     }
@@ -140,30 +148,27 @@ def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
 
 def family_of(config: ModelConfig) -> str | None:
     """Return the architecture of a model; None if it has no published form."""
-    if isinstance(config, LlamaConfig):
-        return QWEN3 if config.qk_norm else LLAMA
-    if all(getattr(config, name) == value for name, value in _QWEN_FIXED.items()):
-        return QWEN3_MOE
-    routes = (config.scoring, config.normalise, config.selection_bias, config.qk_norm)
-    is_known = routes == ("sigmoid", True, True, False) and not isinstance(config.rope_scaling, RopeScaling)
-    return V3 if config.latent is not None and is_known else None
+    names = (LLAMA, QWEN3) if isinstance(config, LlamaConfig) else (QWEN3_MOE, V3)
+    found = [name for name in names if all(getattr(config, field) == it for field, it in FAMILIES[name].fixed.items())]
+    if found == [V3] and (getattr(config, "latent", None) is None or isinstance(config.rope_scaling, RopeScaling)):
+        return None
+    return found[0] if found else None
 
 
-def _llama(values: Mapping[str, Any], where: str, default_head: int | None = None) -> LlamaConfig:
-    common = _common(values, where, _SIZES, _DENSE_NEUTRAL)
+def _llama(values: Mapping[str, Any], where: str, family: Family) -> LlamaConfig:
+    common = _common(values, where, family)
     if other := sorted(set(values.get("layer_types") or []) - {"full_attention"}):
         raise PretrainedError(f"{where} has layers of {other[0]}; every layer here attends to all positions before")
     return LlamaConfig(
         **common,
         num_kv_heads=values.get("num_key_value_heads") or values["num_attention_heads"],
-        head_size=values.get("head_dim") or default_head,
-        qk_norm=default_head is not None,
+        head_size=values.get("head_dim") or (128 if common["qk_norm"] else None),  # of every Qwen3
         tied=bool(values.get("tie_word_embeddings", False)),
     )
 
 
-def _v3(values: Mapping[str, Any], where: str) -> V3MoEConfig:
-    common = _common(values, where, _V3_SIZES, _V3_NEUTRAL, (*_LATENT, "routed_scaling_factor"))
+def _v3(values: Mapping[str, Any], where: str, family: Family) -> V3MoEConfig:
+    common = _common(values, where, family, (*_LATENT, "routed_scaling_factor"))
     heads = values["num_attention_heads"]
     if values.get("num_key_value_heads") not in (None, heads):
         raise PretrainedError(
@@ -176,23 +181,16 @@ def _v3(values: Mapping[str, Any], where: str) -> V3MoEConfig:
             "them are 'default' and 'yarn'"
         )
     latent = LatentSizes(values.get("q_lora_rank"), **{ours: values[theirs] for theirs, ours in _LATENT.items()})
-    return V3MoEConfig(
-        **common,
-        num_kv_heads=heads,
-        scale=float(values["routed_scaling_factor"]),
-        balance=0.0,
-        latent=latent,
-    )
+    scale = float(values["routed_scaling_factor"])
+    return V3MoEConfig(**common, num_kv_heads=heads, scale=scale, balance=0.0, latent=latent)
 
 
-def _qwen3_moe(values: Mapping[str, Any], where: str) -> V3MoEConfig:
+def _qwen3_moe(values: Mapping[str, Any], where: str, family: Family) -> V3MoEConfig:
     if values.get("num_experts") is None and "num_local_experts" in values:
         values = {**values, "num_experts": values["num_local_experts"]}
-    common = _common(values, where, _QWEN_SIZES, _QWEN_NEUTRAL)
-    head_size = values.get("head_dim")
+    common, head_size = _common(values, where, family), values.get("head_dim")
     return V3MoEConfig(
         **common,
-        **_QWEN_FIXED,
         num_dense_layers=_num_dense_layers(values, where),
         head_size=values["hidden_size"] // values["num_attention_heads"] if head_size is None else head_size,
         normalise=bool(values.get("norm_topk_prob", False)),
@@ -200,8 +198,8 @@ def _qwen3_moe(values: Mapping[str, Any], where: str) -> V3MoEConfig:
     )
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], str], ModelConfig]] = {
-    LLAMA: _llama, QWEN3: partial(_llama, default_head=128), QWEN3_MOE: _qwen3_moe, V3: _v3,
+_READERS: dict[str, Callable[[Mapping[str, Any], str, Family], ModelConfig]] = {
+    LLAMA: _llama, QWEN3: _llama, QWEN3_MOE: _qwen3_moe, V3: _v3,
 }  # fmt: skip
 
 
@@ -222,25 +220,19 @@ def _num_dense_layers(values: Mapping[str, Any], where: str) -> int:
     return count
 
 
-def _common(
-    values: Mapping[str, Any],
-    where: str,
-    sizes: Mapping[str, str],
-    neutral: Mapping[str, tuple[Any, ...]],
-    needed: Iterable[str] = (),
-) -> dict[str, Any]:
+def _common(values: Mapping[str, Any], where: str, family: Family, needed: Iterable[str] = ()) -> dict[str, Any]:
     """Return what all families have, after checking every field that is known here."""
     for name, (kind, words) in _KINDS.items():
         value = values.get(name)
-        is_missing = value is None and (name in sizes or name in needed)
+        is_missing = value is None and (name in family.sizes or name in needed)
         if is_missing or (value is not None and not _is_kind(value, kind)):
             raise PretrainedError(f"{where} needs {name} as {words}, got {value!r}")
-    for name, allowed in neutral.items():
+    for name, allowed in family.neutral.items():
         if values.get(name) not in allowed:
             raise PretrainedError(
                 f"{where} has {name}={values[name]!r}, which this model does not compute; it would be another model"
             )
-    found = {ours: values[theirs] for theirs, ours in sizes.items()}
+    found = {ours: values[theirs] for theirs, ours in family.sizes.items()} | dict(family.fixed)
     found["rope_base"], found["rope_scaling"] = _rope_of(values, where)
     return found | {"eps": 1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"])}
 
