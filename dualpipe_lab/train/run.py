@@ -32,7 +32,6 @@ from dualpipe_lab.launch.launcher import launch
 from dualpipe_lab.launch.record.step_traces import StepTraces
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.metrics import Metrics, MetricsFile
 from dualpipe_lab.train.options import (
     Config,
@@ -221,20 +220,15 @@ def train_rank(rank: int, world_size: int, job: TrainJob) -> Result:
     if options.folder is not None:
         check_save(trainer.optimizer)
     rows, problem = _train(trainer, sampler, job, rank)
-    saved = text = state = None
+    saved = state = None
     if problem is None and options.folder is not None:
         saved, problem = _save(trainer, sampler, Path(options.folder), first)
-    if options.sample is not None:
-        try:
-            text = generate(trainer, options.sample, options.sample_length, options.temperature, options.seed)
-        except ValueError as error:  # the same on every rank
-            problem = problem or str(error)
     if problem is not None:
         state = gathered_weights(trainer.optimizer)
     elif rank == 0 and job.keeps_weights and saved is not None:
         state = read_weights(saved)
     kept, stopped = None if is_temporary else saved, trainer.num_steps < job.steps
-    result = Result(str(job.plan), rows, kept, text, stopped, state=state, problem=problem)
+    result = Result(str(job.plan), rows, kept, stopped, state=state, problem=problem)
     return result if rank == 0 else replace(result, metrics=[], state=None)
 
 
