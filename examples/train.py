@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--traces", help="a folder for the traces of the ranks; `dualpipe-lab traces` merges them")
     parser.add_argument("--trace-every", type=int, default=100, help="steps between two that are recorded")
     parser.add_argument("--csv", help="a file for the metrics")
-    parser.add_argument("--sample", default="A rank ", help="a beginning that the trained model continues")
+    parser.add_argument("--sample", default="A rank ", help="a beginning that the model in --folder continues")
     chosen = parser.parse_args()
     if chosen.steps < 1:
         parser.error(f"--steps counts from 1, got {chosen.steps}")
@@ -75,11 +75,13 @@ def main() -> None:
         traces=chosen.traces,
         trace_every=chosen.trace_every,
         csv=chosen.csv,
-        sample=chosen.sample or None,
     )
     started = lab.cluster()
     if started is None or started.rank == 0:  # torchrun runs this script once per rank
         print(result)
+        if chosen.sample and result.checkpoint is not None:
+            text = train.generate(result.checkpoint, chosen.sample, 200, temperature=0.5)
+            print(f"text: {text}")
     sys.exit(result.exit_code)
 
 

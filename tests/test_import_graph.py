@@ -99,12 +99,12 @@ HEAVY = {"torch", "numpy", "matplotlib", "transformers", "IPython", "pydantic", 
 LATER = HEAVY | {  # needed by a call of plans at most, and seen in the time of their import
     "multiprocessing", "socket", "pathlib", "json", "html", "fractions", "decimal", "dualpipe_lab.timeline",
     "dualpipe_lab.pp.schedules", "dualpipe_lab.models.stage_rules", "dualpipe_lab.plan.traffic",
-    "dualpipe_lab.plan.rules", "dualpipe_lab.plan.estimate", "dualpipe_lab.plan.fits", "dualpipe_lab.plan.kept",
-    "dualpipe_lab.plan.model_of", "dualpipe_lab.launch.record",
+    "dualpipe_lab.plan.rules", "dualpipe_lab.plan.estimate", "dualpipe_lab.plan.fits", "dualpipe_lab.plan.model_of",
+    "dualpipe_lab.plan.saved_activations", "dualpipe_lab.launch.record",
 }  # fmt: skip
-PLANS = """from dualpipe_lab.plan import Plan, estimate, known_models, memory, model_of, num_parameters
+PLANS = """from dualpipe_lab.plan import Plan, estimate, known_models, memory, model_of
 Plan(pp=2, num_microbatches=2).program
-[num_parameters(model_of(name)) for name in known_models()]
+[model_of(name).layer_costs for name in known_models()]
 plan = Plan(dp=8, zero=1, precision="bfloat16")
 plan.check(model_of("deepseek-v3"), 4096)
 memory(model_of("llama3-8b"), plan, 8192, 8).largest, estimate(model_of("llama3-8b"), plan, 8192, 8).point"""

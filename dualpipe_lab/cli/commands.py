@@ -231,12 +231,12 @@ def plan(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="a published folder, or a checkpoint, of any plan or of torch")],
+    source: Annotated[Path, typer.Argument(help="a published folder, or a checkpoint of any plan")],
     target: Annotated[Path, typer.Argument(help="the folder to write, which must not be there yet")],
-    to: Annotated[str, typer.Option(help="published (Hugging Face), checkpoint (of this library) or torch (DCP)")],
+    to: Annotated[str, typer.Option(help="published (Hugging Face) or checkpoint (of this library)")],
     dtype: Annotated[str | None, typer.Option(help="float64, float32, bfloat16 or float16; default: as it is")] = None,
 ) -> None:
-    """Convert weights between published folders and checkpoints, also of torch, tensor by tensor, expert by expert.
+    """Convert weights between published folders and checkpoints, tensor by tensor, expert by expert.
 
     Every tensor is checked before one is written; the target appears when it is complete.
     """

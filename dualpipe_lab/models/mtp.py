@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dualpipe_lab.dp.data_parallel import IGNORE_INDEX
-from dualpipe_lab.models.stage import TABLE, Sharing, make_norm
+from dualpipe_lab.models.parameters import TABLE
+from dualpipe_lab.models.stage import Sharing, make_norm
 from dualpipe_lab.models.v3_moe import V3Layer, V3Stage
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.stage import WithLoss

@@ -26,8 +26,9 @@ from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama import LlamaStage
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.mtp import COPY, MTPStage
-from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
-from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
+from dualpipe_lab.models.parameters import HEAD, TABLE
+from dualpipe_lab.models.stage import Sharing, TransformerStage
+from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, sizes_of, stage_layers, stages_of
 from dualpipe_lab.models.v3_moe import V3Stage, data_group
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.program import Program
@@ -184,8 +185,9 @@ def build_stages(
     rules = partial(check_stages, layers=layers, sequence_parallel=sequence_parallel, num_tokens=tokens)
     rules(config, mesh.topology, program, mtp=mtp)
     tp = TensorParallel(mesh.group("tp"), sequence_parallel)
-    dense = config if isinstance(config, LlamaConfig) else config.dense
-    sharing = Sharing(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
+    sharing = Sharing(
+        sizes_of(config), mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk
+    )
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers, mtp is not None)
 
     def make(number: int) -> TransformerStage:

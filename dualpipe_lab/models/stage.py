@@ -24,6 +24,7 @@ from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.launch import context
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.parameters import HEAD, TABLE
 from dualpipe_lab.models.stage_rules import ModelConfig, check_sizes
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
@@ -33,8 +34,6 @@ from dualpipe_lab.tp.gqa import Attend, causal_attention, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import TensorParallel, full_tensor, initialize_parameters, shards_of
-
-HEAD, TABLE = "head.weight", "embedding.weight"  # the two names of a tied table
 
 
 class Sharing:

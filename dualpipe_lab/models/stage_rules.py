@@ -23,6 +23,11 @@ from dualpipe_lab.topology import Topology
 ModelConfig: TypeAlias = LlamaConfig | V3MoEConfig
 
 
+def sizes_of(config: ModelConfig) -> LlamaConfig:
+    """Return the sizes of a model's attention, embedding and head."""
+    return config if isinstance(config, LlamaConfig) else config.dense
+
+
 def stage_layers(
     config: ModelConfig, num_stages: int, layers: Sequence[int] | None = None, mtp: bool = False
 ) -> tuple[range, ...]:
@@ -112,8 +117,7 @@ def check_stages(
         check_mtp(config, topology.size("tp"), mtp)
     stage_layers(config, 1 if program is None else program.num_stages, layers, mtp is not None)
     if sequence_parallel:
-        dense = config if isinstance(config, LlamaConfig) else config.dense
-        dense.check(topology.size("tp"), num_tokens)
+        sizes_of(config).check(topology.size("tp"), num_tokens)
 
 
 def check_sizes(config: ModelConfig, topology: Topology) -> None:

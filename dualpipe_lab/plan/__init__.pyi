@@ -5,7 +5,6 @@ from .fields import PRECISIONS as PRECISIONS
 # Published models
 from .model_of import model_of as model_of
 from .model_of import known_models as known_models
-from .model_of import num_parameters as num_parameters
 
 # The memory of every rank
 from .memory import memory as memory

@@ -18,12 +18,12 @@ from functools import cache, lru_cache
 from typing import TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.stage_rules import ModelConfig, sizes_of
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.gradient_traffic import gradients, mirrors
 from dualpipe_lab.plan.hardware import H100, Hardware, Range, compute_seconds
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import contents, has_experts, has_mtp, sizes_of
+from dualpipe_lab.plan.rules import contents, has_experts, has_mtp
 from dualpipe_lab.plan.stage_traffic import StageTraffic
 from dualpipe_lab.plan.traffic import check_traffic, pipeline
 from dualpipe_lab.pp.simulator import simulate

@@ -6,11 +6,11 @@ Chapter: book/whole/cuts.  In: sizes of the axes, settings.  Out: a grid, a prog
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # each method reads what it needs, so that a plan is there in milliseconds
     from dualpipe_lab.pp.program import Program
@@ -179,15 +179,6 @@ class PlanFields:
         """Return the fields as JSON values."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> Self:
-        """Return the plan that `describe` has described, with defaults; ValueError for an unknown field or value."""
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(description) - set(known))
-        if unknown:
-            raise ValueError(f"a plan has no field {', '.join(unknown)}; it has {', '.join(known)}")
-        return cls(**description)
 
     def __str__(self) -> str:
         parts = [f"{axis} {size}{self._notes(axis)}" for axis, size in self.sizes.items() if size > 1] or ["dp 1"]

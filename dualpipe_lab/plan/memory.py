@@ -1,19 +1,12 @@
 """`memory`: the memory of every rank at the peak of its own list of actions, before a run and without an accelerator.
 
 Chapter: book/whole/plan-your-run, book/dp/zero-3.  In: a model, a plan, the shape of a step.  Out: bytes of every rank.
-  states        ZeRO   parameters   gradients    masters, moments   of n elements in flat buffers, each padded for the N
-                0      n            n            n                  ranks with copies of its parameters: those of an
-                1      n            n            n / N              expert are fewer.  A rank with two stages counts
-                2      n            n / N        n / N              both, and a table of two stages counts on both
-                3      n / N        n / N        n / N
-  activations   of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
-                backward is split, in the order of its own actions    `dualpipe_lab.plan.kept`
+  states        weights, gradients, masters and moments in flat buffers: `model_states`
+  activations   what each forward of a rank's stages saves, from its F to its B, or to its W where the backward is split
   logits        from the last stage's F to its backward
   working       while an action runs: the loss, then the head's gradients, then a layer's
   buffers       of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units
-All of it by the rules of this library's runtime.  Along ep every rank is as full as the fullest one: `imbalance`.
-Not in it: the buffers of ring attention, and what an allocator or a library of messages takes on top.  An I may free
-some of an activation that is counted until its W.
+Not in it: the buffers of ring attention, and what an allocator or a library of messages takes on top.
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis; DeepSpeed's estimators.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), sections 3.1 and 5.
 """
@@ -22,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dualpipe_lab.plan.fields import NUMBER_BYTES, text_table
@@ -31,7 +23,7 @@ from dualpipe_lab.pp.program import Action, B, F, I, W
 
 if TYPE_CHECKING:  # they import models
     from dualpipe_lab.models.stage_rules import ModelConfig
-    from dualpipe_lab.plan.kept import Tables
+    from dualpipe_lab.plan.saved_activations import Tables
 
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
 KeptAt: TypeAlias = tuple[Action, Kept]  # what is kept while an action runs
@@ -101,7 +93,7 @@ class Memory:
         return max(self.places.values(), key=lambda one: one.total)
 
     def fits(self, num_bytes: float) -> bool:
-        """Return whether every rank needs at most `limit` bytes."""
+        """Return whether every rank needs at most so many bytes."""
         return self.largest.total <= num_bytes
 
     def __str__(self) -> str:
@@ -120,20 +112,17 @@ class Memory:
         return f"{self.plan}; GB\n{text_table(rows)}"
 
 
-def memory(
-    model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, *, imbalance: float = 1.0
-) -> Memory:
-    """Return the memory of every rank of a plan.
+def memory(model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int) -> Memory:
+    """Return the memory of every rank of a plan; experts have as many rows on each rank as on average.
 
     Args:
         model: a `LlamaConfig` or a `V3MoEConfig`.
         plan: that fits it.
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all data ranks and microbatches.
-        imbalance: tokens for the experts of a rank, divided by their mean.
 
     Raises:
-        ValueError: as `Plan.check`, sequences that do not divide, or an imbalance below 1.
+        ValueError: as `Plan.check`, or sequences that do not divide.
 
     >>> from dualpipe_lab.models import LlamaConfig
     >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
@@ -143,17 +132,14 @@ def memory(
     >>> states.parameters, states.moments, found.fits(80e9)
     (16060522496, 8030261248, False)
     """
-    is_number = isinstance(imbalance, int | float) and not isinstance(imbalance, bool)
-    if not is_number or not 1 <= imbalance < inf:
-        raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance!r}; use 1 or more")
     plan.check(model, sequence_length)
-    return Memory(plan, dict(RankMemories(model, plan, sequence_length, global_batch, imbalance).places()))
+    return Memory(plan, dict(RankMemories(model, plan, sequence_length, global_batch).places()))
 
 
 def fitting_bytes(model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, most: float) -> int | None:
     """Return the bytes of the fullest rank of a legal plan, or None where they are more than `most`."""
     largest = 0
-    for _, one in RankMemories(model, plan, sequence_length, global_batch, 1.0).places(every=False):
+    for _, one in RankMemories(model, plan, sequence_length, global_batch).places(every=False):
         if one.total > most:
             return None
         largest = max(largest, one.total)
@@ -163,13 +149,11 @@ def fitting_bytes(model: "ModelConfig", plan: Plan, sequence_length: int, global
 class RankMemories:
     """The memory of each place: states by pp and tp, tables by cp and tp, peaks by the program."""
 
-    def __init__(
-        self, model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int, imbalance: float
-    ) -> None:
+    def __init__(self, model: "ModelConfig", plan: Plan, sequence_length: int, global_batch: int) -> None:
         from dualpipe_lab.plan.rules import has_mtp, lengths_of
         from dualpipe_lab.plan.traffic import check_traffic
 
-        self.model, self.num_rows, self.imbalance = model, check_traffic(plan, global_batch), imbalance
+        self.model, self.num_rows = model, check_traffic(plan, global_batch)
         self.lengths = lengths_of(plan, sequence_length)
         self.layers = [list(layers) for layers in plan.stage_layers(model)]
         self.plan = replace(plan, layers=tuple(map(len, self.layers)))  # the search for the best split takes its time
@@ -178,14 +162,14 @@ class RankMemories:
             self.layers[-1].append(model.num_layers)
 
     def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
-        """Yield every place along pp, cp and tp with its memory; or of cp and tp only one of the fullest ranks."""
-        from dualpipe_lab.plan.kept import Tables
+        """Yield (pp, cp, tp) and the memory of that rank; `every=False`: per pp rank only the fullest."""
+        from dualpipe_lab.plan.saved_activations import Tables
 
         fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
         cp_ranks = range(len(self.lengths)) if every else (fullest,)
         tp_ranks = range(self.plan.tp if every else 1)
         tables = {
-            (length, tp_rank): Tables.of(self.model, self.plan, self.num_rows, length, tp_rank, self.imbalance)
+            (length, tp_rank): Tables.of(self.model, self.plan, self.num_rows, length, tp_rank)
             for length in {self.lengths[cp_rank] for cp_rank in cp_ranks}
             for tp_rank in tp_ranks
         }
@@ -239,7 +223,12 @@ class RankMemories:
 
 
 def model_states(model: "ModelConfig", plan: Plan, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
-    """Return the states of the ranks at a place along pp and tp: they are equal along all other axes."""
+    """Return the states of the ranks at a place along pp and tp: they are equal along all other axes.
+
+    Of n elements in flat buffers, each padded for the N ranks with copies of its parameters (fewer for an expert's), a
+    rank of ZeRO-1 has n / N of masters and moments, of ZeRO-2 of gradients too, of ZeRO-3 of all.  A rank with two
+    stages counts both, and a table of two stages counts on both.
+    """
     numels, full, shard = map(sum, zip(*_flat_buffers(model, plan, pp_rank, tp_rank), strict=True))
     parameter, gradient, master, moments = NUMBER_BYTES[plan.precision]
     held = shard if plan.zero else full
@@ -294,7 +283,7 @@ def _kept_counts(schedule: str, pp: int, num_microbatches: int, chunks: int | No
             kept[action.stage] = kept.get(action.stage, 0) + 1
         now = tuple((stage, count) for stage, count in sorted(kept.items()) if count)
         firsts.setdefault((action.stage, action.kind), {}).setdefault(now, (index, action))
-        if action.kind in (B, W):
+        if action.kind in (B, W):  # an I may free some before, which is not counted
             kept[action.stage] -= 1
     found = []
     for moments in firsts.values():

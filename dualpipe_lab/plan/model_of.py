@@ -11,10 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dualpipe_lab.models.pretrained.config import FAMILIES, PretrainedError, config_from_pretrained, read_json
+from dualpipe_lab.models.pretrained.config import config_from_pretrained
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.parameters import parts_of
-from dualpipe_lab.plan.plan import Plan
 
 
 class KnownModel(NamedTuple):
@@ -109,34 +107,12 @@ def model_of(source: str | Path | Mapping[str, Any]) -> ModelConfig:
     Traceback (most recent call last):
     ValueError: no model and no folder is called 'lama3-8b'; the nearest known model is llama3-8b
     """
-    if isinstance(source, Mapping):
-        return _read(source, "config.json")
-    name = str(source)
+    name = "" if isinstance(source, Mapping) else str(source)
     if name in _MODELS:
-        return _read(_MODELS[name].values, name)
-    path = Path(source) / "config.json" if Path(source).is_dir() else Path(source)
-    if path.is_file():
-        return _read(read_json(path), str(path))
+        return config_from_pretrained(_MODELS[name].values)
+    if isinstance(source, Mapping) or Path(source).exists():
+        return config_from_pretrained(source)
     wanted = name.rsplit("/", 1)[-1].lower().replace("_", "-").replace("meta-", "").replace("llama-3", "llama3")
     longer = [known for known in _MODELS if known.startswith(wanted.removesuffix("-instruct"))]
     nearest = get_close_matches(wanted, longer or list(_MODELS), n=1, cutoff=0)[0]
     raise ValueError(f"no model and no folder is called {name!r}; the nearest known model is {nearest}")
-
-
-def num_parameters(model: ModelConfig) -> int:
-    """Return the number of parameters of a full model, without biases of a router's selection.
-
-    >>> num_parameters(model_of("qwen3-30b-a3b"))
-    30532122624
-    """
-    return sum(part.numel for part in parts_of(Plan(), model, 0))
-
-
-def _read(values: Mapping[str, Any], where: str) -> ModelConfig:
-    named = values.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in FAMILIES:
-        raise PretrainedError(f"{where} needs one architecture of {', '.join(FAMILIES)}, got architectures={named!r}")
-    try:
-        return config_from_pretrained(values)
-    except ValueError as error:
-        raise PretrainedError(str(error).replace("config.json", where, 1)) from error

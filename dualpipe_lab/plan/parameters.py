@@ -11,10 +11,17 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.parameters import (
+    EXPERTS,
+    KV_HEADS,
+    ROWS,
+    Parameter,
+    end_parameters,
+    layer_parameters,
+)
+from dualpipe_lab.models.stage_rules import ModelConfig, sizes_of
 from dualpipe_lab.plan.fields import NUMBER_BYTES, PlanFields
-from dualpipe_lab.plan.rules import contents, has_mtp, sizes_of
+from dualpipe_lab.plan.rules import contents, has_mtp
 from dualpipe_lab.sharding import shard_slice
 
 TIED = "tied"  # the kind of a table that another stage holds too
@@ -46,67 +53,43 @@ class _Place(NamedTuple):
     def parameters(self) -> Iterator[tuple[int, Held]]:
         """Yield unit, elements and kind of every parameter, in order."""
         first, dense, sparse, last, second = self.held
-        config = sizes_of(self.model)
-        (numel, kind), norm = self.shard(config.vocabulary_size, config.hidden_size), _full(config.hidden_size)
-        copy = [] if first else [(numel, kind | {"replica", TIED})]
+        is_tied, hidden = sizes_of(self.model).tied, self.model.hidden_size
+        embedding, norm, head = map(self.local, end_parameters(self.model))
+        copy = [] if first else [(embedding[0], embedding[1] | {"replica", TIED})]
         units: list[list[Held]] = []
         if first:
-            units.append([(numel, kind | {TIED} if not last and (self.has_mtp or config.tied) else kind)])
+            shared = not last and (self.has_mtp or is_tied)
+            units.append([(embedding[0], embedding[1] | {TIED}) if shared else embedding])
         units += [self.layer(has_experts=False)] * dense + [self.layer(has_experts=True)] * sparse
         if last:
-            units += [[norm], copy if config.tied else [(numel, kind)]]
+            units += [[norm], copy if is_tied else [head]]
         if second:
-            projection = self.shard(config.hidden_size, 2 * config.hidden_size)
+            projection = self.local(Parameter("mtp.projection.weight", (hidden, 2 * hidden), ROWS, ""))
             units.append([*copy, norm, norm, projection, *self.layer(has_experts=True), norm])
-        is_unit = self.overlap or second or (last and first and config.tied)
+        is_unit = self.overlap or second or (last and first and is_tied)
         mirror = {"mirror"} if self.is_mirror else frozenset[str]()
         for number, unit in enumerate(units):
             yield from ((0 if is_unit else number, (numel, kind | mirror)) for numel, kind in unit)
 
     def layer(self, has_experts: bool) -> list[Held]:
-        norm = _full(sizes_of(self.model).hidden_size)
-        return [norm, *self.attention(sizes_of(self.model)), norm, *self.network(has_experts)]
+        return [self.local(parameter) for parameter in layer_parameters(self.model, has_experts)]
 
-    def attention(self, config: LlamaConfig) -> Iterator[Held]:
-        hidden, head = config.hidden_size, config.size_of_head
-        sizes = None if isinstance(self.model, LlamaConfig) else self.model.latent
-        if sizes is None:
-            product = self.shard(config.num_heads * head, hidden)
-            yield from [product, *[self.key_heads(config)] * 2, product]
-            yield from [_full(head)] * (2 * config.qk_norm)
-            return
-        *queries, latent, norm = map(_full, sizes.replicated(hidden))
-        yield from [*queries, self.shard(config.num_heads * sizes.key, sizes.query_rank or hidden), latent, norm]
-        yield self.shard(config.num_heads * (sizes.content + sizes.value), sizes.kv_rank)
-        yield self.shard(config.num_heads * sizes.value, hidden)
-
-    def network(self, has_experts: bool) -> Iterator[Held]:
-        model, hidden = self.model, self.model.hidden_size
-        if isinstance(model, LlamaConfig) or not has_experts:
-            yield from [self.shard(model.ffn_size, hidden)] * 3
-            return
-        yield _full(model.num_experts * hidden)
-        kind = frozenset({"ep"}) if self.ep > 1 else frozenset[str]()
-        yield from [(model.num_experts // self.ep * model.expert_ffn_size * hidden, kind)] * 3
-        if model.num_shared_experts:
-            yield from [self.shard(model.shared_ffn_size, hidden)] * 3
-
-    def shard(self, length: int, other: int) -> Held:
-        """Return what a rank has of a weight whose dimension of this length is sharded along tp."""
-        part = shard_slice(length, self.tp, self.tp_rank)
-        held = part.stop - part.start
-        return held * other, frozenset() if held == length else frozenset({"tp"})
-
-    def key_heads(self, config: LlamaConfig) -> Held:
-        shards = min(self.tp, config.num_kv_heads)
-        kind = {"tp"} if shards > 1 else set()
-        kind |= {"replica"} if self.tp_rank * shards % self.tp >= shards else set()
-        return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
+    def local(self, parameter: Parameter) -> Held:
+        if parameter.sharded == EXPERTS:
+            return parameter.numel // self.ep, frozenset({"ep"} if self.ep > 1 else ())
+        num_kv_heads = sizes_of(self.model).num_kv_heads
+        _, _, count = parameter.shard(self.tp, self.tp_rank, num_kv_heads)
+        numel = local_numel(parameter, self.tp, self.tp_rank, num_kv_heads)
+        kind = {"tp"} if numel < parameter.numel else set[str]()
+        kind |= {"replica"} if parameter.sharded == KV_HEADS and self.tp_rank * count % self.tp >= count else set()
+        return numel, frozenset(kind)
 
 
-def _full(numel: int) -> Held:
-    """A parameter that every rank of tp and ep has."""
-    return numel, frozenset()
+def local_numel(parameter: Parameter, tp: int, tp_rank: int, num_kv_heads: int) -> int:
+    """Return the elements that a rank of tp has of a parameter."""
+    axis, number, count = parameter.shard(tp, tp_rank, num_kv_heads)
+    part = shard_slice(parameter.shape[axis], count, number)
+    return parameter.numel // parameter.shape[axis] * int(part.stop - part.start)
 
 
 def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[LocalParameter]:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig, check_mtp, stage_layers
+from dualpipe_lab.models.stage_rules import ModelConfig, check_mtp, check_sizes, stage_layers
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.pp import schedules
 
@@ -33,18 +33,17 @@ _Choice: TypeAlias = tuple[Distance, dict[str, Any]]  # values of the fields of 
 _AXES = ("pp", "dp", "cp", "tp", "ep")
 
 
-def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
-    """The sizes of the axes."""
-    config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
+def check_grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+    """Raise ValueError unless the axes fit the model."""
     if plan.ep > 1 and not has_experts(config):
         raise ValueError(f"ep shards experts, and this model has none, got ep {plan.ep}")
-    _ = replace(plan, ranks_per_node=None).topology
+    check_sizes(config, replace(plan, ranks_per_node=None).topology)  # nodes are of `check_zero`
     if plan.pp > config.num_layers:
         raise ValueError(f"every stage needs a layer, got {config.num_layers} layers for pp {plan.pp}")
 
 
-def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
-    """The schedule, its microbatches and its stages."""
+def check_pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+    """Raise ValueError unless the schedule has these microbatches, and the model layers for its stages."""
     if not schedules.named(plan.schedule).is_synchronous:
         raise ValueError(
             f"training needs one version of the weights per step, and {plan.schedule} updates them in between; use a "
@@ -52,7 +51,7 @@ def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
         )
     if plan.pp == 1 and plan.chunks is not None:
         raise ValueError(f"chunks are stages per rank of pp, got chunks={plan.chunks} and pp 1")
-    stage_layers(config, plan.num_stages, plan.layers, has_mtp(plan, config))
+    layers_of(plan, config)
     if plan.overlap and not has_experts(config):
         raise ValueError("overlap hides the all-to-alls of experts, and this model has none, got overlap=True")
     if plan.overlap and not plan.has_pairs:
@@ -62,8 +61,8 @@ def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
         )
 
 
-def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
-    """How a sequence is sharded along cp and tp, and its second targets."""
+def check_sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+    """Raise ValueError unless sequences can be sharded along cp and tp, and have the second targets of `mtp`."""
     if plan.mtp is not None:
         check_mtp(config, plan.tp, plan.mtp)
         if sequence_length == 1:
@@ -77,8 +76,8 @@ def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
         )
 
 
-def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
-    """The stage of ZeRO and its shards."""
+def check_zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> None:
+    """Raise ValueError unless there are copies, on the nodes that `hybrid` needs, which ZeRO can shard."""
     nodes = plan.ranks_per_node
     if nodes is not None and plan.world_size % nodes:
         raise ValueError(f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks")
@@ -117,7 +116,7 @@ def first_problem(
     plan: PlanFields,
     config: ModelConfig,
     sequence_length: int | None = None,
-    rules: Sequence[Rule] = (grid, pipeline, sequence, zero),
+    rules: Sequence[Rule] = (check_grid, check_pipeline, check_sequence, check_zero),
 ) -> str | None:
     """Return the first rule that a plan breaks, or None."""
     try:
@@ -126,11 +125,6 @@ def first_problem(
     except ValueError as error:
         return str(error)
     return None
-
-
-def sizes_of(model: ModelConfig) -> LlamaConfig:
-    """Return the sizes of a model's attention, embedding and head."""
-    return model if isinstance(model, LlamaConfig) else model.dense
 
 
 def has_experts(config: ModelConfig) -> bool:
@@ -203,7 +197,7 @@ def nearest_plan(
     """Return what `Plan.nearest` says."""
     world_size = plan.world_size if num_ranks is None else num_ranks
     best: tuple[Distance, P] | None = None
-    found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in grids(plan, config, world_size))
+    found = ((distance(plan, each, (*_AXES, "experts_in_data")), each) for each in grids(plan, config, world_size))
     for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
         if best is not None and far >= best[0]:
             break  # the other groups only add to it
@@ -235,7 +229,7 @@ def grids(plan: P, config: ModelConfig, num_ranks: int) -> Iterator[P]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
     for pp, dp, cp, tp, ep in factorisations(num_ranks, len(_AXES)):
         found = replace(plan, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, experts_in_data=False)
-        if first_problem(found, config, None, [grid]) is None:
+        if first_problem(found, config, None, [check_grid]) is None:
             yield replace(found, experts_in_data=plan.experts_in_data) if found.ep == 1 else found
     if not has_experts(config):
         return
@@ -243,7 +237,7 @@ def grids(plan: P, config: ModelConfig, num_ranks: int) -> Iterator[P]:
         for ep in range(2, dp * cp + 1):
             if dp * cp % ep == 0:
                 found = replace(plan, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, experts_in_data=True)
-                if first_problem(found, config, None, [grid]) is None:
+                if first_problem(found, config, None, [check_grid]) is None:
                     yield found
 
 
@@ -252,8 +246,8 @@ def _settle(
 ) -> tuple[Distance, P] | None:
     """Choose the fields of each group of rules; `share`: sequences of a data rank to divide into microbatches."""
     total, of_pp = (0, 0.0), replace(plan, pp=grid_plan.pp)  # all that a pipeline depends on; programs take their time
-    for rule in (pipeline, sequence, zero):
-        where = (of_pp, None) if rule is pipeline else (grid_plan, sequence_length)
+    for rule in (check_pipeline, check_sequence, check_zero):
+        where = (of_pp, None) if rule is check_pipeline else (grid_plan, sequence_length)
         chosen = _first_legal(rule, plan, *where, config, share)
         if chosen is None:
             return None
@@ -278,7 +272,7 @@ def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> d
     if share is not None:
         counts = [count for count in (plan.num_microbatches, *range(1, share + 1)) if share % count == 0]
     groups: dict[Rule, dict[str, list[Any]]] = {
-        pipeline: {
+        check_pipeline: {
             "schedule": [plan.schedule, "1f1b", *schedules.names(synchronous=True)],
             "num_microbatches": counts,
             "chunks": [plan.chunks, None, *range(1, num_layers // pp + 1)] if plan.chunks else [None],
@@ -286,12 +280,12 @@ def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> d
             "overlap": [plan.overlap, False],
             "loss_chunk": [plan.loss_chunk, None],
         },
-        sequence: {
+        check_sequence: {
             "sequence_parallel": [plan.sequence_parallel, False],
             "layout": [plan.layout, "zigzag", "striped", "contiguous"],
             "mtp": [plan.mtp, None],
         },
-        zero: {
+        check_zero: {
             "zero": [plan.zero, 0, 1, 2, 3],
             "hybrid": [plan.hybrid, False],
             "ranks_per_node": [plan.ranks_per_node, None],

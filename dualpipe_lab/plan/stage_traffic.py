@@ -15,10 +15,10 @@ from itertools import pairwise
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.stage_rules import ModelConfig, sizes_of
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import contents, sizes_of
+from dualpipe_lab.plan.rules import contents
 
 COUNT_BYTES = 8  # of a whole number
 

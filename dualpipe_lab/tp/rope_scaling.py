@@ -67,8 +67,6 @@ class YarnScaling:
         beta_fast, beta_slow: a wave that fits more often than the first, or less often than the second, into
             `original_length` is short, or long.
         mscale, mscale_all_dim: 0 where not given.
-        attention_factor: of the rotated features, in place of what follows from the two; None for that.
-        truncate: the pairs between which the mixture changes are rounded away from each other, to whole numbers.
 
     >>> scaling = YarnScaling(40, 4096, mscale=1, mscale_all_dim=1)
     >>> [round(factor, 3) for factor in scaling.factors(10_000, 64)][8:14]
@@ -83,13 +81,10 @@ class YarnScaling:
     beta_slow: float = 1.0
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
-    attention_factor: float | None = None
-    truncate: bool = True
 
     def __post_init__(self) -> None:
-        given = 1.0 if self.attention_factor is None else self.attention_factor
         fits = 1 <= self.factor < inf and 0 < self.beta_slow <= self.beta_fast and 0 < self.original_length < inf
-        if not (fits and min(self.mscale, self.mscale_all_dim) >= 0 and 0 < given < inf):
+        if not (fits and min(self.mscale, self.mscale_all_dim) >= 0):
             raise ValueError(
                 "yarn scales rotary angles by a factor of at least 1, with beta_slow at most beta_fast and no number "
                 f"below 0, got {self}"
@@ -98,8 +93,6 @@ class YarnScaling:
     @property
     def rotated_factor(self) -> float:
         """By what the rotated features of queries and keys are multiplied."""
-        if self.attention_factor is not None:
-            return self.attention_factor
         if self.mscale and self.mscale_all_dim:
             return self._sharpening(self.mscale) / self._sharpening(self.mscale_all_dim)
         return self._sharpening(1.0)
@@ -112,9 +105,7 @@ class YarnScaling:
     def factors(self, base: float, head_size: int) -> list[float]:
         """Return by what the angle of each pair of features is multiplied."""
         low, high = (self._pair_of(waves, base, head_size) for waves in (self.beta_fast, self.beta_slow))
-        if self.truncate:
-            low, high = floor(low), ceil(high)
-        low, high = max(low, 0), min(high, head_size - 1)
+        low, high = max(floor(low), 0), min(ceil(high), head_size - 1)  # pairs are whole numbers, further apart
         width = high - low or 0.001
         shares = (min(1.0, max(0.0, (pair - low) / width)) for pair in range(head_size // 2))
         return [1 - share + share / self.factor for share in shares]

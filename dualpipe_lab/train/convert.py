@@ -1,21 +1,19 @@
 """`convert`: weights of one form into another, tensor by tensor, in one process.
 
 Chapter: book/whole/weights.  In: a folder, the form of the other.  Out: the other folder, complete or not there.
-  published    config.json and safetensors files, by the published names; weights in fp8 are read in float32
+  published    config.json and safetensors files, by the published names
   checkpoint   of this library, saved under any plan; moments and random numbers stay where they are
-  torch        of torch.distributed.checkpoint: written by the published names, read by those or by ours
   memory       the largest tensor as it is read, and once more as it is written; experts are read and written singly,
-               also those that lie stacked in a checkpoint of this library; of stacks in one of torch it holds the stack
+               also those that lie stacked in a checkpoint
 Types and shapes of all tensors are checked before one is read, and a failed conversion leaves nothing.
 Elsewhere: Megatron-Bridge `import_ckpt` and `export_ckpt`; torchtitan `scripts/checkpoint_conversion`.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +23,7 @@ from dualpipe_lab.dp.checkpoint.folder import appearing, saved_steps
 from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint, CheckpointError
 from dualpipe_lab.dp.checkpoint.region import ShardRegion
 from dualpipe_lab.dp.checkpoint.session import write_checkpoint
-from dualpipe_lab.dp.checkpoint.torch_format import METADATA, TorchCheckpoint, write_torch
+from dualpipe_lab.models.parameters import EXPERTS, TABLE, full_parameters
 from dualpipe_lab.models.pretrained.config import (
     PretrainedError,
     config_from_pretrained,
@@ -33,24 +31,15 @@ from dualpipe_lab.models.pretrained.config import (
     read_json,
 )
 from dualpipe_lab.models.pretrained.folder import PICKLES, PretrainedFolder
-from dualpipe_lab.models.pretrained.load import (
-    check_folder,
-    check_form,
-    full_shapes,
-    is_stacked,
-    published_names,
-    rounded,
-)
+from dualpipe_lab.models.pretrained.load import check_folder, check_form, rounded
 from dualpipe_lab.models.pretrained.save import finish_folder
-from dualpipe_lab.models.stage import TABLE
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.train.options import find_checkpoint
 from dualpipe_lab.train.saved_model import KEPT, ROUTER_BIAS, is_second, saved_config, saved_name
 
-FORMS = ("published", "checkpoint", "torch")
+FORMS = ("published", "checkpoint")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 PUBLISHED = "published"  # beside the config of a checkpoint: the config.json that it came from
-Read: TypeAlias = Callable[[str, int | None], Tensor]  # by the name in a checkpoint, and the number of an expert
 
 
 @dataclass(frozen=True)
@@ -71,16 +60,16 @@ def convert(
     """Convert weights from one form into another.
 
     Args:
-        source: a published folder; a checkpoint (or a folder of them) that any plan saved; or one of torch.
+        source: a published folder, or a checkpoint (or a folder of them) that any plan saved.
         target: the folder to write; of checkpoints, for `to="checkpoint"`, into which step 0 is written.
-        to: "published", "checkpoint" or "torch"; torch's has the published names, and config.json beside them.
-        dtype: of the weights there, such as "float32"; by default every tensor keeps its own, and one in fp8 gets that
-            of the embedding.  The biases of routers have float32 at least.
+        to: "published" or "checkpoint".
+        dtype: of the weights there, such as "float32"; by default every tensor keeps its own.  The biases of routers
+            have float32 at least.
         max_bytes: of a file; a larger tensor has a file of its own.
 
     Raises:
         PretrainedError: the source cannot be used, a weight is too large for `dtype`, or the target is there already.
-        CheckpointError: the source is damaged or asks for code, or the target has this step already.
+        CheckpointError: the source is damaged, or the target has this step already.
         ValueError: a form or type that there is not, or a model that has no published form.
     """
     for value, known, what in ((to, FORMS, "form"), (dtype or DTYPES[0], DTYPES, "type")):
@@ -91,7 +80,7 @@ def convert(
     weights = _open(Path(source))
     if dtype is not None:
         weights = _in_type(weights, getattr(torch, dtype))
-    path = {"published": _publish, "checkpoint": _save, "torch": _save_torch}[to](weights, Path(target), max_bytes)
+    path = (_publish if to == "published" else _save)(weights, Path(target), max_bytes)
     sizes = [prod(shape) * kind.itemsize for kind, shape in weights.kinds.values()]
     return Converted(weights.form, to, path, len(sizes), sum(sizes), max(sizes))
 
@@ -104,7 +93,7 @@ class _Weights:
     path: Path
     config: ModelConfig
     kinds: Kinds  # type and shape of every tensor; experts are single
-    stored: Callable[[str], Tensor]  # a full tensor in the type in which it is stored, fp8 in float32
+    stored: Callable[[str], Tensor]  # a full tensor in the type in which it is stored
     published: Mapping[str, Any] | None  # the values of config.json, if the folder has them
 
     def read(self, name: str) -> Tensor:
@@ -122,33 +111,44 @@ def _in_type(weights: _Weights, dtype: torch.dtype) -> _Weights:
 def _open(path: Path) -> _Weights:
     if (path / INDEX).is_file() or saved_steps(path):
         return _of_checkpoint(path)
-    if (path / METADATA).is_file():
-        return _of_torch(path)
     if (path / "config.json").is_file():
         return _of_published(path)
     pickled = sorted(found.name for kind in PICKLES for found in path.glob(kind)) if path.is_dir() else []
     told = f"it has a pickle ({pickled[0]}), and nothing is unpickled here; " if pickled else ""
     raise PretrainedError(
         f"{path} holds no weights that can be converted: {told}give a folder with config.json and safetensors files, "
-        "or a checkpoint, of this library or of torch"
+        "or a checkpoint of this library"
     )
 
 
 def _of_published(path: Path) -> _Weights:
     config, folder = config_from_pretrained(path), PretrainedFolder(path)
     check_folder(folder, config)
-    wanted = {theirs: folder.find(theirs) for _, _, theirs, _ in _singles(config)}
-    table = wanted[published_names(TABLE, config)[0]].dtype  # what weights in fp8 become, beside the others
-    kinds = {name: (table if name in folder.scales else found.dtype, found.shape) for name, found in wanted.items()}
+    kinds = {theirs: folder.find(theirs)[1:] for _, _, theirs, _ in _singles(config)}
     return _Weights("published", path, config, kinds, folder.read, read_json(path / "config.json"))
 
 
 def _of_checkpoint(path: Path) -> _Weights:
+    """Return the weights of a checkpoint, without a second token's."""
     checkpoint = Checkpoint(find_checkpoint(path))
-    entries = checkpoint.index.tensors
-    stored = {name: (getattr(torch, entry.dtype), entry.shape) for name, entry in entries.items()}
+    path, saved, entries = checkpoint.path, checkpoint.index.values["config"], checkpoint.index.tensors
+    stored = {
+        name: (getattr(torch, entry.dtype), entry.shape)
+        for name, entry in entries.items()
+        if name.startswith(KEPT) and not is_second(name)
+    }
+    try:
+        config = check_form(saved_config(path, saved))
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is of a model with other sizes than those known here: {error}") from error
+    except PretrainedError as error:
+        raise PretrainedError(f"{path} has no published form: {error}") from error
+    _check_kinds(path, stored, {saved_name(name): each.shape for name, each in full_parameters(config).items()})
+    places = {theirs: (saved_name(ours), expert) for ours, expert, theirs, _ in _singles(config)}
+    kinds = {theirs: (stored[saved_name(ours)][0], shape) for ours, _, theirs, shape in _singles(config)}
 
-    def read(name: str, expert: int | None) -> Tensor:
+    def read(theirs: str) -> Tensor:
+        name, expert = places[theirs]
         if expert is None:
             return checkpoint.read(name)
         # an expert is a part of a shard, and a checksum is that of all of it
@@ -157,54 +157,15 @@ def _of_checkpoint(path: Path) -> _Weights:
         region = ShardRegion(shape, 0, expert, expert + 1, 0, prod(shape[1:]))
         return checkpoint.read(name, region).view(shape[1:])
 
-    return _by_our_names("checkpoint", checkpoint.path, checkpoint.index.values["config"], stored, read)
-
-
-def _of_torch(path: Path) -> _Weights:
-    found, held = TorchCheckpoint(path), dict[str, Tensor]()
-
-    def read(name: str, expert: int | None) -> Tensor:
-        if expert is None:
-            return found.read(name)
-        if name not in held:  # the stack that was asked for last
-            held.clear()
-            held[name] = found.read(name)
-        return held[name][expert]
-
-    if values := found.values():
-        return _by_our_names("torch", path, values.get("config"), found.kinds, read)
-    if not (path / "config.json").is_file():
-        raise PretrainedError(f"{path} does not say of which model it is; put the config.json of its model into it")
-    config = config_from_pretrained(path)
-    wanted = {theirs: shape for _, _, theirs, shape in _singles(config)}
-    _check_kinds(path, found.kinds, wanted)
-    kinds = {name: found.kinds[name] for name in wanted}
-    return _Weights("torch", path, config, kinds, found.read, read_json(path / "config.json"))
-
-
-def _by_our_names(form: str, path: Path, saved: Any, stored: Kinds, read: Read) -> _Weights:
-    """Return weights that a training has saved (`saved`: what it says about its model), without a second token's."""
-    stored = {name: kind for name, kind in stored.items() if name.startswith(KEPT) and not is_second(name)}
-    try:
-        config = check_form(saved_config(path, saved))
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is of a model with other sizes than those known here: {error}") from error
-    except PretrainedError as error:
-        raise PretrainedError(f"{path} has no published form: {error}") from error
-    _check_kinds(path, stored, {saved_name(name): shape for name, shape in full_shapes(config).items()})
-    kinds, places = {}, {}
-    for ours, expert, theirs, shape in _singles(config):
-        kinds[theirs] = stored[saved_name(ours)][0], shape
-        places[theirs] = saved_name(ours), expert
-    return _Weights(form, path, config, kinds, lambda name: read(*places[name]), saved.get(PUBLISHED))
+    return _Weights("checkpoint", path, config, kinds, read, saved.get(PUBLISHED))
 
 
 def _singles(config: ModelConfig) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
     """Return our name, the number of the expert, published name and shape of every tensor of a published model."""
     return [
-        (ours, expert, theirs, shape[1:]) if is_stacked(ours) else (ours, None, theirs, shape)
-        for ours, shape in full_shapes(config).items()
-        for expert, theirs in enumerate(published_names(ours, config))
+        (ours, expert if each.sharded == EXPERTS else None, theirs, each.file_shape)
+        for ours, each in full_parameters(config).items()
+        for expert, theirs in enumerate(each.file_names)
     ]
 
 
@@ -226,13 +187,12 @@ def _save(weights: _Weights, target: Path, max_bytes: int) -> Path:
     model: dict[str, Any] = {"model": type(weights.config).__name__, "config": asdict(weights.config)}
     if weights.published is not None:
         model[PUBLISHED] = dict(weights.published)
-    shapes = {saved_name(ours): shape for ours, shape in full_shapes(weights.config).items()}
-    places = {saved_name(ours): published_names(ours, weights.config) for ours in full_shapes(weights.config)}
-    kinds = {name: (_type_of(weights, places[name]), shape) for name, shape in shapes.items()}
+    known = {saved_name(ours): each for ours, each in full_parameters(weights.config).items()}
+    kinds = {name: (_type_of(weights, each.file_names), each.shape) for name, each in known.items()}
 
     def read(name: str) -> Values:
-        theirs = places[name]
-        return map(weights.read, theirs) if is_stacked(name) else weights.read(theirs[0])
+        theirs = known[name].file_names
+        return map(weights.read, theirs) if known[name].sharded == EXPERTS else weights.read(theirs[0])
 
     return write_checkpoint(target, 0, kinds, read, {"config": model}, max_bytes)
 
@@ -262,16 +222,10 @@ def _publish(weights: _Weights, target: Path, max_bytes: int) -> Path:
     return target
 
 
-def _save_torch(weights: _Weights, target: Path, max_bytes: int) -> Path:
-    """Write a checkpoint of torch by the published names; every tensor has a file of its own."""
-    write_torch(target, weights.kinds, weights.read, {"config.json": json.dumps(_config_values(weights), indent=2)})
-    return target
-
-
 def _config_values(weights: _Weights) -> dict[str, Any]:
     """Return the values of config.json: those that the weights came with, if they are of the same model."""
-    name = str(weights.kinds[published_names(TABLE, weights.config)[0]][0]).removeprefix("torch.")
-    values = {key: value for key, value in (weights.published or {}).items() if key != "quantization_config"}
+    name = str(weights.kinds[full_parameters(weights.config)[TABLE].file_name][0]).removeprefix("torch.")
+    values = dict(weights.published or {})
     values |= dict.fromkeys(set(values) & {"num_nextn_predict_layers"}, 0)  # a second token's layers are not written
     if values and config_from_pretrained(values) == config_from_pretrained(config_to_pretrained(weights.config, name)):
         types = [key for key in ("dtype", "torch_dtype") if key in values] or ["dtype"]

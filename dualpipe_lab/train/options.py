@@ -26,7 +26,8 @@ from dualpipe_lab.train.metrics import check_csv
 from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
 from dualpipe_lab.train.schedule import LRSchedule
 
-_COUNTS = "sequence_length", "global_batch", "evaluate_every", "save_every", "keep", "trace_every"
+_COUNTS = dict.fromkeys(("sequence_length", "global_batch", "evaluate_every", "save_every", "keep", "trace_every"), 1)
+_COUNTS["log_every"] = 0
 KEPT = "lr", "betas", "eps", "weight_decay", "schedule", "max_norm", "bias_speed"  # by a resume that names no other
 _MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
 Config: TypeAlias = LlamaConfig | V3MoEConfig
@@ -59,9 +60,6 @@ class TrainOptions:
         traces: a folder for the traces of the ranks, which `read_traces` merges; None for none.
         trace_every: record one of so many steps.
         log_every: steps between two printed lines; 0 prints none.
-        sample: a beginning of a text that the trained model continues at the end.
-        sample_length: bytes of the continuation.
-        temperature: of the draws; 0 takes the likeliest byte.
 
     Raises:
         ValueError: a number that has no meaning.
@@ -88,21 +86,16 @@ class TrainOptions:
     traces: str | Path | None = None
     trace_every: int = 100
     log_every: int = 10
-    sample: str | None = None
-    sample_length: int = 200
-    temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        for names, first in ((_COUNTS, 1), (("log_every", "sample_length"), 0)):
-            for name in names:
-                value = getattr(self, name)
-                if not (_is_whole(value) and value >= first) and not (value is None and name in _MAY_BE_NONE):
-                    raise ValueError(f"{name} counts from {first}, got {value!r}")
+        for name, first in _COUNTS.items():
+            value = getattr(self, name)
+            if not (_is_whole(value) and value >= first) and not (value is None and name in _MAY_BE_NONE):
+                raise ValueError(f"{name} counts from {first}, got {value!r}")
         if not _is_whole(self.seed):
             raise ValueError(f"seed is an integer, got {self.seed!r}; runs of one seed start from equal weights")
-        for name in ("bias_speed", "temperature"):
-            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name} is a finite number of at least 0, got {getattr(self, name)!r}")
+        if not _is_number(self.bias_speed) or not 0 <= self.bias_speed < inf:
+            raise ValueError(f"bias_speed is a finite number of at least 0, got {self.bias_speed!r}")
         if self.max_norm is not None and not (_is_number(self.max_norm) and self.max_norm > 0):
             raise ValueError(f"clipping needs max_norm > 0, got {self.max_norm!r}; use None for no clipping")
         if self.ema is not None and not (_is_number(self.ema) and 0 <= self.ema < 1):
@@ -120,10 +113,6 @@ class TrainOptions:
             raise ValueError(
                 "a batch grows by pairs of a step, one after the other from 1, and the sequences from there on, "
                 f"got batch_growth={self.batch_growth}"
-            )
-        if self.sample is not None and (not isinstance(self.sample, str) or not self.sample):
-            raise ValueError(
-                f"a text is continued from at least 1 byte of a str, got sample={self.sample!r}; give a letter, or None"
             )
         for name in ("save_every", "keep"):
             if getattr(self, name) is not None and self.folder is None:

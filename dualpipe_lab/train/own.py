@@ -32,8 +32,7 @@ from dualpipe_lab.train.trainer import Trainer, seed_all, seed_of
 MakeStages: TypeAlias = Callable[[Plan], Iterable[nn.Module]]
 Batches: TypeAlias = Iterable[tuple[Any, Any]] | Callable[[], Iterable[tuple[Any, Any]]]
 _OF_OUR_MODELS = (  # what means something for the models of this library alone
-    "sequence_length", "global_batch", "batch_growth", "bias_speed", "evaluate_every", "evaluation", "start", "sample",
-    "sample_length", "temperature", "elastic",
+    "sequence_length", "global_batch", "batch_growth", "bias_speed", "evaluate_every", "evaluation", "start", "elastic",
 )  # fmt: skip
 _DROP_LAST = "leave out a smaller last batch, as drop_last=True of a DataLoader does"
 _PLANNED = ("layers", "recompute", "loss_chunk", "mtp", "overlap", "sequence_parallel")

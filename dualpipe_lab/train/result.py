@@ -29,18 +29,16 @@ class Result:
         title: the plan, in one line.
         metrics: one row per step of this run; a resumed run begins where the other one ended.
         checkpoint: the last one; None if nothing was saved.
-        text: the sample and its continuation, if one was asked for.
         interrupted: whether it ended before its last step.
         timeline: of the last step; None for one process.
         state: full weights by name, if they were asked for.
-        problem: what failed after the first step, and lost a checkpoint or the text; `state` has the weights then.
+        problem: what failed after the first step, and lost a checkpoint; `state` has the weights then.
         gradients: of the first and of the last step, raw, by name; of the reference alone.
     """
 
     title: str
     metrics: list[Metrics]
     checkpoint: Path | None = None
-    text: str | None = None
     interrupted: bool = False
     timeline: "Timeline | None" = None
     state: dict[str, Tensor] | None = None
@@ -92,7 +90,6 @@ class Result:
         if len(rows) > _SHOWN:  # the first, the last, and some between at equal distances
             rows = [rows[round(i * (len(rows) - 1) / (_SHOWN - 1))] for i in range(_SHOWN)]
         ended = [] if self.checkpoint is None else [f"checkpoint: {self.checkpoint}"]
-        ended += [] if self.text is None else [f"text: {self.text}"]
         ended = ["interrupted", *ended] if self.interrupted else ended
         ended += [] if self.problem is None else [f"problem: {self.problem}"]
         return "\n".join([self.title, table(rows), *ended])

@@ -32,7 +32,6 @@ from dualpipe_lab.launch.launcher import launch
 from dualpipe_lab.launch.record.step_traces import StepTraces
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.metrics import Metrics, MetricsFile
 from dualpipe_lab.train.options import (
     Config,
@@ -46,13 +45,12 @@ from dualpipe_lab.train.options import (
 )
 from dualpipe_lab.train.own import Batches, MakeStages, OwnBatches, OwnTrainer, check_own
 from dualpipe_lab.train.result import Result, read_weights
-from dualpipe_lab.train.screen import Screen, append, follow
 from dualpipe_lab.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What every rank of a training gets."""
+    """Arguments that `run` sends to every rank."""
 
     config: Config | MakeStages
     plan: Plan
@@ -63,7 +61,7 @@ class TrainJob:
     resume: Path | None
     evaluation: Data | None
     keeps_weights: bool
-    scratch: Path  # of the process that launched: the rows for its screen, and whether it was interrupted
+    scratch: Path  # of the process that launched: whether it was interrupted
 
 
 def run(
@@ -126,9 +124,7 @@ def run(
         check(config, plan, data, steps, chosen, found, evaluation, elastic)  # type: ignore[arg-type]
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
         job = TrainJob(config, plan, data, loss, steps, chosen, found, evaluation, weights, scratch)
-        screen = Screen(steps, chosen.log_every)
-        shown = nullcontext() if torchrun.is_active() else follow(job.scratch / "rows", screen)
-        with stop_file(job.scratch / "stop", job.scratch / "begun"), shown:
+        with stop_file(job.scratch / "stop", job.scratch / "begun"):
             results: Any = launch(train_rank, plan.world_size, job, timeout=timeout, backend=backend)
     result: Result = results[0]
     if result.problem is not None and result.metrics:  # of rank 0
@@ -224,20 +220,15 @@ def train_rank(rank: int, world_size: int, job: TrainJob) -> Result:
     if options.folder is not None:
         check_save(trainer.optimizer)
     rows, problem = _train(trainer, sampler, job, rank)
-    saved = text = state = None
+    saved = state = None
     if problem is None and options.folder is not None:
         saved, problem = _save(trainer, sampler, Path(options.folder), first)
-    if options.sample is not None:
-        try:
-            text = generate(trainer, options.sample, options.sample_length, options.temperature, options.seed)
-        except ValueError as error:  # the same on every rank
-            problem = problem or str(error)
     if problem is not None:
         state = gathered_weights(trainer.optimizer)
     elif rank == 0 and job.keeps_weights and saved is not None:
         state = read_weights(saved)
     kept, stopped = None if is_temporary else saved, trainer.num_steps < job.steps
-    result = Result(str(job.plan), rows, kept, text, stopped, state=state, problem=problem)
+    result = Result(str(job.plan), rows, kept, stopped, state=state, problem=problem)
     return result if rank == 0 else replace(result, metrics=[], state=None)
 
 
@@ -248,10 +239,8 @@ def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> tuple[li
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
     written = MetricsFile(options.csv if rank == 0 else None, trainer.num_steps + 1)
-    screen = Screen(job.steps, options.log_every)  # under torchrun; or else in the process that launched the ranks
-    has_screen = rank == 0 and torchrun.is_active()
     traces = None if options.traces is None else StepTraces(options.traces, options.trace_every)
-    with screen if has_screen else nullcontext(), traces or nullcontext():
+    with traces or nullcontext():
         while trainer.num_steps < job.steps and not trainer.should_stop and problem is None:
             with nullcontext() if traces is None else traces.step(trainer.num_steps + 1):
                 row = trainer.step(trainer.batch(sampler))
@@ -259,15 +248,17 @@ def _train(trainer: Trainer, sampler: Any, job: TrainJob, rank: int) -> tuple[li
                 row = replace(row, evaluation=trainer.evaluate(evaluation))
             rows.append(row)
             written.write(row)
-            if has_screen:
-                screen.show(row)
-            elif rank == 0:
-                append(job.scratch / "rows", row)
+            if rank == 0 and _is_due(row, options.log_every, job.steps):
+                print(row, flush=True)  # `launch` and torchrun show what rank 0 prints at once
             if len(rows) == 1 and options.folder is not None and row.step < job.steps:
                 check_save(trainer.optimizer)  # what the last save would refuse, before the steps until then are lost
             if options.save_every is not None and row.step % options.save_every == 0:
                 _, problem = _try_save(trainer, sampler)
     return rows, problem
+
+
+def _is_due(row: Metrics, every: int, last: int) -> bool:
+    return every > 0 and (row.step % every == 0 or row.step in (1, last) or row.evaluation is not None)
 
 
 def _save(trainer: Trainer, sampler: Any, folder: Path, first: int) -> tuple[Path | None, str | None]:

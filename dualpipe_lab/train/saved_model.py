@@ -15,10 +15,10 @@ from dualpipe_lab.dp.checkpoint.reader import Checkpoint, CheckpointError
 from dualpipe_lab.dp.checkpoint.region import full_region
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.mtp import MTP_PREFIX
+from dualpipe_lab.models.parameters import TABLE
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.load import tensors_of
-from dualpipe_lab.models.stage import TABLE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.tp.rope_scaling import scaling_of

@@ -67,7 +67,9 @@ class LRSchedule:
         if starts != sorted(set(starts)) or min(starts, default=first) < first:
             raise ValueError(f"later pieces start one after the other, from step {first} on, got {list(self.later)}")
         if not all(0 <= factor <= 1 for _, factor in self.later):
-            raise ValueError(f"factors are from 0 to 1, got later={list(self.later)}")
+            raise ValueError(
+                f"later pieces multiply the learning rate by 0 to 1, got later={list(self.later)}; give such factors"
+            )
 
     def factor(self, step: int) -> float:
         """Return the factor of one step."""

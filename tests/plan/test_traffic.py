@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from dry_run import dry_run, numbers, second_step
-from kept_runs import CONFIG, LENGTH, V3
+from saved_runs import CONFIG, LENGTH, V3
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.buckets import BUCKET_BYTES

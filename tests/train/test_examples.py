@@ -52,7 +52,8 @@ def test_a_model_trains_in_both_ways_and_goes_on_under_another_plan(tmp_path):
     sizes = ("--precision", "float64", "--global-batch", 4, "--sequence-length", 16, "--sample", "A rank ")
     options = (*sizes, "--steps", 3, "--zero", 1, "--dp", 2)
     folder, csv = tmp_path / "saved", tmp_path / "rows.csv"
-    said = python(script, *options), python(*TORCHRUN, script, *options, "--folder", folder, "--csv", csv)
+    said = [python(script, *options, "--folder", tmp_path / "first")]
+    said.append(python(*TORCHRUN, script, *options, "--folder", folder, "--csv", csv))
     curves = [re.findall(r"^ +(\d) +(\d\.\d{4}) ", text, re.MULTILINE) for text in said]
     assert [step for step, _ in curves[0]] == ["1", "2", "3"]
     assert curves[0] == curves[1]

@@ -226,7 +226,7 @@ def tied_stages(plan):
         ({"loss": None}, "an own model needs its loss"),
         ({"data": iter([])}, "each rank reads it from the beginning"),
         ({"data": b"text"}, "reads batches"),
-        ({"sample": "A"}, r"run\(sample=\) is for the library's models"),
+        ({"evaluation": b"A"}, r"run\(evaluation=\) is for the library's models"),
         ({"elastic": True}, r"run\(elastic=\)"),
         ({"plan": lab.Plan(recompute=True)}, r"Plan\(recompute=\) is for the library's models"),
         ({"plan": lab.Plan(cp=2)}, "shards sequences"),

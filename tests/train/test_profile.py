@@ -8,7 +8,7 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab import models
-from dualpipe_lab.plan.kept import LayerTable
+from dualpipe_lab.plan.saved_activations import LayerTable
 from dualpipe_lab.train import profile_modules
 
 CONFIG = models.LlamaConfig(64, 32, ffn_size=48, num_heads=8, num_kv_heads=4)

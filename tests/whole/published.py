@@ -6,14 +6,13 @@ import json
 import re
 import textwrap
 
-import safetensors.torch
 import torch
 import transformers
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS as ROPE
 
 from dualpipe_lab import models
-from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, published_names
+from dualpipe_lab.models.parameters import EXPERTS, full_parameters
 
 SIZES = {
     "vocab_size": 48,
@@ -106,50 +105,6 @@ def written(kinds, factory, size="15KB"):
         found[kind] = factory.mktemp("published") / "model"
         reference(**options).save_pretrained(found[kind], max_shard_size=size)
     return found
-
-
-BLOCKS = (5, 7)  # of fp8: no divisor of any size here, so that no shard begins where a block does
-SCALE = "_scale_inv"
-
-
-def spread(scale, shape, blocks=BLOCKS):
-    """The scale of every number of a weight."""
-    return scale.repeat_interleave(blocks[0], 0).repeat_interleave(blocks[1], 1)[: shape[0], : shape[1]]
-
-
-def quantise(weight, blocks=BLOCKS):
-    """A weight in fp8, and the scale of each block: its largest number is the type's largest."""
-    rows, columns = (-(-size // block) for size, block in zip(weight.shape, blocks, strict=True))
-    padded = torch.zeros(rows * blocks[0], columns * blocks[1])
-    padded[: weight.shape[0], : weight.shape[1]] = weight
-    scale = padded.unflatten(1, (columns, -1)).unflatten(0, (rows, -1)).abs().amax((1, 3)) / 448
-    return (weight.float() / spread(scale, weight.shape, blocks)).to(torch.float8_e4m3fn), scale
-
-
-def written_in_fp8(folder, options):
-    """Write a folder in fp8, weights and scales apart; return the weights that it stands for."""
-    reference(**options).save_pretrained(folder)
-    state, scales = safetensors.torch.load_file(folder / "model.safetensors"), {}
-    for name in [name for name in state if name.endswith(("proj.weight", "proj_with_mqa.weight"))]:
-        state[name], scales[name + SCALE] = quantise(state[name])
-    assert len(scales) > 50
-    (folder / "model.safetensors").unlink()
-    save_fp8(folder, state, scales)
-    return {
-        name: value.float() * spread(scales[name + SCALE], value.shape) if name + SCALE in scales else value
-        for name, value in state.items()
-    }
-
-
-def save_fp8(folder, state, scales):
-    """Write weights and scales into two files, and what config.json says of them."""
-    names = {"model-1.safetensors": state, "model-2.safetensors": scales}
-    for file, part in names.items():
-        safetensors.torch.save_file(part, folder / file)
-    index = {"weight_map": {name: file for file, part in names.items() for name in part}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [*BLOCKS]}
-    change(folder / "config.json", lambda values: values.update(quantization_config=config))
 
 
 def exact(model):
@@ -248,10 +203,10 @@ def single(name, grad):
 def by_our_names(grads, config):
     """The same gradients as parameters here have them: by our names, with experts stacked."""
     found = {}
-    for name in full_shapes(config):
-        parts = [grads[one] for one in published_names(name, config) if one in grads]  # a bias has none
+    for name, each in full_parameters(config).items():
+        parts = [grads[one] for one in each.file_names if one in grads]  # a bias has none
         if parts:
-            found[name] = torch.stack(parts) if is_stacked(name) else parts[0]
+            found[name] = torch.stack(parts) if each.sharded == EXPERTS else parts[0]
     return found
 
 

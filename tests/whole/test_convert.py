@@ -1,15 +1,10 @@
 """Conversions: there and back to the bit, of any plan, expert by expert; what cannot be used leaves nothing behind."""
 
-import io
 import json
 import math
-import pickle
 import shutil
-import warnings
 from contextlib import nullcontext
 from dataclasses import replace
-from enum import Enum
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -21,7 +16,8 @@ from dualpipe_lab import data, models, train
 from dualpipe_lab.dp import checkpoint
 from dualpipe_lab.dp.checkpoint import file as files
 from dualpipe_lab.dp.checkpoint import reader
-from dualpipe_lab.models.pretrained.load import full_shapes, tensors_of
+from dualpipe_lab.models.parameters import full_parameters
+from dualpipe_lab.models.pretrained.load import tensors_of
 
 KINDS = {
     "llama 3.1": {"rope_parameters": LLAMA3, "dtype": torch.bfloat16},
@@ -105,7 +101,7 @@ def test_a_published_folder_becomes_a_checkpoint_and_is_published_again_to_the_b
     kept.verify()
     dtype = KINDS[kind]["dtype"]
     assert {name.partition("/")[2] for name in kept.names()} == set(
-        full_shapes(models.config_from_pretrained(folders[kind]))
+        full_parameters(models.config_from_pretrained(folders[kind]))
     )
     assert (done.num_tensors, done.largest_bytes) == (len(stored), 48 * 32 * dtype.itemsize)
     assert done.num_bytes == sum(map(bytes_of, kept.index.tensors.values()))
@@ -142,120 +138,7 @@ def publish_and_back(trained, name, tmp_path):
     assert equal(train.read_model(again.path), expected)
 
 
-@pytest.mark.parametrize("kind", ["llama 3.1", "v3", "qwen3-moe"])
-def test_torch_checkpoints_there_and_back_to_the_bit(folders, kind, tmp_path):
-    """With single experts, as they are published; stacks are read too."""
-    source, names = folders[kind], models.PretrainedFolder(folders[kind]).tensors
-    done = train.convert(source, tmp_path / "torch", "torch")
-    theirs = {name: torch.empty(stored.shape, dtype=stored.dtype) for name, stored in names.items()}
-    with warnings.catch_warnings(action="ignore"):
-        torch.distributed.checkpoint.load(theirs, checkpoint_id=str(tmp_path / "torch"), no_dist=True)
-    assert all(torch.equal(models.PretrainedFolder(source).read(name), tensor) for name, tensor in theirs.items())
-    again = train.convert(tmp_path / "torch", tmp_path / "back", "published", max_bytes=10_000)
-    assert same_folders(source, tmp_path / "back")
-    assert (again.source, again.num_bytes) == ("torch", done.num_bytes)
-    ours = train.convert(tmp_path / "torch", tmp_path / "ours", "checkpoint").path
-    checkpoint.to_torch(ours, tmp_path / "stacks")
-    train.convert(tmp_path / "stacks", tmp_path / "again", "published")
-    assert same_folders(source, tmp_path / "again")
-
-
-def test_a_torch_checkpoint_with_moments_is_read_and_not_overwritten(trained, tmp_path):
-    source = trained["dense, bf16 with masters"]
-    checkpoint.to_torch(source, tmp_path / "all")
-    ours = train.convert(tmp_path / "all", tmp_path / "ours", "checkpoint")
-    assert equal(train.read_model(ours.path), train.read_model(source))
-    with pytest.raises(checkpoint.CheckpointError, match="all is there already, and nothing is overwritten"):
-        checkpoint.to_torch(source, tmp_path / "all")
-
-
-def saved_on_ranks(rank, world_size, folder):
-    """torch's own checkpoint of a tensor that two ranks share by rows."""
-    import torch.distributed.checkpoint
-    import torch.distributed.tensor
-
-    mesh = torch.distributed.init_device_mesh("cpu", (world_size,))
-    full = torch.arange(35.0).view(7, 5)
-    shared = torch.distributed.tensor.distribute_tensor(full, mesh, [torch.distributed.tensor.Shard(0)])
-    torch.distributed.checkpoint.save({"w": shared, "step": 3}, checkpoint_id=str(folder))
-
-
-class Pickler(pickle.Pickler):
-    """Writes a member of an enumeration as Python 3.11.2 does."""
-
-    def reducer_override(self, value):
-        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
-
-
-def test_chunks_of_several_ranks_are_read_as_one_tensor_also_by_the_index_of_an_older_python(tmp_path):
-    lab.launch(saved_on_ranks, 2, tmp_path / "theirs")
-    index, older = tmp_path / "theirs" / ".metadata", io.BytesIO()
-    Pickler(older).dump(pickle.loads(index.read_bytes()))
-    assert b"getattr" in older.getvalue()
-    for step, content in enumerate((index.read_bytes(), older.getvalue())):
-        index.write_bytes(content)
-        found = checkpoint.from_torch(tmp_path / "theirs", tmp_path / "ours", step, lambda name: f"parameter/{name}")
-        assert torch.equal(checkpoint.Checkpoint(found).read("parameter/w"), torch.arange(35.0).view(7, 5))
-    cut(tmp_path / "theirs" / "__1_0.distcp")
-    with pytest.raises(checkpoint.CheckpointError, match=r"theirs: tensor w cannot be read \("):
-        checkpoint.from_torch(tmp_path / "theirs", tmp_path / "none", 3)
-    assert left(tmp_path) == ["ours", "theirs"]
-
-
-class Method:
-    """An attacker's way to what a record can do."""
-
-    def __reduce__(self):
-        return getattr, (Path, "unlink")
-
-
-class Order:
-    """What an attacker puts into a pickle: a call that leaves a file."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return open, (str(self.file), "w")
-
-
-def test_no_code_of_a_torch_checkpoint_runs(folders, tmp_path):
-    folder = tmp_path / "torch"
-    train.convert(folders["llama 3.1"], folder, "torch")
-    harmless, data = (folder / ".metadata").read_bytes(), (folder / "__0_0.distcp").read_bytes()
-    for spoil, message in (
-        (
-            pickle.dumps(Order(tmp_path / "run")),
-            r"\.metadata is a pickle that cannot be trusted: it asks for _?io.open",
-        ),
-        (pickle.dumps(Method()), r"it asks for unlink of <class 'pathlib.*Path'>, which is no enumeration"),
-        (harmless[:-20], r"\.metadata is damaged"),
-        (pickle.dumps([1, 2]), r"\.metadata is damaged"),
-        (b"", r"\.metadata is damaged"),
-    ):
-        (folder / ".metadata").write_bytes(spoil)
-        with pytest.raises(checkpoint.CheckpointError, match=message):
-            train.convert(folder, tmp_path / "target", "published")
-    (folder / ".metadata").write_bytes(harmless)
-    (folder / "__0_0.distcp").write_bytes(bytes(len(data)))
-    with pytest.raises(checkpoint.CheckpointError, match=r"torch: tensor model.* cannot be read \("):
-        train.convert(folder, tmp_path / "target", "published")
-    file = io.BytesIO()
-    torch.save(Order(tmp_path / "run"), file)  # in the place of a tensor
-    (folder / "__0_0.distcp").write_bytes(file.getvalue() + bytes(len(data) - len(file.getvalue())))
-    with pytest.raises(checkpoint.CheckpointError, match=r"torch: tensor model.* cannot be read \("):
-        train.convert(folder, tmp_path / "target", "published")
-    (folder / "__0_0.distcp").unlink()
-    with pytest.raises(checkpoint.CheckpointError, match=r"tensor model.* cannot be read .*No such file.*__0_0.distcp"):
-        train.convert(folder, tmp_path / "target", "published")
-    (folder / "__0_0.distcp").write_bytes(data)
-    (folder / "config.json").unlink()
-    with pytest.raises(models.PretrainedError, match=r"torch does not say of which model it is; put the config.json"):
-        train.convert(folder, tmp_path / "target", "published")
-    assert left(tmp_path) == ["torch"]
-
-
-@pytest.mark.parametrize("to", ["published", "checkpoint", "torch"])
+@pytest.mark.parametrize("to", ["published", "checkpoint"])
 def test_one_expert_is_in_memory_at_a_time(folders, to, tmp_path, monkeypatch):
     """What is read and what is written at once has at most the size of the largest tensor, which stacks exceed."""
     source = train.convert(folders["v3, queries without a latent"], tmp_path / "source", "checkpoint").path
@@ -276,9 +159,8 @@ def test_one_expert_is_in_memory_at_a_time(folders, to, tmp_path, monkeypatch):
     assert max(map(bytes_of, checkpoint.Checkpoint(source).index.tensors.values())) == 2 * done.largest_bytes
     assert max(reads) == done.largest_bytes
     assert sum(reads) == done.num_bytes
-    if to != "torch":  # which writes with its own functions
-        assert len(sizes) == done.num_tensors
-        assert max(sizes) == done.largest_bytes
+    assert len(sizes) == done.num_tensors
+    assert max(sizes) == done.largest_bytes
 
 
 def test_another_type_leaves_biases_wide_and_experts_of_two_types_are_refused(folders, tmp_path):
@@ -313,7 +195,7 @@ def test_a_published_folder_that_cannot_be_used_leaves_nothing(folders, broken, 
     folder = shutil.copytree(folders["qwen3, tied"], tmp_path / "source")
     spoil, message = PUBLISHED[broken]
     spoil(folder)
-    for to in ("checkpoint", "published", "torch"):
+    for to in ("checkpoint", "published"):
         with pytest.raises(models.PretrainedError, match=message):
             train.convert(folder, tmp_path / "target", to)
     assert left(tmp_path) in (["source"], [])
@@ -339,7 +221,7 @@ def test_two_tables_of_a_tied_config_are_compared(folders, tmp_path):
         assert (tmp_path / kind).exists() == is_same
 
 
-@pytest.mark.parametrize("to", ["published", "checkpoint", "torch"])
+@pytest.mark.parametrize("to", ["published", "checkpoint"])
 def test_a_weight_that_a_type_cannot_hold_is_refused_by_its_name(folders, to, tmp_path):
     for value, is_held in ((65_504.0, True), (torch.inf, True), (-65_536.0, False)):
         change = lambda state, value=value: state["model.norm.weight"].index_fill(0, torch.tensor(1), value)  # noqa: E731
@@ -362,7 +244,7 @@ def test_a_checkpoint_that_cannot_be_used_leaves_nothing(trained, tmp_path):
     entry = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["parameter/norm.weight"]
     content[8 + int.from_bytes(content[:8], "little") + entry["data_offsets"][0]] ^= 1
     file.write_bytes(content)
-    for to in ("published", "checkpoint", "torch"):
+    for to in ("published", "checkpoint"):
         message = r"rank-00002.safetensors: tensor parameter/norm.weight .*differ from their checksum"
         with pytest.raises(checkpoint.CheckpointError, match=message):
             train.convert(folder, tmp_path / "target", to)
@@ -392,7 +274,7 @@ def test_a_checkpoint_that_says_another_model_is_refused(trained, tmp_path):
 def test_requests_that_cannot_be(folders, tmp_path):
     source = folders["llama 3.1"]
     for options, message in (
-        ({"to": "onnx"}, "no form 'onnx' of weights; use one of published, checkpoint, torch"),
+        ({"to": "onnx"}, "no form 'onnx' of weights; use one of published, checkpoint"),
         ({"to": "checkpoint", "dtype": "int8"}, "no type 'int8' of weights; use one of float64"),
         ({"to": "checkpoint", "max_bytes": 0}, "a file has at least 1 byte, got max_bytes=0"),
     ):

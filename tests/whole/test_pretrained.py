@@ -1,5 +1,6 @@
 """Published weights: beside transformers' own models, on every cut, and back; folders that cannot be used."""
 
+import json
 import re
 import shutil
 from contextlib import nullcontext
@@ -33,7 +34,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import dp, models, schedules
 from dualpipe_lab.tp.shard import initialize_parameters
 
-PLAIN_YARN = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"truncate": False}
+PLAIN_YARN = {name: value for name, value in YARN.items() if not name.startswith("mscale")}
 DENSE = {
     "llama": {},
     "llama, tied": {"tie_word_embeddings": True},
@@ -42,7 +43,7 @@ DENSE = {
     "qwen3, yarn": {
         "family": "Qwen3",
         "head_dim": 12,
-        "rope_parameters": YARN | {"attention_factor": 1.5, "truncate": False},
+        "rope_parameters": PLAIN_YARN,
     },
     "wide heads": {"head_dim": 12},
     "qwen3": {"family": "Qwen3", "head_dim": 8},
@@ -215,6 +216,15 @@ def only_pickles(folder):
     (folder / "pytorch_model.bin").write_bytes(b"")
 
 
+def narrow(folder):
+    """Store the last norm in 8 bits, which are no weights without their scales."""
+    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    file = folder / places["model.norm.weight"]
+    state = safetensors.torch.load_file(file)
+    state["model.norm.weight"] = state["model.norm.weight"].to(torch.float8_e4m3fn)
+    safetensors.torch.save_file(state, file)
+
+
 BROKEN = {
     "a missing file": (lambda f: next(f.glob("model-00002*")).unlink(), "model-00002.*is missing; the index names it"),
     "a cut file": (cut_file, "model-00002.* is cut: .* ends at byte"),
@@ -233,8 +243,11 @@ BROKEN = {
     "no weights": (lambda f: [file.unlink() for file in f.glob("model*")], "the weights are missing"),
     "pickles": (only_pickles, "nothing is unpickled here"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
-    "another family": (config(architectures=["GPT2LMHeadModel"]), "is of GPT2LMHeadModel; known are"),
-    "no family": (config(architectures=None), "names no architecture"),
+    "another family": (
+        config(architectures=["GPT2LMHeadModel"]),
+        r"needs one architecture of LlamaForCausalLM, .* got architectures=\['GPT2LM",
+    ),
+    "no family": (config(architectures=None), "needs one architecture of .* got architectures=None"),
     "a bias": (config(attention_bias=True), "attention_bias=True, which this model does not compute"),
     "unknown angles": (config(rope_parameters={"rope_type": "longrope"}), "by 'longrope'; known are"),
     "half of yarn": (config(rope_parameters={"rope_type": "yarn"}), "need factor as a number, got None"),
@@ -246,6 +259,8 @@ BROKEN = {
     "layers that look less far": (config(layer_types=["sliding_attention"] * 4), "has layers of sliding_attention"),
     "heads that do not fit": (config(num_key_value_heads=3), "config.json: "),
     "another size": (config(intermediate_size=41), "the config asks for"),
+    "quantised": (config(quantization_config={"quant_method": "fp8"}), "weights are quantised.* to bfloat16 first"),
+    "8 bits": (narrow, r"norm.weight has torch.float8_e4m3fn; convert the folder to bfloat16 first"),
     "more layers": (config(num_hidden_layers=5), "has no tensor model.layers.4"),
     "fewer layers": (config(num_hidden_layers=3), "which the model has not"),
 }
@@ -255,7 +270,7 @@ ROUTED_BROKEN = {
     "another kind of angles": ({"rope_parameters": {"rope_type": "longrope", "factor": 40}}, "by 'longrope'"),
     "Llama's angles": ({"rope_parameters": LLAMA3}, "by 'llama3', which no published model with latents does"),
     "yarn without a length": ({"rope_parameters": {"rope_type": "yarn", "factor": 40}}, "need original_max_position"),
-    "yarn with more": ({"rope_parameters": YARN | {"mixture": 2}}, "with mixture=2, which is not known"),
+    "yarn with more": ({"rope_parameters": YARN | {"attention_factor": 2}}, "attention_factor=2, which is not known"),
     "yarn the wrong way": ({"rope_parameters": YARN | {"beta_fast": 0.5}}, "with beta_slow at most beta_fast"),
     "yarn that shortens": ({"rope_parameters": YARN | {"factor": 0.5}}, "by a factor of at least 1"),
     "other pairs": ({"rope_interleave": False}, "rope_interleave=False, which this model does not compute"),

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from itertools import product
-from math import prod
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from runs import ORACLES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dualpipe_lab import models, tp
+from dualpipe_lab.models.parameters import full_parameters
 from dualpipe_lab.models.pretrained.config import config_to_pretrained
-from dualpipe_lab.models.pretrained.load import check_form, full_shapes
+from dualpipe_lab.models.pretrained.load import check_form, tensors_of
 
 # config.json of deepseek-ai/DeepSeek-V3, revision of December 2024; its README_WEIGHTS counts 671B parameters
 DEEPSEEK_V3 = json.loads((ORACLES / "config_deepseek_v3.json").read_text())
@@ -23,7 +23,7 @@ QWEN3_30B_A3B = json.loads((ORACLES / "config_qwen3_30b_a3b.json").read_text())
 
 
 def count(config):
-    return sum(prod(shape) for shape in full_shapes(config).values())
+    return sum(parameter.numel for parameter in full_parameters(config).values())
 
 
 V3_1 = {"quantization_config": DEEPSEEK_V3["quantization_config"] | {"scale_fmt": "ue8m0"}}
@@ -138,7 +138,7 @@ def test_qwen3_moe_and_scaled_angles_are_read_and_written_again(subtests):
     assert round(count(config) / 1e9, 1) == 30.5
     assert models.config_from_pretrained(config_to_pretrained(config, "bfloat16")) == config
     for rope, family in product(
-        [LLAMA3, YARN, YARN | {"attention_factor": 1.5, "truncate": False, "mscale_all_dim": None}],
+        [LLAMA3, YARN, YARN | {"truncate": True, "mscale_all_dim": None}],
         ["Llama", "Qwen3", "Qwen3Moe"],
     ):
         with subtests.test(rope=rope, family=family):
@@ -164,3 +164,23 @@ def test_what_is_no_qwen3_moe_has_no_published_form(changes):
     assert check_form(config) == config
     with pytest.raises(models.PretrainedError, match="a DeepSeek-V3 or a Qwen3-MoE"):
         check_form(replace(config, **changes))
+
+
+LATENT = tp.LatentSizes(12, 10, 6, 4, 5)
+LISTED = [
+    models.LlamaConfig(qk_norm=True, tied=True),
+    models.LlamaConfig(head_size=12),
+    models.V3MoEConfig(num_shared_experts=2),
+    models.V3MoEConfig(num_dense_layers=0, num_shared_experts=0, selection_bias=False, qk_norm=True),
+    models.V3MoEConfig(latent=LATENT),
+    models.V3MoEConfig(latent=replace(LATENT, query_rank=None), num_dense_layers=3),
+]
+
+
+@pytest.mark.parametrize("config", LISTED, ids=str)
+def test_the_list_of_parameters_is_that_of_the_modules(config):
+    """Names, shapes and order; the cuts along tp and ep are compared by `test_weights_start` with what ranks read."""
+    make = models.PlainLlama if isinstance(config, models.LlamaConfig) else models.PlainV3MoE
+    with torch.device("meta"):
+        found = {name: tuple(tensor.shape) for name, tensor in tensors_of(make(config, device="meta"))}
+    assert list(found.items()) == [(name, each.shape) for name, each in full_parameters(config).items()]

@@ -13,8 +13,7 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2; Qwen Team 2025 (arXiv 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,11 +29,19 @@ class PretrainedError(ValueError):
 
 
 Kind: TypeAlias = tuple[type | tuple[type, ...], str]
+
+
+class Family(NamedTuple):
+    """The published models of one architecture."""
+
+    model_type: str
+    sizes: Mapping[str, str]  # names of sizes in a file, and here
+    neutral: Mapping[str, tuple[Any, ...]]  # values under which a field changes nothing; the first is written, if any
+    fixed: Mapping[str, Any]  # what all of them have, and a config may have otherwise
+
+
 LLAMA, QWEN3, QWEN3_MOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 V3 = "DeepseekV3ForCausalLM"
-FAMILIES = {LLAMA: "llama", QWEN3: "qwen3", QWEN3_MOE: "qwen3_moe", V3: "deepseek_v3"}  # and their model_type
-
-# names of sizes in a file, and here
 _SIZES = {
     "vocab_size": "vocabulary_size", "hidden_size": "hidden_size", "intermediate_size": "ffn_size",
     "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
@@ -48,17 +55,27 @@ _V3_SIZES = _MOE_SIZES | {
 _LATENT = {
     "kv_lora_rank": "kv_rank", "qk_nope_head_dim": "content", "qk_rope_head_dim": "position", "v_head_dim": "value",
 }  # fmt: skip
-# values under which a field changes nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention_bias": (False, None), "hidden_act": ("silu", "swish", None), "attention_dropout": (0, None),
+    "hidden_act": ("silu", "swish", None), "attention_bias": (False, None), "attention_dropout": (None, 0),
 }  # fmt: skip
-_WINDOW = {"use_sliding_window": (False, None)}
-_DENSE_NEUTRAL = _NEUTRAL | _WINDOW | {"mlp_bias": (False, None), "partial_rotary_factor": (1, None)}
-_QWEN_NEUTRAL = _NEUTRAL | _WINDOW | {"tie_word_embeddings": (False, None)}
+_DENSE_NEUTRAL = _NEUTRAL | dict.fromkeys(("mlp_bias", "use_sliding_window"), (None, False))
+_DENSE_NEUTRAL["partial_rotary_factor"] = (None, 1)
+_QWEN_NEUTRAL = _NEUTRAL | dict.fromkeys(("use_sliding_window", "tie_word_embeddings"), (False, None))
 _V3_NEUTRAL = _NEUTRAL | {
     "rope_interleave": (True, None), "norm_topk_prob": (True, None), "scoring_func": ("sigmoid", None),
-    "topk_method": ("noaux_tc", None), "moe_layer_freq": (1, None), "tie_word_embeddings": (False, None),
+    "topk_method": ("noaux_tc", None), "moe_layer_freq": (None, 1), "tie_word_embeddings": (False, None),
 }  # fmt: skip
+_QWEN_FIXED: dict[str, Any] = {
+    "scoring": "softmax", "selection_bias": False, "qk_norm": True, "latent": None, "num_groups": 1,
+    "num_groups_per_token": 1, "num_shared_experts": 0, "scale": 1.0,
+}  # fmt: skip
+_V3_FIXED = {"scoring": "sigmoid", "normalise": True, "selection_bias": True, "qk_norm": False}
+FAMILIES = {
+    LLAMA: Family("llama", _SIZES, _DENSE_NEUTRAL, {"qk_norm": False}),
+    QWEN3: Family("qwen3", _SIZES, _DENSE_NEUTRAL, {"qk_norm": True}),
+    QWEN3_MOE: Family("qwen3_moe", _QWEN_SIZES, _QWEN_NEUTRAL, _QWEN_FIXED),
+    V3: Family("deepseek_v3", _V3_SIZES, _V3_NEUTRAL, _V3_FIXED),
+}
 _MORE_SIZES = (
     "num_key_value_heads", "head_dim", "decoder_sparse_step", "q_lora_rank", "num_nextn_predict_layers",
 )  # fmt: skip
@@ -71,35 +88,29 @@ _KINDS: dict[str, Kind] = {
         ("tie_word_embeddings", "norm_topk_prob", "use_sliding_window", "rope_interleave"), (bool, "true or false")
     ),
 }
-# what a Qwen3-MoE has, and a `V3MoEConfig` may have
-_QWEN_FIXED: dict[str, Any] = {
-    "scoring": "softmax", "selection_bias": False, "qk_norm": True, "latent": None, "num_groups": 1,
-    "num_groups_per_token": 1, "num_shared_experts": 0, "scale": 1.0,
-}  # fmt: skip
 
 
 def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfig:
     """Return the sizes of a published model.
 
     Args:
-        source: a folder with config.json, or its values; how weights are quantised is checked where they are opened.
+        source: a folder with config.json, such a file, or its values; quantised weights are refused where they are
+            opened.
 
     Raises:
         PretrainedError: another family, a field that is missing, or one that this library cannot compute.
 
-    >>> config_from_pretrained({"architectures": ["MambaForCausalLM"]})
+    >>> config_from_pretrained({"architectures": ["MambaForCausalLM"]})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    dualpipe_lab.models.pretrained.config.PretrainedError: config.json is of MambaForCausalLM; known are \
-LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
+    dualpipe_lab.models.pretrained.config.PretrainedError: config.json needs one architecture of LlamaForCausalLM, ...
     """
-    file = Path("" if isinstance(source, Mapping) else source) / "config.json"
+    file = Path("" if isinstance(source, Mapping) else source)
+    file = file if file.is_file() else file / "config.json"
     values, where = source if isinstance(source, Mapping) else read_json(file), str(file)
-    named, known = values.get("architectures"), f"known are {', '.join(FAMILIES)}"
-    if not isinstance(named, list) or len(named) != 1:
-        raise PretrainedError(f"{where} names no architecture, got architectures={named!r}; {known}")
-    if named[0] not in FAMILIES:
-        raise PretrainedError(f"{where} is of {named[0]}; {known}")
-    config = _READERS[named[0]](values, where)
+    named = values.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in FAMILIES:
+        raise PretrainedError(f"{where} needs one architecture of {', '.join(FAMILIES)}, got architectures={named!r}")
+    config = _READERS[named[0]](values, where, FAMILIES[named[0]])
     try:
         config.check()
     except ValueError as error:
@@ -109,31 +120,27 @@ LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
 
 def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """Return the values of config.json for a model; `dtype`: of its weights, such as "bfloat16"."""
-    family = family_of(config)
-    assert family is not None, "see check_form"
+    name = family_of(config)
+    assert name is not None, "see check_form"
+    family = FAMILIES[name]
     if isinstance(config, LlamaConfig):
-        sizes = _SIZES
         more: dict[str, Any] = {"num_key_value_heads": config.num_kv_heads, "head_dim": config.size_of_head}
+        more["tie_word_embeddings"] = config.tied
     elif config.latent is None:
-        sizes = _QWEN_SIZES
         more = {"head_dim": config.dense.size_of_head, "norm_topk_prob": config.normalise, "decoder_sparse_step": 1}
-        more |= {"mlp_only_layers": list(range(config.num_dense_layers)), "use_sliding_window": False}
+        more |= {"mlp_only_layers": list(range(config.num_dense_layers))}
     else:
-        sizes = _V3_SIZES
         more = {"num_key_value_heads": config.num_heads, "q_lora_rank": config.latent.query_rank}
         more |= {theirs: getattr(config.latent, ours) for theirs, ours in _LATENT.items()}
-        more |= {"num_nextn_predict_layers": 0, "routed_scaling_factor": config.scale, "scoring_func": "sigmoid"}
-        more |= {"topk_method": "noaux_tc", "norm_topk_prob": True, "rope_interleave": True}
+        more |= {"num_nextn_predict_layers": 0, "routed_scaling_factor": config.scale}
     return {
-        "architectures": [family],
-        "model_type": FAMILIES[family],
-        **{theirs: getattr(config, ours) for theirs, ours in sizes.items()},
+        "architectures": [name],
+        "model_type": family.model_type,
+        **{theirs: getattr(config, ours) for theirs, ours in family.sizes.items()},
+        **{field: values[0] for field, values in family.neutral.items() if values[0] is not None},
         **more,
-        "hidden_act": "silu",
         "rms_norm_eps": config.eps,
         **_rope_values(config.rope_base, config.rope_scaling),
-        "tie_word_embeddings": isinstance(config, LlamaConfig) and config.tied,
-        "attention_bias": False,
         "dtype": dtype,
         "torch_dtype": dtype,
     }
@@ -141,30 +148,27 @@ def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
 
 def family_of(config: ModelConfig) -> str | None:
     """Return the architecture of a model; None if it has no published form."""
-    if isinstance(config, LlamaConfig):
-        return QWEN3 if config.qk_norm else LLAMA
-    if all(getattr(config, name) == value for name, value in _QWEN_FIXED.items()):
-        return QWEN3_MOE
-    routes = (config.scoring, config.normalise, config.selection_bias, config.qk_norm)
-    is_known = routes == ("sigmoid", True, True, False) and not isinstance(config.rope_scaling, RopeScaling)
-    return V3 if config.latent is not None and is_known else None
+    names = (LLAMA, QWEN3) if isinstance(config, LlamaConfig) else (QWEN3_MOE, V3)
+    found = [name for name in names if all(getattr(config, field) == it for field, it in FAMILIES[name].fixed.items())]
+    if found == [V3] and (getattr(config, "latent", None) is None or isinstance(config.rope_scaling, RopeScaling)):
+        return None
+    return found[0] if found else None
 
 
-def _llama(values: Mapping[str, Any], where: str, default_head: int | None = None) -> LlamaConfig:
-    common = _common(values, where, _SIZES, _DENSE_NEUTRAL)
+def _llama(values: Mapping[str, Any], where: str, family: Family) -> LlamaConfig:
+    common = _common(values, where, family)
     if other := sorted(set(values.get("layer_types") or []) - {"full_attention"}):
         raise PretrainedError(f"{where} has layers of {other[0]}; every layer here attends to all positions before")
     return LlamaConfig(
         **common,
         num_kv_heads=values.get("num_key_value_heads") or values["num_attention_heads"],
-        head_size=values.get("head_dim") or default_head,
-        qk_norm=default_head is not None,
+        head_size=values.get("head_dim") or (128 if common["qk_norm"] else None),  # of every Qwen3
         tied=bool(values.get("tie_word_embeddings", False)),
     )
 
 
-def _v3(values: Mapping[str, Any], where: str) -> V3MoEConfig:
-    common = _common(values, where, _V3_SIZES, _V3_NEUTRAL, (*_LATENT, "routed_scaling_factor"))
+def _v3(values: Mapping[str, Any], where: str, family: Family) -> V3MoEConfig:
+    common = _common(values, where, family, (*_LATENT, "routed_scaling_factor"))
     heads = values["num_attention_heads"]
     if values.get("num_key_value_heads") not in (None, heads):
         raise PretrainedError(
@@ -177,23 +181,16 @@ def _v3(values: Mapping[str, Any], where: str) -> V3MoEConfig:
             "them are 'default' and 'yarn'"
         )
     latent = LatentSizes(values.get("q_lora_rank"), **{ours: values[theirs] for theirs, ours in _LATENT.items()})
-    return V3MoEConfig(
-        **common,
-        num_kv_heads=heads,
-        scale=float(values["routed_scaling_factor"]),
-        balance=0.0,
-        latent=latent,
-    )
+    scale = float(values["routed_scaling_factor"])
+    return V3MoEConfig(**common, num_kv_heads=heads, scale=scale, balance=0.0, latent=latent)
 
 
-def _qwen3_moe(values: Mapping[str, Any], where: str) -> V3MoEConfig:
+def _qwen3_moe(values: Mapping[str, Any], where: str, family: Family) -> V3MoEConfig:
     if values.get("num_experts") is None and "num_local_experts" in values:
         values = {**values, "num_experts": values["num_local_experts"]}
-    common = _common(values, where, _QWEN_SIZES, _QWEN_NEUTRAL)
-    head_size = values.get("head_dim")
+    common, head_size = _common(values, where, family), values.get("head_dim")
     return V3MoEConfig(
         **common,
-        **_QWEN_FIXED,
         num_dense_layers=_num_dense_layers(values, where),
         head_size=values["hidden_size"] // values["num_attention_heads"] if head_size is None else head_size,
         normalise=bool(values.get("norm_topk_prob", False)),
@@ -201,8 +198,8 @@ def _qwen3_moe(values: Mapping[str, Any], where: str) -> V3MoEConfig:
     )
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], str], ModelConfig]] = {
-    LLAMA: _llama, QWEN3: partial(_llama, default_head=128), QWEN3_MOE: _qwen3_moe, V3: _v3,
+_READERS: dict[str, Callable[[Mapping[str, Any], str, Family], ModelConfig]] = {
+    LLAMA: _llama, QWEN3: _llama, QWEN3_MOE: _qwen3_moe, V3: _v3,
 }  # fmt: skip
 
 
@@ -223,25 +220,19 @@ def _num_dense_layers(values: Mapping[str, Any], where: str) -> int:
     return count
 
 
-def _common(
-    values: Mapping[str, Any],
-    where: str,
-    sizes: Mapping[str, str],
-    neutral: Mapping[str, tuple[Any, ...]],
-    needed: Iterable[str] = (),
-) -> dict[str, Any]:
+def _common(values: Mapping[str, Any], where: str, family: Family, needed: Iterable[str] = ()) -> dict[str, Any]:
     """Return what all families have, after checking every field that is known here."""
     for name, (kind, words) in _KINDS.items():
         value = values.get(name)
-        is_missing = value is None and (name in sizes or name in needed)
+        is_missing = value is None and (name in family.sizes or name in needed)
         if is_missing or (value is not None and not _is_kind(value, kind)):
             raise PretrainedError(f"{where} needs {name} as {words}, got {value!r}")
-    for name, allowed in neutral.items():
+    for name, allowed in family.neutral.items():
         if values.get(name) not in allowed:
             raise PretrainedError(
                 f"{where} has {name}={values[name]!r}, which this model does not compute; it would be another model"
             )
-    found = {ours: values[theirs] for theirs, ours in sizes.items()}
+    found = {ours: values[theirs] for theirs, ours in family.sizes.items()} | dict(family.fixed)
     found["rope_base"], found["rope_scaling"] = _rope_of(values, where)
     return found | {"eps": 1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"])}
 
@@ -265,10 +256,11 @@ def read_json(file: Path) -> dict[str, Any]:
 _LENGTH = "original_max_position_embeddings"
 _YARN = {"factor": "factor", _LENGTH: "original_length"}
 _LLAMA3 = {"factor": "factor", "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"} | _YARN
-_YARN_OPTIONS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
+_YARN_OPTIONS = {name: name for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
 _ANY_FIELDS = {"rope_type", "type", "rope_theta"}
-_YARN_FIELDS = {*_ANY_FIELDS, *_YARN, *_YARN_OPTIONS}
-_ROPE_FIELDS = {"yarn": _YARN_FIELDS, "llama3": {*_ANY_FIELDS, *_LLAMA3}, "default": {*_YARN_FIELDS, *_LLAMA3}}
+_ROPE_FIELDS = {"yarn": {*_ANY_FIELDS, *_YARN, *_YARN_OPTIONS}, "llama3": {*_ANY_FIELDS, *_LLAMA3}}
+_ROPE_FIELDS["default"] = _ROPE_FIELDS["yarn"] | _ROPE_FIELDS["llama3"]
+_ROPE_NEUTRAL = ("partial_rotary_factor", 1), ("truncate", True)
 
 
 def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | None]:
@@ -280,7 +272,7 @@ def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | No
     kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in _ROPE_FIELDS:
         raise PretrainedError(f"{where} scales its rotary angles by {kind!r}; known are 'default', 'llama3' and 'yarn'")
-    neutral = {name for name, value in found.items() if value is None or (name, value) == ("partial_rotary_factor", 1)}
+    neutral = {name for name, value in found.items() if value is None or (name, value) in _ROPE_NEUTRAL}
     if unknown := sorted(set(found) - _ROPE_FIELDS[kind] - neutral):
         raise PretrainedError(
             f"{where} scales its rotary angles by {kind!r} with {unknown[0]}={found[unknown[0]]!r}, which is not known"
@@ -290,38 +282,26 @@ def _rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | No
         return float(base), None
     if values.get(_LENGTH) is not None:
         found = {**found, _LENGTH: values[_LENGTH]}  # one outside of the object counts more
-    names = _LLAMA3 if kind == "llama3" else _YARN
-    numbers: dict[str, Any] = {ours: _number(found.get(theirs), theirs, kind, where) for theirs, ours in names.items()}
-    options = _yarn_options(found, where) if kind == "yarn" else {}
+    names = _LLAMA3
+    if kind == "yarn":  # an option that is left out, or is 0, has yarn's own value
+        names = _YARN | {name: name for name in _YARN_OPTIONS if found.get(name) not in (None, 0)}
+    numbers = {ours: _number(found.get(theirs), theirs, kind, where) for theirs, ours in names.items()}
     try:
-        return float(base), (RopeScaling if kind == "llama3" else YarnScaling)(**numbers, **options)
+        return float(base), (RopeScaling if kind == "llama3" else YarnScaling)(**numbers)
     except ValueError as error:
         raise PretrainedError(f"{where}: {error}") from error
 
 
 def _rope_values(base: float, scaling: Scaling | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
-    longest = {}
-    if isinstance(scaling, RopeScaling):
-        found |= {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for theirs, ours in _LLAMA3.items()}
-    if isinstance(scaling, YarnScaling):
-        found |= {"rope_type": "yarn"} | {theirs: getattr(scaling, ours) for theirs, ours in _YARN.items()}
-        options = {name: getattr(scaling, name) for name in _YARN_OPTIONS}
-        found |= {name: value for name, value in options.items() if value not in (None, 0.0) or name == "truncate"}
-        # transformers compares the two, and warns
-        longest = {"max_position_embeddings": round(scaling.factor * scaling.original_length)}
+    if scaling is None:
+        return {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    is_yarn = isinstance(scaling, YarnScaling)
+    names = _YARN | _YARN_OPTIONS if is_yarn else _LLAMA3
+    numbers = {theirs: value for theirs, ours in names.items() if (value := getattr(scaling, ours))}
+    found = {"rope_type": "yarn" if is_yarn else "llama3", "rope_theta": base, **numbers}
+    # transformers compares the two, and warns
+    longest = {"max_position_embeddings": round(scaling.factor * scaling.original_length)} if is_yarn else {}
     return {"rope_theta": base, "rope_parameters": found} | longest
-
-
-def _yarn_options(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the options of yarn; an option that is left out, or is 0, has yarn's own value."""
-    truncate = found.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise PretrainedError(f"{where}: rotary angles of kind 'yarn' need truncate as true or false, got {truncate!r}")
-    given = {name: found[name] for name in _YARN_OPTIONS[:-1] if found.get(name) not in (None, 0)}
-    if found.get("attention_factor") == 0:
-        raise PretrainedError(f"{where}: yarn with attention_factor=0 hides all positions; leave it out")
-    return {name: _number(value, name, "yarn", where) for name, value in given.items()} | {"truncate": truncate}
 
 
 def _number(value: Any, name: str, kind: str, where: str) -> float:
@@ -329,54 +309,3 @@ def _number(value: Any, name: str, kind: str, where: str) -> float:
         raise PretrainedError(f"{where}: rotary angles of kind {kind!r} need {name} as a number, got {value!r}")
     number: float = value
     return number
-
-
-# ---- weights in fp8
-
-
-class Blocks(NamedTuple):
-    """Rows and columns of a block of a weight in fp8, which has one scale."""
-
-    rows: int
-    columns: int
-
-    def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the scales of a weight: the last block of an axis may be smaller."""
-        return tuple(-(-size // block) for size, block in zip(shape, self, strict=True))
-
-    def scale_slices(self, where: Sequence[slice]) -> tuple[slice, ...]:
-        """Return the slices of the scales of all blocks in which a slice of a weight lies."""
-        return tuple(
-            slice(part.start // block, -(-part.stop // block)) for part, block in zip(where, self, strict=True)
-        )
-
-
-_FP8 = {
-    "quant_method": ("fp8",),
-    "fmt": ("e4m3", None),
-    "scale_fmt": ("ue8m0", None),  # scales are powers of two; `PretrainedFolder` takes them in float32 alone
-    "activation_scheme": ("dynamic", None),  # how activations would be quantised: no part of the weights
-}
-
-
-def blocks_of(values: Mapping[str, Any], where: str) -> Blocks | None:
-    """Return the blocks of a model's weights; None if they are not quantised, PretrainedError if otherwise."""
-    found = values.get("quantization_config")
-    if found is None:
-        return None
-    if not isinstance(found, Mapping):
-        raise PretrainedError(f"{where} needs quantization_config as an object of names and values, got {found!r}")
-    for name, value in found.items():
-        if name not in ("weight_block_size", "modules_to_not_convert") and value not in _FP8.get(name, ()):
-            raise PretrainedError(
-                f"{where} has quantization_config with {name}={value!r}, and of quantised weights those in fp8 (e4m3) "
-                "with a scale for each block are known; convert the folder to bfloat16 first"
-            )
-    size = found.get("weight_block_size")
-    is_size = isinstance(size, list) and len(size) == 2 and all(type(part) is int and part > 0 for part in size)
-    if found.get("quant_method") is None or not isinstance(size, list) or not is_size:
-        raise PretrainedError(
-            f"{where} needs a quantization_config with quant_method='fp8' and weight_block_size as two whole numbers "
-            f"above 0, got {dict(found)}"
-        )
-    return Blocks(*size)

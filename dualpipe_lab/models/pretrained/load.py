@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from dualpipe_lab.grad_ready import synchronizers_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.lora import LoRA
+from dualpipe_lab.models.parameters import EXPERTS, TABLE, end_parameters, full_parameters
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.config import PretrainedError, config_from_pretrained, family_of
 from dualpipe_lab.models.pretrained.folder import PretrainedFolder
 from dualpipe_lab.models.rank_model import RankModel
-from dualpipe_lab.models.stage import HEAD, TABLE, TransformerStage
+from dualpipe_lab.models.stage import TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.shard import Shard, shards_of
@@ -80,10 +81,11 @@ def open_pretrained(path: Path | str, config: ModelConfig) -> PretrainedFolder:
 
 def _fill(part: nn.Module, folder: PretrainedFolder, config: ModelConfig) -> None:
     """Fill a module with its slices, one after the other; stacked experts one by one."""
-    shards, is_tied = shards_of(part), isinstance(config, LlamaConfig) and config.tied
+    shards, known = shards_of(part), full_parameters(config)
     for name, tensor in tensors_of(part):
-        shard, names = shards.get(name), published_names(TABLE if name == HEAD and is_tied else name, config)
-        if is_stacked(name):
+        shard, parameter = shards.get(name), known.get(name) or known[TABLE]  # of a tied head
+        names = parameter.file_names
+        if parameter.sharded == EXPERTS:
             for target, number in zip(tensor, experts_of(shard, len(names)), strict=True):
                 _copy(folder.read(names[number]), target, name)
         else:
@@ -120,29 +122,23 @@ def tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
     """Refuse a folder whose tensors are not those of a model; PretrainedError names the first that is not."""
-    wanted = {
-        published: shape[1:] if is_stacked(name) else shape
-        for name, shape in full_shapes(config).items()
-        for published in published_names(name, config)
-    }
+    wanted = {name: each.file_shape for each in full_parameters(config).values() for name in each.file_names}
     for name, shape in wanted.items():
         stored = folder.find(name)
         if stored.shape != shape:
             raise PretrainedError(f"{stored.file}: {name} has shape {stored.shape}, the config asks for {shape}")
-        if stored.dtype not in _FLOATS and name not in folder.scales:
-            raise PretrainedError(
-                f"{stored.file}: {name} has {stored.dtype}, for which config.json names no scales; convert the folder "
-                "to bfloat16 first"
-            )
+        if stored.dtype not in _FLOATS:
+            raise PretrainedError(f"{stored.file}: {name} has {stored.dtype}; convert the folder to bfloat16 first")
     for name in sorted(set(folder.tensors) - set(wanted) - _spare(folder, config)):
         if not name.endswith(_LEFT_OVER):
             raise PretrainedError(f"{folder.tensors[name].file} has {name}, which the model has not")
     if isinstance(config, LlamaConfig) and config.tied:
-        _compare_tied(folder, *published_names(TABLE, config), *published_names(HEAD, config))
+        _compare_tied(folder, config)
 
 
-def _compare_tied(folder: PretrainedFolder, table: str, head: str) -> None:
+def _compare_tied(folder: PretrainedFolder, config: LlamaConfig) -> None:
     """Refuse a head that is stored beside the table to which config.json ties it, and has other values."""
+    table, _, head = (each.file_name for each in end_parameters(config))
     if head not in folder.tensors:
         return
     shape = folder.find(table).shape
@@ -160,17 +156,10 @@ def _compare_tied(folder: PretrainedFolder, table: str, head: str) -> None:
 def _spare(folder: PretrainedFolder, config: ModelConfig) -> set[str]:
     """Return the tensors of a folder that a model has no use for: a tied table again; a second token's layers."""
     if isinstance(config, LlamaConfig):
-        return {*published_names(HEAD, config)} if config.tied else set()
+        return {end_parameters(config)[-1].file_name} if config.tied else set()
     stems = (f"model.layers.{number}." for number in range(config.num_layers, config.num_layers + _MOST_TOKENS))
     layers = tuple(stem for stem in stems if f"{stem}eh_proj.weight" in folder.tensors)
     return {name for name in folder.tensors if name.startswith(layers)}
-
-
-def full_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a full model, and of its routers' biases; nothing is allocated."""
-    with torch.device("meta"):
-        model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, device="meta")  # type: ignore
-    return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}
 
 
 def experts_of(shard: Shard | None, num_experts: int) -> list[int]:
@@ -216,51 +205,3 @@ def check_form(config: object) -> ModelConfig:
         f"published weights are those of a Llama, a Qwen3, a DeepSeek-V3 or a Qwen3-MoE, got {config}; give it latent= "
         "for a V3; for a Qwen3-MoE softmax scores, qk_norm, and no biases, groups, shared experts or scale"
     )
-
-
-# ---- names
-
-_ENDS = {
-    "embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}  # fmt: skip
-_LAYER = {
-    "attention_norm.weight": "input_layernorm.weight", "mlp_norm.weight": "post_attention_layernorm.weight",
-    "attention.q.weight": "self_attn.q_proj.weight", "attention.q_norm.weight": "self_attn.q_norm.weight",
-    "attention.k.weight": "self_attn.k_proj.weight", "attention.k_norm.weight": "self_attn.k_norm.weight",
-    "attention.v.weight": "self_attn.v_proj.weight", "attention.o.weight": "self_attn.o_proj.weight",
-    "attention.q_down.weight": "self_attn.q_a_proj.weight", "attention.q_up.weight": "self_attn.q_b_proj.weight",
-    "attention.kv_down.weight": "self_attn.kv_a_proj_with_mqa.weight",
-    "attention.kv_up.weight": "self_attn.kv_b_proj.weight",
-    "attention.kv_norm.weight": "self_attn.kv_a_layernorm.weight",
-    "mlp.gate.weight": "mlp.gate_proj.weight", "mlp.up.weight": "mlp.up_proj.weight",
-    "mlp.down.weight": "mlp.down_proj.weight", "mlp.router.weight": "mlp.gate.weight",
-    "mlp.router.bias": "mlp.gate.e_score_correction_bias",
-    "mlp.shared.gate.weight": "mlp.shared_experts.gate_proj.weight",
-    "mlp.shared.up.weight": "mlp.shared_experts.up_proj.weight",
-    "mlp.shared.down.weight": "mlp.shared_experts.down_proj.weight",
-}  # fmt: skip
-_LATENT = {"attention.q_norm.weight": "self_attn.q_a_layernorm.weight"}  # a norm of heads, in other families
-_DIRECT = {"attention.q_up.weight": "self_attn.q_proj.weight"}  # without a latent of queries
-_EXPERTS = {"mlp.experts.gate": "gate_proj", "mlp.experts.up": "up_proj", "mlp.experts.down": "down_proj"}
-
-
-def published_names(name: str, config: ModelConfig) -> tuple[str, ...]:
-    """Return the published names of a parameter: one, or for stacked experts one for each; KeyError if none is known.
-
-    >>> published_names("layers.3.mlp.experts.up", V3MoEConfig(num_experts=8))[1]
-    'model.layers.3.mlp.experts.1.up_proj.weight'
-    """
-    if not name.startswith("layers."):
-        return (_ENDS[name],)
-    _, number, rest = name.split(".", 2)
-    stem, latent = f"model.layers.{number}", getattr(config, "latent", None)
-    if rest in _EXPERTS and isinstance(config, V3MoEConfig):
-        return tuple(f"{stem}.mlp.experts.{expert}.{_EXPERTS[rest]}.weight" for expert in range(config.num_experts))
-    special = {} if latent is None else _DIRECT if latent.query_rank is None else _LATENT
-    return (f"{stem}.{special.get(rest) or _LAYER[rest]}",)
-
-
-def is_stacked(name: str) -> bool:
-    """Return whether a parameter holds experts, one behind the other."""
-    return name.endswith(tuple(_EXPERTS))

@@ -22,20 +22,12 @@ from dualpipe_lab.comm.groups import members
 from dualpipe_lab.dp.checkpoint.file import share_out, write_tensors
 from dualpipe_lab.dp.checkpoint.folder import sync
 from dualpipe_lab.dp.flat_parameter import is_absent
+from dualpipe_lab.models.parameters import EXPERTS, full_parameters
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.config import PretrainedError, config_to_pretrained
 from dualpipe_lab.models.pretrained.folder import INDEX, ONE_FILE
-from dualpipe_lab.models.pretrained.load import (
-    Model,
-    config_of,
-    experts_of,
-    full_shapes,
-    is_stacked,
-    parts_of,
-    published_names,
-    tensors_of,
-)
+from dualpipe_lab.models.pretrained.load import Model, config_of, experts_of, parts_of, tensors_of
 from dualpipe_lab.models.rank_model import RankModel
 from dualpipe_lab.models.stage import TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -120,14 +112,14 @@ def _write_stage(
     number: int, stage: torch.nn.Module, config: ModelConfig, hidden: Path, max_bytes: int
 ) -> dict[str, str]:
     """Write a stage on its first rank, to which the others give their shards; return the file of each tensor here."""
-    shapes, shards, tied = full_shapes(config), shards_of(stage), getattr(stage, "tied_names", {})
+    known, shards, tied = full_parameters(config), shards_of(stage), getattr(stage, "tied_names", {})
     places: dict[str, tuple[Tensor, Shard | None, int | None]] = {}
     kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, tensor in tensors_of(stage):
-        for expert, published in enumerate(published_names(name, config) if name not in tied else ()):
-            stacked = is_stacked(name)
-            places[published] = tensor.detach(), shards.get(name), expert if stacked else None
-            kinds[published] = tensor.dtype, shapes[name][1:] if stacked else shapes[name]
+        for expert, published in enumerate(known[name].file_names if name not in tied else ()):
+            is_expert = known[name].sharded == EXPERTS
+            places[published] = tensor.detach(), shards.get(name), expert if is_expert else None
+            kinds[published] = tensor.dtype, known[name].file_shape
 
     def read(published: str) -> Tensor:
         tensor, shard, expert = places[published]

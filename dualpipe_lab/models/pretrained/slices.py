@@ -6,7 +6,6 @@ Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per ran
   cut by columns  o and down: their inputs are
   KV heads       with more ranks than KV heads, several ranks read the same rows
   experts         whole, those of the rank along ep, whether it is an axis or within the data ranks
-  fp8             the scales of the blocks in which a slice lies; a block on an edge is read by both ranks
   everywhere      norms, routers with their biases, what makes latents; along dp and cp everything else too
 Elsewhere: transformers' `base_model_tp_plan` by name; vLLM's `weight_loader` of each layer.
 """
@@ -18,19 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.parameters import EXPERTS, TABLE, full_parameters
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
-from dualpipe_lab.models.pretrained.folder import SCALE, PretrainedFolder, Stored
-from dualpipe_lab.models.pretrained.load import check_folder, full_shapes, is_stacked, published_names
-from dualpipe_lab.models.stage import HEAD, TABLE
-from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
+from dualpipe_lab.models.pretrained.folder import PretrainedFolder
+from dualpipe_lab.models.pretrained.load import check_folder
+from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, sizes_of, stage_layers, stages_of
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.topology import Topology
-
-_UNFOLDED = ("q.weight", "q_up.weight", "kv_up.weight")
-_ROWS = (TABLE, HEAD, *_UNFOLDED, "mlp.gate.weight", "mlp.up.weight", "shared.gate.weight", "shared.up.weight")
-_COLUMNS = ("attention.o.weight", "mlp.down.weight", "mlp.shared.down.weight")  # what makes latents is called down too
-_KEYS = ("attention.k.weight", "attention.v.weight")
 
 
 class FileSlice(NamedTuple):
@@ -69,19 +63,17 @@ def slices_of(
     config, folder = config_from_pretrained(path), PretrainedFolder(path)
     check_folder(folder, config)
     check_stages(config, topology, program, layers=layers)
-    published = {name: published_names(name, config) for name in full_shapes(config)}
-    names = _stage_names(published, config, stage_layers(config, program.num_stages if program else 1, layers))
+    known, num_kv_heads = full_parameters(config), sizes_of(config).num_kv_heads
+    names = _stage_names(known, config, stage_layers(config, program.num_stages if program else 1, layers))
     tp_size, ep_size = topology.size("tp"), topology.size("ep")
 
     @cache  # many ranks read the same
     def of_stage(stage: int, tp: int, ep: int) -> list[FileSlice]:
         found: list[FileSlice] = []
         for name in names[stage]:
-            if is_stacked(name):
-                experts = published[name][shard_slice(len(published[name]), ep_size, ep)]
-                found += [part for one in experts for part in _slices(folder, one)]
-            else:
-                found += _slices(folder, published[name][0], *_cut(name, config, tp, tp_size))
+            files, shard = known[name].file_names, known[name].shard(tp_size, tp, num_kv_heads)
+            here = files[shard_slice(len(files), ep_size, ep)] if known[name].sharded == EXPERTS else files
+            found += [_slice(folder, file, *shard) for file in here]
         return found
 
     def of_rank(rank: int) -> list[FileSlice]:
@@ -105,28 +97,11 @@ def _stage_names(names: Iterable[str], config: ModelConfig, split: Sequence[rang
     return found
 
 
-def _cut(name: str, config: ModelConfig, tp: int, tp_size: int) -> tuple[int, int, int]:
-    """Return axis, number and count of a rank's shard of a parameter; 1 of 1 is all of it."""
-    if name.endswith(_KEYS):  # ranks share a KV head where there are more of them
-        num_shards = min(tp_size, config.num_kv_heads)
-        return 0, tp * num_shards // tp_size, num_shards
-    if name.endswith((*_ROWS, *_COLUMNS)):
-        return int(name.endswith(_COLUMNS)), tp, tp_size
-    return 0, 0, 1
-
-
-def _slices(folder: PretrainedFolder, name: str, axis: int = 0, number: int = 0, count: int = 1) -> list[FileSlice]:
-    """Return what is read of a shard of a tensor; scales come first."""
+def _slice(folder: PretrainedFolder, name: str, axis: int, number: int, count: int) -> FileSlice:
+    """Return what is read of a shard of a tensor."""
     stored = folder.find(name)
     where = [slice(0, size) for size in stored.shape]
     if count > 1:
         where[axis] = shard_slice(stored.shape[axis], count, number)
-    found = [_file_slice(stored, name, where)]
-    if folder.blocks is not None and name in folder.scales:
-        found.insert(0, _file_slice(folder.scales[name], name + SCALE, folder.blocks.scale_slices(where)))
-    return found
-
-
-def _file_slice(stored: Stored, name: str, where: Sequence[slice]) -> FileSlice:
     num_bytes = prod(part.stop - part.start for part in where) * stored.dtype.itemsize
     return FileSlice(stored.file.name, name, tuple((part.start, part.stop) for part in where), num_bytes)

@@ -29,7 +29,7 @@ def place(plan, config, batch_size, sequence_length, ranks_per_node):
         if short in seen:
             continue
         seen.add(short)
-        other = lab.Plan.from_description({**plan.describe(), "order": order})
+        other = lab.Plan(**{**plan.describe(), "order": order})
         sent = other.traffic(config, batch_size, sequence_length).ledger.between_nodes(ranks_per_node)
         if least is None or sent < least:
             best, least = order, sent

@@ -1,52 +1,42 @@
-"""What the layers, the embedding and the head of a stage keep for the backward, tensor by tensor, on one rank.
+"""The activations that a rank saves for the backward, tensor by tensor: of layers, the embedding and the head.
 
 Chapter: book/tp/block, book/tp/latent-attention, book/ep/v3-moe, book/whole/two-tokens.
 In: a model, a plan, the tokens of a microbatch.  Out: named bytes, as autograd keeps them in this library.
-With T tokens on the rank, T' = T / tp under sequence parallelism and T without, a' heads, b bytes per number, and s
-bytes per norm and token (4 at least):
-  norms            2 T' (h b + s)
-  inputs           of attention and network 2 T' h b: the backward gathers them again
-  heads            (a' + 2 a_kv') T d b and the angles S d b; attention's output a' T d b, in a ring of cp twice and its
-                   log-sum-exp; of softmax nothing, which the backward computes again; with `qk_norm` two more norms
-  latents          T' (r_q + r_kv + d_position) b before their norms, T' (r_q + r_kv) b behind them; queries, keys and
-                   values unfolded; along cp latents stay in place of keys and values where they are shorter
-  network          gate and up, 2 T f b / tp: the product of the two is computed again
-  experts          their rows R h b, gate and up 2 R f_e b, all k outputs of a token, weights, routes, scores
-  second token     norms, projection, head and logits once more
-  recompute        the layer's input alone, and all of the above of one layer while its backward runs; of overlapped
-                   experts also what they keep: only what is before the exchanges is run again
-While a backward runs it also takes, in its turn: the loss; the head's gradients of its logits, weight and input; a
-layer's gradients of the network's tensors, and the gradient of one weight before it is added to the others.
-R is the k T slots of a rank on average, whatever ep is: a rank has fewer experts and receives the tokens of more ranks.
-The fullest rank has `imbalance` times as many, at most min(k, E / ep) for each token of all ranks of ep.
+  tokens    T on the rank, between the layers T / tp of them under sequence parallelism
+  experts   k T rows of a rank on average, whatever ep is: it has fewer experts and receives the tokens of more ranks
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax's `get_activation_info`.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from math import ceil
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.parameters import layer_parameters
+from dualpipe_lab.models.stage_rules import ModelConfig, sizes_of
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import sizes_of
+from dualpipe_lab.plan.parameters import local_numel
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 ID_BYTES = 16  # of a token, for the embedding's backward
 _LOSS_BYTES = 8  # per logit, while the loss or its gradient is computed
 _INDEX = 8  # of an expert or a row
-Kept: TypeAlias = dict[str, int]  # bytes of tensors by name, of one microbatch on one rank
+# weights whose gradients are computed in one product
+_TOGETHER = dict.fromkeys(("attention.k.weight", "attention.v.weight"), "attention.q.weight") | {
+    "mlp.up.weight": "mlp.gate.weight"
+}
+SavedBytes: TypeAlias = dict[str, int]  # bytes of tensors by name, of one microbatch on one rank
 
 
 class LayerTable:
     """What one rank keeps of each dense layer and of the ends, for `num_rows` sequences of `length` tokens there."""
 
     def __init__(self, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0) -> None:
-        self.plan, self.length, self.tp_rank, self.sizes = plan, length, tp_rank, sizes_of(model)
+        self.model, self.plan, self.length, self.tp_rank, self.sizes = model, plan, length, tp_rank, sizes_of(model)
         self.latent = None if isinstance(model, LlamaConfig) else model.latent
         self.element = plan.element_bytes
         self.scale = max(4, self.element)  # bytes of a norm's scale, per token
@@ -91,37 +81,31 @@ class LayerTable:
         return self.backward_bytes + self.layer_bytes - self.stored_bytes
 
     def weights(self) -> list[int]:
-        """Return the elements of the weights of a layer's products on this rank."""
-        hidden, latent = self.hidden, self.latent
-        ffn, head = self.shard(self.sizes.ffn_size) * hidden, self.sizes.size_of_head
-        if latent is None:
-            return [(self.heads + 2 * self.kv_heads) * head * hidden, self.heads * head * hidden, 2 * ffn, ffn]
-        return [
-            hidden * (latent.query_rank or 0),
-            self.heads * latent.key * (latent.query_rank or hidden),
-            hidden * latent.cached,
-            self.heads * (latent.content + latent.value) * latent.kv_rank,
-            self.heads * latent.value * hidden,
-            2 * ffn,
-            ffn,
-        ]
+        """Return the elements of the weights of a layer's products on this rank, in their order."""
+        found = Counter[str]()
+        for parameter in layer_parameters(self.model, has_experts=False):
+            if len(parameter.shape) == 2:
+                product = _TOGETHER.get(parameter.name, parameter.name)
+                found[product] += local_numel(parameter, self.plan.tp, self.tp_rank, self.sizes.num_kv_heads)
+        return list(found.values())
 
-    def layer(self) -> Kept:
+    def layer(self) -> SavedBytes:
         """Return the tensors of one layer, in the order of its forward."""
         norm = self.local_tokens * (self.hidden * self.element + self.scale)
         return {
             "attention norm's input": norm,
-            "attention's input": self.boundary_bytes,
+            "attention's input": self.boundary_bytes,  # under sequence parallelism the backward gathers it again
             **self.attention(),
             "network norm's input": norm,
             "network's input": self.boundary_bytes,
             **self.network(),
         }
 
-    def attention(self) -> Kept:
+    def attention(self) -> SavedBytes:
         """Return the tensors between attention's input and its output."""
         if self.latent is not None:
             return self._latent_attention(self.latent)
+        # of softmax nothing: the backward computes it again
         per_head = self.num_tokens * self.sizes.size_of_head * self.element
         norms = (self.heads + self.kv_heads) * (per_head + self.num_tokens * self.scale)
         return {
@@ -132,7 +116,7 @@ class LayerTable:
             **self._output(self.heads * per_head, self.heads * per_head),
         }
 
-    def _latent_attention(self, sizes: LatentSizes) -> Kept:
+    def _latent_attention(self, sizes: LatentSizes) -> SavedBytes:
         """Values are a view of what is unfolded, content of keys included.  A ring takes values of the size of keys."""
         tokens, each = self.local_tokens, self.heads * self.num_tokens * self.element
         travels = self.plan.cp > 1 and sizes.is_shorter(self.heads)
@@ -151,21 +135,21 @@ class LayerTable:
         kept["angles"] = self.length * sizes.position * self.element
         return kept | self._output(each * sizes.value, each * (sizes.key if pads else sizes.value))
 
-    def _output(self, num_bytes: int, before: int) -> Kept:
+    def _output(self, num_bytes: int, before: int) -> SavedBytes:
         if self.plan.cp == 1:
             return {"attention's output": num_bytes}
         sums = self.heads * self.num_tokens * self.scale
         return {"log-sum-exp": sums, "output before the exchange": before, "attention's output": num_bytes}
 
-    def network(self) -> Kept:
+    def network(self) -> SavedBytes:
         """Return the tensors between the network's input and its output."""
-        return {"gate and up": 2 * self.inner * self.element}
+        return {"gate and up": 2 * self.inner * self.element}  # the backward computes their product again
 
-    def first(self) -> Kept:
+    def first(self) -> SavedBytes:
         """Return what the embedding keeps."""
         return {"ids": self.num_tokens * ID_BYTES}
 
-    def last(self) -> Kept:
+    def last(self) -> SavedBytes:
         """Return what the last norm, the head and the loss keep."""
         return {
             "last norm's input": self.local_tokens * (self.hidden * self.element + self.scale),
@@ -173,7 +157,7 @@ class LayerTable:
             "logits": self.num_logits * self.element,
         }
 
-    def mtp(self, has_table: bool) -> Kept:
+    def mtp(self, has_table: bool) -> SavedBytes:
         """Return what the prediction of a second token keeps besides its layer; `has_table`: a copy of the embedding.
 
         One input of the two norms is the last norm's too.  Under sequence parallelism the projection's gathered output
@@ -197,7 +181,7 @@ class LayerTable:
 class ExpertTable(LayerTable):
     """What one rank keeps of a layer with experts, for one microbatch; every rank of tp routes all of its tokens.
 
-    `imbalance`: rows of the fullest rank, divided by their mean.  `rows`: that this rank receives, if they are known.
+    `rows`: that this rank receives, if they are known (default: as many as on average).
     """
 
     def __init__(
@@ -207,14 +191,12 @@ class ExpertTable(LayerTable):
         num_rows: int,
         length: int,
         tp_rank: int = 0,
-        imbalance: float = 1.0,
         rows: int | None = None,
     ) -> None:
         super().__init__(model, plan, num_rows, length, tp_rank)
-        self.sparse, k = model, model.num_experts_per_token
-        self.num_slots = self.num_tokens * k  # the copies of tokens that this rank sends
-        most = self.num_tokens * plan.ep * min(k, model.num_experts // plan.ep)
-        self.num_received = min(ceil(self.num_slots * imbalance), most) if rows is None else rows
+        self.sparse = model
+        self.num_slots = self.num_tokens * model.num_experts_per_token  # the copies of tokens that this rank sends
+        self.num_received = self.num_slots if rows is None else rows
         # order and inverse of slots and rows, and the load of every expert
         self.route_bytes = (2 * (self.num_slots + self.num_received) + model.num_experts) * _INDEX
 
@@ -249,12 +231,12 @@ class ExpertTable(LayerTable):
     def _exchanged_bytes(self) -> int:
         return sum(self.exchanged().values())
 
-    def network(self) -> Kept:
+    def network(self) -> SavedBytes:
         """Return what router and experts keep."""
         gathered = (self.num_tokens - self.local_tokens) * self.hidden * self.element
         return {"router's input, gathered": gathered, **self.router(), **self.exchanged()}
 
-    def router(self) -> Kept:
+    def router(self) -> SavedBytes:
         """Return what the router and its loss keep."""
         config, is_sigmoid = self.sparse, self.sparse.scoring == "sigmoid"
         slots, scores = self.num_slots, self.num_tokens * config.num_experts * self.element
@@ -267,7 +249,7 @@ class ExpertTable(LayerTable):
             kept["balance loss"] = scores * (3 if is_sigmoid else 2)
         return kept
 
-    def exchanged(self) -> Kept:
+    def exchanged(self) -> SavedBytes:
         """Return what is kept from the router's choice on, behind which overlapped layers are not run again."""
         rows, width = self.num_received, self.sparse.expert_ffn_size
         shared = self.num_tokens * self.shard(self.sparse.shared_ffn_size) if self.sparse.num_shared_experts else 0
@@ -289,14 +271,12 @@ class Tables(NamedTuple):
     first_sparse: int
 
     @classmethod
-    def of(
-        cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
-    ) -> "Tables":
+    def of(cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0) -> "Tables":
         """Return those of a model."""
         dense = LayerTable(model, plan, num_rows, length, tp_rank)
         if isinstance(model, LlamaConfig):
             return cls(dense, dense, 0)
-        return cls(dense, ExpertTable(model, plan, num_rows, length, tp_rank, imbalance), model.num_dense_layers)
+        return cls(dense, ExpertTable(model, plan, num_rows, length, tp_rank), model.num_dense_layers)
 
     def layer(self, number: int) -> LayerTable:
         """Return the table of the layer with this number."""

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from kept_runs import LENGTH, counted
-from test_kept_experts import MLA, QWEN, V3
+from saved_runs import LENGTH, counted
+from test_saved_experts import MLA, QWEN, V3
 
 import dualpipe_lab as lab
-from dualpipe_lab.plan.kept import ID_BYTES, ExpertTable, Tables
 from dualpipe_lab.plan.memory import RankMemories
+from dualpipe_lab.plan.saved_activations import ID_BYTES, ExpertTable, Tables
 
 PAIRS = {"pp": 2, "num_microbatches": 4, "schedule": "paired_1f1b", "overlap": True, "layers": (2, 1)}
 ALL = {"num_experts_per_token": 4, "num_groups": 1, "num_groups_per_token": 1, "num_layers": 3}  # a balanced routing
@@ -46,7 +46,7 @@ def test_overlapped_stages_hold_the_estimated_bytes(plan, runs):
     length = LENGTH // plan.cp
     for rank, each in enumerate(runs[plan]):
         for config, found in zip(CONFIGS, each, strict=True):
-            maker = RankMemories(config, plan, LENGTH, plan.data_size * plan.num_microbatches, 1.0)
+            maker = RankMemories(config, plan, LENGTH, plan.data_size * plan.num_microbatches)
             tp_rank = plan.topology.coordinates(rank).get("tp", 0)
             tables = Tables.of(config, plan, 1, length, tp_rank)
             assert len(found) == 1
