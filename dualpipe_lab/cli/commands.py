@@ -81,7 +81,7 @@ def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[tuple
     ranks = range(timeline.num_ranks)
     idle = [timeline.bubble_time(rank) for rank in ranks]
     peaks = [timeline.peak_activations(rank) for rank in ranks]
-    stages = [len({action.stage for action in program.actions(rank)}) for rank in ranks]
+    stages = [len(program.stages_of(rank)) for rank in ranks]
     yield "size", f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
     yield "costs", f"{words_of(cost)} (ticks of a stage)"
     yield "makespan", f"{number(timeline.makespan)} ticks"

@@ -77,7 +77,7 @@ def stages_of(program: Program | None, pp_rank: int = 0) -> tuple[int, ...]:
     >>> stages_of(schedules.dualpipe(4, 8), 1)
     (1, 2)
     """
-    return (0,) if program is None else tuple(sorted({action.stage for action in program.actions(pp_rank)}))
+    return (0,) if program is None else program.stages_of(pp_rank)
 
 
 def check_stages(

@@ -248,7 +248,7 @@ def _pipeline(schedule: str, pp: int, num_microbatches: int, chunks: int | None)
             f"{schedule} has {program.num_stages} stages on {pp} ranks, got chunks={chunks}; leave chunks out, or use "
             f"one of {', '.join(free)}"
         )
-    stages = tuple(tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(pp))
+    stages = tuple(program.stages_of(rank) for rank in range(pp))
     has_pairs = any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
     return _Pipeline(program, stages, tuple(sorted(Counter(routes(program)).items())), has_pairs)
 

@@ -244,7 +244,7 @@ def _figures(program: Program, cost: Cost, limit: int | None) -> Answer:
         "busy": [timeline.busy_time(rank) for rank in ranks],
         "peak": [timeline.peak_activations(rank) for rank in ranks],
         "pending": [timeline.peak_pending_weight_grads(rank) for rank in ranks],
-        "stored": max(len({action.stage for action in program.actions(rank)}) for rank in ranks),
+        "stored": max(len(program.stages_of(rank)) for rank in ranks),
         "messages": len(timeline.messages),
     }
 

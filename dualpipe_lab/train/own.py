@@ -72,7 +72,7 @@ class OwnTrainer(Trainer):
                 f"{shared}, and with {program.num_stages} stages each rank would train its own copy; give each stage a "
                 "parameter of its own, train on a plan without pp, or write the loop with runtime.sum_tied"
             )
-        here = sorted({action.stage for action in program.actions(self.mesh.rank("pp"))})
+        here = program.stages_of(self.mesh.rank("pp"))
         self.model = nn.ModuleDict({str(number): every[number] for number in here})
         self._make_optimizer(any(parameter.element_size() == 2 for parameter in self.model.parameters()))
         self.runtime = PipelineRuntime(program, self.model, loss, group=self.mesh.group("pp"))

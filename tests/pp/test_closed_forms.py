@@ -259,7 +259,7 @@ def test_the_records_of_the_registry_have_the_simulator_s_numbers_and_say_what_t
         assert compared >= 3, name
 
 
-@pytest.mark.parametrize("p, f, b, latency", [(2, 1, 2, 1), (4, 1, 2, 1), (6, 2, 2, 3), (8, 3, 5, 4)])
+@pytest.mark.parametrize(("p", "f", "b", "latency"), [(2, 1, 2, 1), (4, 1, 2, 1), (6, 2, 2, 3), (8, 3, 5, 4)])
 def test_1f1b_with_slow_messages_takes_a_round_trip_for_p_microbatches(p, f, b, latency):
     cost = Cost(F=f, B=b, latency=latency)
     early, late = (simulate(schedules.one_f_one_b(p, m), cost).makespan for m in (3 * p, 4 * p))
