@@ -34,7 +34,6 @@ from .sequence import next_token_labels as next_token_labels
 from .ring_attention import ring_attention as ring_attention
 from .all_gather_attention import all_gather_attention as all_gather_attention
 from .latent_ring import LatentRing as LatentRing
-from .latent_ring import sends_latents as sends_latents
 
 # Bytes and time
 from .closed_forms import AttentionSizes as AttentionSizes
