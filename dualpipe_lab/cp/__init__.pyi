@@ -19,7 +19,6 @@ from .ring_softmax import ring_softmax_stats as ring_softmax_stats
 from .flash_attention import flash_attention as flash_attention
 from .flash_attention import FlashTiles as FlashTiles
 from .flash_attention import Kernel as Kernel
-from .torch_flash import TorchFlash as TorchFlash
 
 # A sequence on several ranks
 from .layouts import SequenceLayout as SequenceLayout

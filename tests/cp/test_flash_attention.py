@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from dualpipe_lab.cp.closed_forms import AttentionSizes
 from dualpipe_lab.cp.closed_forms import saved_bytes as saved_bytes_form
 from dualpipe_lab.cp.flash_attention import FlashTiles, flash_attention
-from dualpipe_lab.cp.torch_flash import TorchFlash
 from dualpipe_lab.dp.measure import storage_bytes
 
 MASKS = {"none": None, "top_left": "top_left", "bottom_right": "bottom_right"}
@@ -160,7 +159,6 @@ def attend(q, k, **options):
         (lambda: attend((1, 2, 4, 2), (1, 0, 4, 2)), "2 do not divide among 0"),
         (lambda: attend((1, 1, 2, 2), (1, 1, 2, 2), causal=True), "is None, top_left or bottom_right, got True"),
         (lambda: FlashTiles(0, 4), "at least 1 query and 1 key, got 0 x 4"),
-        (lambda: TorchFlash().forward(*[torch.zeros(1, 1, 2, 4)] * 3, 1, 1.0), "got offset=1; use FlashTiles"),
     ],
 )
 def test_what_does_not_fit_is_named(call, message):
