@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from cp_runs import ORACLE, assert_close, attention_bounds, draw, floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import kept
 
 from dualpipe_lab.cp.closed_forms import AttentionSizes
 from dualpipe_lab.cp.closed_forms import saved_bytes as saved_bytes_form
@@ -92,10 +93,7 @@ def test_narrow_types_are_no_further_off_than_rounding_explains(dtype):
 def saved_bytes(function, length, heads=4, kv_heads=2, size=8):
     """Bytes that a forward keeps for its backward, each storage once."""
     q, k, v = (draw(1, number, length, size).float().requires_grad_() for number in (heads, kv_heads, kv_heads))
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        function(q, k, v)
-    return storage_bytes(tensor.detach() for tensor in kept)
+    return storage_bytes(tensor.detach() for tensor in kept(lambda: function(q, k, v)))
 
 
 def naive(q, k, v):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from attention_runs import join
 from cp_runs import assert_close, draw
-from runs import RANKS, assert_refused, launch
+from runs import RANKS, assert_refused, kept, launch, sent
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualpipe_lab.cp.closed_forms import latent_sent_bytes, unfolding_flops
@@ -15,7 +15,6 @@ from dualpipe_lab.cp.latent_ring import LatentRing
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import shard_sequence
-from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 BATCH, HEADS = 2, 3
@@ -63,12 +62,9 @@ def cases(num_ranks):
 
 def measured(action):
     """Its result, the bytes that this rank sends in it, and the FLOPs of its products but those of scores."""
-    entries = rank_context().ledger.entries
-    entries.clear()
     with FlopCounterMode(display=False) as counter:
-        result = action()
-    flops = counter.get_flop_counts().get("Global", {}).get(torch.ops.aten.mm, 0)  # scores are batched: bmm
-    return result, sum(entry.sent for entry in entries.values()), flops
+        found = sent(action)
+    return *found, counter.get_flop_counts().get("Global", {}).get(torch.ops.aten.mm, 0)  # scores are batched: bmm
 
 
 def part(layout, sizes, rank, dtype=torch.float64):
@@ -99,12 +95,12 @@ def test_output_gradients_bytes_and_flops_equal_one_process_and_the_closed_forms
         return [part(*case, rank) for case in chosen]
 
     for (layout, sizes), results in zip(chosen, zip(*launch(fn, num_ranks), strict=True), strict=True):
-        parts, sent, flops = zip(*results, strict=True)
+        parts, moved, flops = zip(*results, strict=True)
         case = f"{layout} {sizes}"
         for name, mine, other in zip(NAMES, whole(parts, layout), reference(layout.length, sizes), strict=True):
             assert_close(mine, other, case=f"{case} {name}")
         for rank in range(num_ranks):
-            assert sent[rank] == latent_sent_bytes(sizes, layout, rank, BATCH, 8, 8), case
+            assert moved[rank] == latent_sent_bytes(sizes, layout, rank, BATCH, 8, 8), case
             assert flops[rank] == unfolding_flops(sizes, HEADS, layout, rank, BATCH), case
 
 
@@ -131,11 +127,7 @@ def test_no_keys_or_values_are_kept_for_the_backward():
 
 
 def kept_numbers(action):
-    """How many numbers autograd keeps for the backward of an action."""
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        action()
-    return sum(kept)
+    return sum(tensor.numel() for tensor in kept(action))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -146,11 +138,11 @@ def test_narrow_types_are_summed_in_fp32(dtype):
     def fn(rank, world_size):
         return part(layout, sizes, rank, dtype)
 
-    parts, sent, _ = zip(*launch(fn, 2), strict=True)
+    parts, moved, _ = zip(*launch(fn, 2), strict=True)
     for name, mine, right in zip(NAMES, whole(parts, layout), reference(32, sizes, dtype), strict=True):
         assert mine.dtype == dtype
         assert_close(mine, right, 16 * torch.finfo(dtype).eps, f"{name} {dtype}")
-    assert list(sent) == [latent_sent_bytes(sizes, layout, rank, BATCH, dtype.itemsize, 4) for rank in range(2)]
+    assert list(moved) == [latent_sent_bytes(sizes, layout, rank, BATCH, dtype.itemsize, 4) for rank in range(2)]
 
 
 def test_auto_sends_what_is_shorter():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_runs import BATCH, FORMS, SIZE, inputs, reference, run_part, whole
 from cp_runs import assert_close, draw
-from runs import launch, rounding
+from runs import kept, launch, rounding
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -96,11 +96,8 @@ def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
                     shard_sequence(tensor, layout, rank, 2).requires_grad_()
                     for tensor in inputs(total, heads, heads)[:3]
                 ]
-                kept = []
-                pack = lambda tensor, kept=kept: kept.append(tensor) or tensor  # noqa: E731
-                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                    form(*leaves, layout)
-                found[name, total] = storage_bytes(tensor.detach() for tensor in kept)
+                saved = kept(lambda form=form, leaves=leaves, layout=layout: form(*leaves, layout))
+                found[name, total] = storage_bytes(tensor.detach() for tensor in saved)
         return found, most_held(rank, world_size)
 
     def most_held(rank, world_size):

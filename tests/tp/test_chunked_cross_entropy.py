@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 import torch
-from runs import RANKS, Made, assert_a1, counted, distances, draw, launch, leaf
+from runs import RANKS, Made, assert_a1, counted, distances, draw, kept, launch, leaf
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from tp_runs import local
@@ -136,21 +136,17 @@ def test_messages_what_is_kept_and_no_tensor_of_all_logits():
             tp = TensorParallel(sequence_parallel=is_sharded)
             head = LMHead(HIDDEN, words, tp=tp, dtype=torch.float64)
             for chunk in (None, 8, 16, 64):
-                x, losses, kept = leaf(draw(1, tokens // (world_size if is_sharded else 1), HIDDEN)), [], []
+                x, losses, messages = leaf(draw(1, tokens // (world_size if is_sharded else 1), HIDDEN)), [], []
 
                 def forward(head=head, x=x, chunk=chunk, losses=losses):
                     losses.append(head.loss(x, targets, chunk=chunk))
 
-                def keep(saved, kept=kept):
-                    kept.append(saved)
-                    return saved
-
-                with Made() as sizes, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-                    messages = [counted(forward)]
+                with Made() as sizes:
+                    saved = kept(lambda forward=forward, messages=messages: messages.append(counted(forward)))
                 with sizes:
                     messages.append(counted(losses[0].backward))
                 known = {x.data_ptr(), head.weight.data_ptr(), targets.data_ptr()}
-                numbers = sum(tensor.numel() for tensor in kept if tensor.data_ptr() not in known and tensor.dim())
+                numbers = sum(tensor.numel() for tensor in saved if tensor.data_ptr() not in known and tensor.dim())
                 found[is_sharded, chunk] = messages, numbers, max(map(prod, sizes.shapes))
         return found
 
@@ -173,11 +169,11 @@ def test_a_chunk_without_a_target_costs_no_operation():
     def fn(rank, world_size):
         found, targets = {}, torch.arange(tokens) % words
         head = LMHead(HIDDEN, words, dtype=torch.float64)
-        for name, kept in (("all", tokens), ("half", tokens // 2), ("one", 1), ("none", 0)):
+        for name, few in (("all", tokens), ("half", tokens // 2), ("one", 1), ("none", 0)):
             for chunk in (None, 8):
                 x = leaf(draw(1, tokens, HIDDEN))
                 with FlopCounterMode(display=False) as counter:
-                    head.loss(x, targets.masked_fill(torch.arange(tokens) >= kept, IGNORE), chunk=chunk).backward()
+                    head.loss(x, targets.masked_fill(torch.arange(tokens) >= few, IGNORE), chunk=chunk).backward()
                 found[name, chunk] = counter.get_total_flops()
         return found
 

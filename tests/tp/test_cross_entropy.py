@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from runs import ORACLES, RANKS, assert_a1, assert_refused, counted, distances, draw, launch, leaf, rounding
+from runs import ORACLES, RANKS, assert_a1, assert_refused, counted, distances, draw, kept, launch, leaf, rounding
 from torch.nn import functional
 from tp_runs import TOKENS, tensor
 
@@ -128,10 +128,8 @@ def test_only_the_logits_and_two_numbers_per_token_are_kept():
     def fn(rank, world_size):
         logits = leaf(draw(1, TOKENS, 20 // world_size))
         targets = torch.zeros(TOKENS, dtype=torch.int64)
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
-            cross_entropy(logits, targets, 20, reduction="none")
-        return sorted(value.numel() for value in kept if value.data_ptr() != logits.data_ptr())
+        saved = kept(lambda: cross_entropy(logits, targets, 20, reduction="none"))
+        return sorted(value.numel() for value in saved if value.data_ptr() != logits.data_ptr())
 
     assert launch(fn, 2) == [[TOKENS] * 3] * 2  # the targets, the largest logit, the log of the sum
 
