@@ -177,7 +177,7 @@ def test_the_trace_shows_blocks_that_go_round_and_gradients_that_come_home():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("short", r"(?s)rank 1 of the ring holds 4 positions of <zigzag layout.*got 3 in axis 2.*shard\(x, layout"),
+        ("short", r"(?s)rank 1 of the ring holds 4 positions of <zigzag.*got 3 in axis 2.*shard_sequence\(x, layout"),
         ("keys", r"rank 1 of the ring holds 4 positions .* got 2 in axis 2"),
         ("heads", "3 do not divide among 2"),
         ("ranks", "used by a group of 2 ranks; make the layout for 2"),
