@@ -28,7 +28,6 @@ from dualpipe_lab.cp import (
     FlashTiles,
     MessageTimes,
     SequenceLayout,
-    TorchFlash,
     flash_attention,
     make_layout,
     ring_attention,
@@ -66,6 +65,31 @@ def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
     return torch.softmax(scores, -1) @ v
+
+
+class TorchFlash:
+    """A `Kernel` of the two operations behind `scaled_dot_product_attention` on a CPU; `offset` is None or 0.
+
+    Its LSE of a query that sees no key is 0 in place of -inf, and no layout has such a query.
+    """
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, offset: int | None, scale: float) -> tuple[Tensor, Tensor]:
+        """Return the output and its LSE."""
+        from torch.ops import aten  # here, because the class travels to the ranks, and `torch.ops` cannot
+
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, offset == 0, scale=scale)
+        return out, lse
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, offset: int | None, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k, v."""
+        from torch.ops import aten
+
+        lse = lse.contiguous()  # the operation reads a strided one as if it were dense
+        operation = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dv = operation(grad, q, k, v, out, lse, 0.0, offset == 0, scale=scale)
+        return dq, dk, dv
 
 
 def torch_ring(rank: int, world_size: int) -> Pass:

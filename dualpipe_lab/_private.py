@@ -112,21 +112,7 @@ def backward_id() -> int:
 version_of: Callable[[Any], int] = attrgetter("_version")
 
 
-# kernels, calls and containers
-
-
-def flash_attention_for_cpu() -> Any:
-    """Return the operation behind `scaled_dot_product_attention` on a CPU; it returns the output and its LSE."""
-    import torch
-
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
-def flash_attention_for_cpu_backward() -> Any:
-    """Return the backward of `flash_attention_for_cpu`; it returns the gradients of q, k, v."""
-    import torch
-
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+# calls and containers
 
 
 def dispatch_mode() -> Any:

@@ -108,6 +108,22 @@ def counted(action):
     return {name: change for name, change in changes.items() if change[0]}
 
 
+def sent(action):
+    """The result of an action, and the bytes that this rank sends in it."""
+    entries = rank_context().ledger.entries
+    before = sum(entry.sent for entry in entries.values())
+    result = action()
+    return result, sum(entry.sent for entry in entries.values()) - before
+
+
+def kept(action):
+    """The tensors that autograd keeps for the backward of an action."""
+    found = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: found.append(saved) or saved, lambda saved: saved):
+        action()
+    return found
+
+
 def devices_sent():
     """In a rank: the kinds of devices whose tensors its collectives send from now on, by the name of the collective."""
     found, check = defaultdict(set), call.check_tensors

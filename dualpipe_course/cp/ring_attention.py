@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LIBRARY = tuple(
     f"dualpipe_lab.cp.{name}"
-    for name in ("flash_attention", "torch_flash", "online_softmax", "ring", "ring_attention", "all_gather_attention")
+    for name in ("flash_attention", "online_softmax", "ring", "ring_attention", "all_gather_attention")
 )
 HEADS, SIZE = 2, 3
 # ranks, the group, positions of each of its ranks, by what scores are larger, microbatches under way

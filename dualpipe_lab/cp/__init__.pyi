@@ -19,7 +19,6 @@ from .ring_softmax import ring_softmax_stats as ring_softmax_stats
 from .flash_attention import flash_attention as flash_attention
 from .flash_attention import FlashTiles as FlashTiles
 from .flash_attention import Kernel as Kernel
-from .torch_flash import TorchFlash as TorchFlash
 
 # A sequence on several ranks
 from .layouts import SequenceLayout as SequenceLayout
@@ -34,7 +33,6 @@ from .sequence import next_token_labels as next_token_labels
 from .ring_attention import ring_attention as ring_attention
 from .all_gather_attention import all_gather_attention as all_gather_attention
 from .latent_ring import LatentRing as LatentRing
-from .latent_ring import sends_latents as sends_latents
 
 # Bytes and time
 from .closed_forms import AttentionSizes as AttentionSizes

@@ -47,15 +47,15 @@ def all_gather_attention(
 class _AllGatherAttention(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, block: BlockAttention) -> Tensor:
-        ring = block.ring
-        blocks = [k.new_empty(block.kv_shape(k, source)) for source in range(ring.size)]
-        torch.stack((k, v), out=blocks[ring.position])
+        ring, kv, (out, lse) = block.ring, torch.stack((k, v)), empty_result(q, block.value_size)
+        blocks = [
+            kv if ring.position == source else kv.new_empty(block.shape(kv, source)) for source in range(ring.size)
+        ]
         ring_all_gather(blocks, ring, ring.position)
-        out, lse = empty_result(q)
         for source in map(ring.source, range(ring.size)):  # in the order in which the ring would bring them
             if (mask := block.mask(source)) is not None:
                 rows = mask.queries
-                merge(out[:, :, rows], lse[:, :, rows], *block.forward(q, blocks[source], mask))
+                merge(out[:, :, rows], lse[:, :, rows], *block.forward(q, blocks[source], (), mask))
         context.block, out = block, out.to(q.dtype)
         context.save_for_backward(q, out, lse, *blocks)
         return out
@@ -69,7 +69,7 @@ class _AllGatherAttention(torch.autograd.Function):
         dq, dblocks = q.new_zeros(q.shape, dtype=dtype), [torch.zeros_like(kv, dtype=dtype) for kv in blocks]
         for source in map(ring.source, range(ring.size)):
             if (mask := block.mask(source)) is not None:
-                grads = block.backward(grad, q, blocks[source], out, lse, mask)
-                add_gradients(dq, dblocks[source], mask, grads)
+                grads = block.backward(grad, q, blocks[source], (), out, lse, mask)
+                add_gradients(dq, dblocks[source], (), mask, grads)
         ring_reduce_scatter(dblocks, ring, ring.position)
         return dq.to(q.dtype), *dblocks[ring.position].to(blocks[0].dtype), None

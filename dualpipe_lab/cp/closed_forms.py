@@ -96,9 +96,7 @@ def latent_sent_bytes(
     return PassBytes(gathered, gathered + layout.length * position * state_bytes)
 
 
-def unfolding_flops(
-    sizes: LatentSizes, num_heads: int, layout: SequenceLayout, rank: int, batch: int = 1, causal: bool = True
-) -> PassFlops:
+def unfolding_flops(sizes: LatentSizes, num_heads: int, layout: SequenceLayout, rank: int, batch: int = 1) -> PassFlops:
     """Return the FLOPs with which a rank unfolds latents in a `LatentRing`, for so many heads of its own.
 
     The backward unfolds again, then multiplies twice, for the gradients of latents and weight.  With layouts of 1 rank
@@ -110,7 +108,7 @@ def unfolding_flops(
     >>> [flops / alone for flops in ranks]
     [4.0, 3.5, 3.0, 2.5]
     """
-    masks = [layout.mask(rank, source, causal) for source in range(layout.num_ranks)]
+    masks = [layout.mask(rank, source, causal=True) for source in range(layout.num_ranks)]
     seen = sum(mask.keys.stop - mask.keys.start for mask in masks if mask is not None)
     flops = 2 * batch * seen * sizes.kv_rank * num_heads * (sizes.content + sizes.value)
     return PassFlops(flops, 3 * flops)

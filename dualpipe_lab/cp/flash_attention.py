@@ -34,11 +34,20 @@ class Kernel(Protocol):
     P and dS of any subset of the keys are exact.
     """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, offset: int | None, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, offset: int | None, scale: float, /) -> tuple[Tensor, Tensor]:
         """Return `out_BHSD` and `lse_BHS`."""
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, offset: int | None, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        offset: int | None,
+        scale: float,
+        /,
     ) -> Grads:
         """Return the gradients of q, k, v."""
 

@@ -11,6 +11,7 @@ Source: Liu, Zaharia and Abbeel 2023 (arXiv 2310.01889), algorithm 1; Dao 2023 (
 merge, there of tiles.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,69 +56,85 @@ def ring_attention(
             layout for another number of ranks.
     """
     block = BlockAttention.of_call(q, k, v, layout, causal, scale, group, kernel)
-    out: Tensor = _RingAttention.apply(q, k, v, block)
+    out: Tensor = RingAttention.apply(block, q, k, v)
     return out
 
 
-class _RingAttention(torch.autograd.Function):
+class RingAttention(torch.autograd.Function):
+    """Attention of `q_BHSD` to what the kernel of `block` takes: keys and values, which travel round the ring."""
+
     @staticmethod
-    def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, block: "BlockAttention") -> Tensor:
-        ring, (out, lse) = block.ring, empty_result(q)
-        kv = torch.stack((k, v))  # one message per hop, so one latency
+    def forward(context: Any, block: "BlockAttention", q: Tensor, *operands: Tensor) -> Tensor:
+        """Compute `out_BHSV`, V: features of a value."""
+        ring, (out, lse) = block.ring, empty_result(q, block.value_size)
+        # keys and values in one message per hop, so one latency
+        kv, weights = torch.stack(operands[: block.num_travelling]), operands[block.num_travelling :]
         sent = kv.new_empty(0)
         for step in range(ring.size):  # Liu et al. 2023, algorithm 1
             source = ring.source(step)  # the rank whose keys and values are here
             if step + 1 < ring.size:
-                following = recv_buffer(block.kv_shape(k, ring.source(step + 1)), sent)
-                pending = ring.send_recv(kv, following, f"KV {source}")
+                following = recv_buffer(block.shape(kv, ring.source(step + 1)), sent)
+                pending = ring.send_recv(kv, following, f"{block.name} {source}")
             if (mask := block.mask(source)) is not None:
                 rows = mask.queries
-                merge(out[:, :, rows], lse[:, :, rows], *block.forward(q, kv, mask))
+                merge(out[:, :, rows], lse[:, :, rows], *block.forward(q, kv, weights, mask))
             if step + 1 < ring.size:
                 sent, kv = kv, pending.wait()  # after the work: the message has this step to arrive
         context.block, out = block, out.to(q.dtype)
-        context.save_for_backward(q, k, v, out, lse)
+        context.save_for_backward(out, lse, q, *operands)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = context.saved_tensors
+        """Compute dQ and the gradients of the operands."""
+        out, lse, q, *operands = context.saved_tensors
         block: BlockAttention = context.block
-        ring, kv = block.ring, torch.stack((k, v))
-        dq, dkv = (x.new_zeros(x.shape, dtype=accumulation_dtype(x.dtype)) for x in (q, kv))
+        ring, kv = block.ring, torch.stack(operands[: block.num_travelling])
+        weights = operands[block.num_travelling :]
+        dq, dkv, *dweights = (x.new_zeros(x.shape, dtype=accumulation_dtype(x.dtype)) for x in (q, kv, *weights))
         sent, dkv_sent = kv.new_empty(0), dkv.new_empty(0)
         dkv_pending: Pending[Tensor] | None = None
         for step in range(ring.size):  # the forward's loop, and dKV one step behind KV
             source = ring.source(step)
             if step + 1 < ring.size:
-                following = recv_buffer(block.kv_shape(k, ring.source(step + 1)), sent)
-                pending = ring.send_recv(kv, following, f"KV {source}")
+                following = recv_buffer(block.shape(kv, ring.source(step + 1)), sent)
+                pending = ring.send_recv(kv, following, f"{block.name} {source}")
             mask = block.mask(source)
-            grads = None if mask is None else block.backward(grad, q, kv, out, lse, mask)
+            grads = None if mask is None else block.backward(grad, q, kv, weights, out, lse, mask)
             if dkv_pending is not None:
                 dkv_sent, dkv = dkv, dkv_pending.wait()  # the sum over the ranks upstream
             if mask is not None and grads is not None:
-                add_gradients(dq, dkv, mask, grads)
+                add_gradients(dq, dkv, dweights, mask, grads)
             if ring.size > 1:
-                following = recv_buffer(block.kv_shape(k, ring.source(step + 1)), dkv_sent)
-                dkv_pending = ring.send_recv(dkv, following, f"dKV {source}")
+                following = recv_buffer(block.shape(kv, ring.source(step + 1)), dkv_sent)
+                dkv_pending = ring.send_recv(dkv, following, f"d{block.name} {source}")
             if step + 1 < ring.size:
                 sent, kv = kv, pending.wait()
         if dkv_pending is not None:
             dkv = dkv_pending.wait()  # the last hop, home; no work can hide it
-        return dq.to(q.dtype), *dkv.to(k.dtype), None
+        return None, *(dx.to(x.dtype) for dx, x in zip((dq, *dkv, *dweights), (q, *operands), strict=True))
 
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """Attention of this rank's queries to the block of one rank: what all steps of one call have in common."""
+    """Attention of this rank's queries to the block of one rank: what all steps of one call have in common.
+
+    Attributes:
+        kernel: it takes queries and two operands: keys and values, which travel; or latents, and a weight that stays.
+        value_size: features of an output.
+        name: of what travels, in traces.
+        num_travelling: the operands that travel, the first ones.
+    """
 
     ring: Ring
     layout: SequenceLayout
     causal: bool
     scale: float
     kernel: Kernel
+    value_size: int
+    name: str = "KV"
+    num_travelling: int = 2
 
     @classmethod
     def of_call(
@@ -136,36 +153,48 @@ class BlockAttention:
         ring = Ring(group)
         check_local_shard(q, layout, ring, 2)
         check_local_shard(k, layout, ring, 2)
-        return cls(ring, layout, causal, q.shape[-1] ** -0.5 if scale is None else scale, kernel or FlashTiles())
+        size = q.shape[-1]
+        return cls(ring, layout, causal, size**-0.5 if scale is None else scale, kernel or FlashTiles(), size)
 
     def mask(self, source: int) -> BlockMask | None:
         """Return the mask of this rank's queries on the keys of rank `source`; None if no pair is visible."""
         return self.layout.mask(self.ring.position, source, self.causal)
 
-    def kv_shape(self, k: Tensor, source: int) -> tuple[int, ...]:
-        """Return the shape `kv_2BKSD` of the block of rank `source`; the lengths of blocks may differ."""
-        return 2, *k.shape[:2], self.layout.size(source), k.shape[3]
+    def shape(self, kv: Tensor, source: int) -> tuple[int, ...]:
+        """Return the shape of the block of rank `source`, given another one's; the lengths of blocks may differ."""
+        return *kv.shape[:3], self.layout.size(source), kv.shape[4]
 
-    def forward(self, q: Tensor, kv: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, kv: Tensor, weights: Sequence[Tensor], mask: BlockMask) -> tuple[Tensor, Tensor]:
         """Return output and LSE of the queries `mask.queries` over the keys of this block alone."""
-        k, v = kv[:, :, :, mask.keys]
+        seen: tuple[Tensor, ...] = kv[:, :, :, mask.keys].unbind()
+        k, v = *seen, *weights
         return self.kernel.forward(q[:, :, mask.queries], k, v, mask.offset, self.scale)
 
-    def backward(self, grad: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, mask: BlockMask) -> Grads:
-        """Return this block's term of dQ, and this rank's term of the block's dK and dV.
+    def backward(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        kv: Tensor,
+        weights: Sequence[Tensor],
+        out: Tensor,
+        lse: Tensor,
+        mask: BlockMask,
+    ) -> Grads:
+        """Return this block's term of dQ, and this rank's term of the gradients of the block's operands.
 
         `out` and `lse` must be the final values over all keys.  Then exp(S - LSE) is this block's slice of the full
         softmax, and rowsum(dO * O) is the full correction D of the softmax backward.
         """
         rows = slice(None), slice(None), mask.queries
-        k, v = kv[:, :, :, mask.keys]
+        seen: tuple[Tensor, ...] = kv[:, :, :, mask.keys].unbind()
+        k, v = *seen, *weights
         return self.kernel.backward(grad[rows], q[rows], k, v, out[rows], lse[rows], mask.offset, self.scale)
 
 
-def empty_result(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `out_BHSD` and `lse_BHS` of attention to no keys: zeros and -inf."""
+def empty_result(q: Tensor, value_size: int) -> tuple[Tensor, Tensor]:
+    """Return `out_BHSV` and `lse_BHS` of attention to no keys: zeros and -inf; V: `value_size`."""
     dtype = accumulation_dtype(q.dtype)
-    return q.new_zeros(q.shape, dtype=dtype), q.new_full(q.shape[:3], NEG_INF, dtype=dtype)
+    return q.new_zeros(*q.shape[:3], value_size, dtype=dtype), q.new_full(q.shape[:3], NEG_INF, dtype=dtype)
 
 
 def merge(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> None:
@@ -184,8 +213,8 @@ def merge(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Non
     lse.copy_(total)
 
 
-def add_gradients(dq: Tensor, dkv: Tensor, mask: BlockMask, grads: Grads) -> None:
-    """Add what `BlockAttention.backward` returned to dQ `dq_BHSD` and to the block's `dkv_2BKSD`."""
+def add_gradients(dq: Tensor, dkv: Tensor, dweights: Sequence[Tensor], mask: BlockMask, grads: Grads) -> None:
+    """Add what `BlockAttention.backward` returned to dQ `dq_BHSD`, to the block's `dkv_NBKSD` and to dW of the rest."""
     dq[:, :, mask.queries] += grads[0]
-    for total, term in zip(dkv, grads[1:], strict=True):
-        total[:, :, mask.keys] += term
+    for total, term in zip((*dkv[:, :, :, mask.keys], *dweights), grads[1:], strict=True):
+        total.add_(term)

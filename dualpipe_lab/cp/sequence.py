@@ -67,7 +67,7 @@ def check_local_shard(x: Tensor, layout: SequenceLayout, ring: Ring, dim: int) -
     if x.shape[dim] != layout.size(ring.position):
         raise ValueError(
             f"rank {ring.position} of the ring holds {layout.size(ring.position)} positions of {layout}, got "
-            f"{x.shape[dim]} in axis {dim} of {tuple(x.shape)}; use shard(x, layout, rank={ring.position})"
+            f"{x.shape[dim]} in axis {dim} of {tuple(x.shape)}; use shard_sequence(x, layout, rank={ring.position})"
         )
 
 

@@ -1,16 +1,12 @@
 """`Program`: the actions of every rank of a pipeline, in order, as data.
 
 Chapter: book/pp/gpipe.  In: rows of text or lists of actions.  Out: an immutable `Program`.
-
-One action is one kind of work on one microbatch by one stage, in torch's notation: `2F0` is the forward of microbatch 0
-on stage 2.  A step of a program is one entry of a rank's list: an action or an overlapped pair.
-
+An action is one kind of work on one microbatch by one stage, in torch's notation: `2F0` is the forward of microbatch 0
+on stage 2.  A program is plain (work alone) or lowered (with sends and receives, see `dualpipe_lab.pp.lowering`).
   F  forward                            SEND_F, RECV_F   an activation leaves this stage / arrives for this stage
   B  the full backward (I, then W)      SEND_B, RECV_B   a gradient leaves this stage / arrives for this stage
   I  backward for the input
   W  backward for the weights           (0F7;7B3)OVERLAP_F_B   a forward and a backward in one overlapped pair
-
-A program is plain (F, B, I, W and pairs) or lowered (with sends and receives, see `dualpipe_lab.pp.lowering`).
 Elsewhere: torch.distributed.pipelining `_Action` and its CSV rows; d9d actions.
 """
 

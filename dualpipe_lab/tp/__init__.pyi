@@ -25,7 +25,6 @@ from .rms_norm import RMSNorm as RMSNorm
 from .embedding import VocabParallelEmbedding as VocabParallelEmbedding
 from .lm_head import LMHead as LMHead
 from .cross_entropy import cross_entropy as cross_entropy
-from .cross_entropy import LossOptions as LossOptions
 from .chunked_cross_entropy import chunked_cross_entropy as chunked_cross_entropy
 
 # From one full state dict to the ranks' shards, and back

@@ -19,15 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from dualpipe_lab import comm
-from dualpipe_lab.tp.cross_entropy import (
-    LossOptions,
-    Reduction,
-    check_targets,
-    local_targets,
-    logits_grad,
-    losses_of,
-    reduced,
-)
+from dualpipe_lab.tp.cross_entropy import Reduction, TokenLoss
 from dualpipe_lab.tp.linear import at_least_float32, check_tokens, flat_tokens
 from dualpipe_lab.tp.mappings import TOKENS, all_gather_async, input_sum_async
 from dualpipe_lab.tp.shard import TensorParallel
@@ -40,7 +32,9 @@ def chunked_cross_entropy(
     vocabulary_size: int,
     chunk: int,
     tp: TensorParallel | None = None,
-    options: LossOptions | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
     num_tokens: int | None = None,
 ) -> Tensor:
@@ -53,19 +47,19 @@ def chunked_cross_entropy(
         vocabulary_size: of all ranks.
         chunk: tokens whose logits exist at the same time; the last chunk may have fewer.
         tp: the ranks (default: the world).
-        options: as in `cross_entropy`.
+        ignore_index: as in `cross_entropy`.
+        label_smoothing: as in `cross_entropy`.
         reduction: as in `cross_entropy`.
         num_tokens: as in `cross_entropy`.
 
     Raises:
         ValueError: a chunk of less than one token; as `cross_entropy`, for targets and the shard of the weight.
     """
-    tp, options = tp or TensorParallel(), options or LossOptions()
-    _check(x, weight, targets, vocabulary_size, chunk, tp)
-    check_targets(targets, vocabulary_size, options, reduction)
-    flat = targets.reshape(-1)
-    losses: Tensor = ChunkedCrossEntropy.apply(x, weight, flat, vocabulary_size, chunk, tp, options)
-    return reduced(losses, targets, options, reduction, num_tokens)
+    loss = TokenLoss(tp or TensorParallel(), vocabulary_size, ignore_index, label_smoothing)
+    _check(x, weight, targets, chunk, loss)
+    loss.check(targets, reduction)
+    losses: Tensor = ChunkedCrossEntropy.apply(x, weight, targets.reshape(-1), chunk, loss)
+    return loss.reduced(losses, targets, reduction, num_tokens)
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -76,49 +70,40 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        vocabulary_size: int,
-        chunk: int,
-        tp: TensorParallel,
-        options: LossOptions,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int, loss: TokenLoss) -> Tensor:
+        tp = loss.tp
         full = all_gather_async(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
-        rows, ctx.parts = flat_tokens(full), _parts(targets, chunk, options.ignored)
+        rows, ctx.parts = flat_tokens(full), _parts(targets, chunk, loss.ignore_index)
         numbers = at_least_float32(full.new_empty(0)).new_ones(4, len(targets))  # of a skipped chunk: 1
         for part in ctx.parts:
             z = at_least_float32(linear(rows[part], weight))
-            numbers[:, part] = _numbers(z, *local_targets(targets[part], vocabulary_size, tp))
+            numbers[:, part] = _numbers(z, *loss.local_targets(targets[part]))
             del z  # before the next chunk's is made
         # the only messages of the loss: three numbers per token, in two collectives, as many as the plain loss
         largest = numbers[0].clone()
         comm.all_reduce(largest, "max", tp.group)
-        summands = _shifted(numbers, largest, local_targets(targets, vocabulary_size, tp)[0], len(weight))
-        if not options.label_smoothing:
+        summands = _shifted(numbers, largest, loss.local_targets(targets)[0], len(weight))
+        if not loss.label_smoothing:
             del summands[1]
-        losses, log_sum = losses_of(largest, summands, targets, vocabulary_size, tp, options)
+        losses, log_sum = loss.of_sums(summands, targets)
         kept = x if tp.regather else full
         ctx.save_for_backward(kept, weight, largest, log_sum, targets)
-        ctx.vocabulary_size, ctx.tp, ctx.options = vocabulary_size, tp, options
+        ctx.loss = loss
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, largest, log_sum, targets = ctx.saved_tensors
-        tp, (needs_dx, needs_dw, *_) = ctx.tp, ctx.needs_input_grad
+        tp, (needs_dx, needs_dw, *_) = ctx.loss.tp, ctx.needs_input_grad
         full = all_gather_async(x, TOKENS, tp.group).wait() if tp.sequence_parallel and tp.regather else x
         rows = flat_tokens(full)
         dx = full.new_zeros(full.shape) if needs_dx else None
         dw = at_least_float32(weight.new_zeros(weight.shape)) if needs_dw else None
         summing = None
         for part in ctx.parts:
-            local = largest[part], log_sum[part], targets[part], grad[part]
             z = at_least_float32(linear(rows[part], weight)).sub_(largest[part, None])
-            dz = logits_grad(z, *local, ctx.vocabulary_size, tp, ctx.options).to(weight.dtype)
+            dz = ctx.loss.logits_grad(z, log_sum[part], targets[part], grad[part]).to(weight.dtype)
             if dx is not None:
                 dx.view(-1, dx.shape[-1])[part] = dz @ weight
                 if part == ctx.parts[-1]:
@@ -128,7 +113,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             del z, dz  # before the next chunk's are made
         if dx is not None:
             dx = (summing or input_sum_async(dx, tp)).wait()
-        return dx, None if dw is None else dw.to(weight.dtype), *[None] * 5
+        return dx, None if dw is None else dw.to(weight.dtype), None, None, None
 
 
 def _parts(targets: Tensor, chunk: int, ignored: int) -> list[slice]:
@@ -171,16 +156,16 @@ def check_chunk(chunk: int) -> None:
         raise ValueError(f"a chunk is a number of tokens of at least 1, got {chunk!r}; use 1024")
 
 
-def _check(x: Tensor, weight: Tensor, targets: Tensor, vocabulary_size: int, chunk: int, tp: TensorParallel) -> None:
+def _check(x: Tensor, weight: Tensor, targets: Tensor, chunk: int, loss: TokenLoss) -> None:
     check_tokens(x)
     check_chunk(chunk)
-    start, stop = tp.span(vocabulary_size)
+    start, stop = loss.tp.span(loss.vocabulary_size)
     if weight.shape != (stop - start, x.shape[-1]):
         raise ValueError(
-            f"tokens {start} to {stop} of a vocabulary of {vocabulary_size} need a weight of shape "
+            f"tokens {start} to {stop} of a vocabulary of {loss.vocabulary_size} need a weight of shape "
             f"{(stop - start, x.shape[-1])} for {x.shape[-1]} features, got {tuple(weight.shape)}"
         )
-    num_shards = tp.size if tp.sequence_parallel else 1
+    num_shards = loss.tp.size if loss.tp.sequence_parallel else 1
     tokens = (*x.shape[:-2], x.shape[-2] * num_shards)
     if targets.shape != tokens:
         raise ValueError(f"x of shape {tuple(x.shape)} needs targets of shape {tokens}, got {tuple(targets.shape)}")

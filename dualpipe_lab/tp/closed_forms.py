@@ -1,15 +1,6 @@
 """Bytes that tensor parallelism sends, numbers that it holds, and the head counts that it can shard; no torch.
 
 Chapters: book/tp/block, book/tp/gqa.  In: sizes, t ranks.  Out: exact numbers per rank.
-  a layer's messages        8 (t - 1) / t * T h beta per microbatch: two sums forward, two backward, of T h numbers
-  sequence parallelism      the same, each sum as a reduce-scatter and a gather; 10 where the two inputs of the
-                            column-parallel products are gathered again in the backward, which keeps 1 / t of them
-  cross-entropy             2 (t - 1) / t * 3 T beta_s with beta_s = 4 bytes of a sum; label smoothing: 4 T
-  gathering the logits      (t - 1) / t * T V beta, which is V beta / (2 * 3 beta_s) times the bytes of the loss
-  a layer keeps             the inputs of two norms and of two products, 4 T h, sharded where the sequence is; between
-                            them q, the attention's output, gate and up, T (2 a d + 2 f) / t, and k and v,
-                            2 T d max(a_kv / t, 1)
-  a layer's weights         (2 h a d + 3 h f) / t + 2 h d max(a_kv / t, 1), and two norms of h
 All hold for sizes that divide among the ranks; the bytes are then those of the ledger.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, written for a block without dropout.
 """
@@ -18,7 +9,7 @@ from fractions import Fraction
 
 
 def sum_bytes(num_bytes: int, tp_size: int) -> Fraction:
-    """Bytes that a rank sends to all-reduce a tensor, or to reduce-scatter and gather it.
+    """Bytes that a rank sends to all-reduce a tensor of S bytes, or to reduce-scatter and gather it: 2 (t - 1) / t * S.
 
     >>> sum_bytes(1200, 4)
     Fraction(1800, 1)
@@ -35,7 +26,10 @@ def layer_bytes(
     sequence_parallel: bool = False,
     regather: bool = True,
 ) -> int:
-    """Bytes of activations and their gradients that a rank sends per layer and microbatch.
+    """Bytes of activations and their gradients that a rank sends per layer and microbatch: 8 (t - 1) / t * T h beta.
+
+    These are two sums forward and two backward.  Sequence parallelism sends each as a reduce-scatter and a gather, and
+    10 in place of 8 where the two inputs of the column-parallel products are gathered again in the backward.
 
     >>> layer_bytes(128, 64, 4, 2), layer_bytes(128, 64, 4, 2, sequence_parallel=True)
     (131072, 163840)
@@ -88,7 +82,7 @@ def gather_ratio(vocabulary_size: int, element_bytes: int, sum_element_bytes: in
 def layer_parameters(
     hidden_size: int, ffn_size: int, num_heads: int, num_kv_heads: int, head_size: int, tp_size: int
 ) -> int:
-    """Parameters of one layer that a rank holds.
+    """Parameters of one layer that a rank holds: (2 h a d + 3 h f) / t + 2 h d max(a_kv / t, 1), and two norms of h.
 
     >>> layer_parameters(64, 128, 4, 2, 16, tp_size=1), layer_parameters(64, 128, 4, 2, 16, tp_size=2)
     (36992, 18560)
@@ -107,6 +101,9 @@ def layer_kept_numbers(
     regather: bool = True,
 ) -> int:
     """Numbers that one Llama layer keeps for its backward on one rank, weights left out.
+
+    The inputs of two norms and of two products, 4 T h, are sharded where the sequence is.  Between them are q, the
+    attention's output, gate and up, T (2 a d + 2 f) / t, and k and v, 2 T d max(a_kv / t, 1).
 
     Args:
         sizes: sequences and tokens per sequence.

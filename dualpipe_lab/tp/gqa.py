@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.comm.groups import Group, group_of, members
 from dualpipe_lab.tp.closed_forms import check_heads
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, adapted, fused_column_linear
 from dualpipe_lab.tp.rms_norm import RMSNorm
@@ -156,6 +156,10 @@ def kv_replicas(num_kv_heads: int, tp: TensorParallel) -> Group | None:
 
     Where t ranks outnumber the KV heads, a head is on t / a_kv neighbouring ranks, with a shard of the group's query
     heads on each.  These ranks sum dW_k and dW_v, 2 (1 - a_kv / t) * 2 h d * bytes; for dx the usual sum is right.  All
-    ranks of the tp group call this.
+    ranks of the tp group call this, in the same order as they make their other groups.
     """
-    return tp.neighbours(tp.size // num_kv_heads) if tp.size > num_kv_heads else None
+    if tp.size <= num_kv_heads:
+        return None
+    num_ranks = tp.size // num_kv_heads
+    first = tp.rank // num_ranks * num_ranks
+    return group_of(members(tp.group)[first : first + num_ranks])

@@ -65,5 +65,9 @@ class LatentSizes:
         return sum(self.replicated(hidden_size)) + num_heads * (queries + unfolded + hidden_size * self.value)
 
     def is_shorter(self, num_heads: int) -> bool:
-        """Return whether a token's latent has fewer numbers than its keys and values in `num_heads` heads."""
+        """Return whether a token's latent has fewer numbers than its keys and values in `num_heads` heads.
+
+        >>> [LatentSizes().is_shorter(heads) for heads in (1, 2, 128)]
+        [False, True, True]
+        """
         return self.cached < 2 * num_heads * max(self.key, self.value)

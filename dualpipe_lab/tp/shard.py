@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group, group_of, members
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.sharding import shard_slice
 
 
@@ -57,19 +57,6 @@ class TensorParallel:
         """Return start and stop of this rank's shard of `length` elements; the last shards may be shorter, or empty."""
         part = shard_slice(length, self.size, self.rank)
         return part.start, part.stop
-
-    def neighbours(self, num_ranks: int) -> Group:
-        """Return the group of `num_ranks` consecutive ranks, this rank among them.
-
-        All ranks of the tp group call this, in the same order as they make their other groups.
-
-        Raises:
-            ValueError: the ranks do not divide into such groups.
-        """
-        if self.size % num_ranks:
-            raise ValueError(f"{self.size} ranks do not divide into groups of {num_ranks}")
-        first = self.rank // num_ranks * num_ranks
-        return group_of(members(self.group)[first : first + num_ranks])
 
 
 def ranks_of(tp: TensorParallel | None) -> TensorParallel:

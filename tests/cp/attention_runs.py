@@ -5,13 +5,12 @@ import itertools
 import torch
 import torch.nn.functional as F
 from cp_runs import draw
-from runs import launch
+from runs import launch, sent
 
 from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions, shard_sequence
-from dualpipe_lab.launch.context import rank_context
 
 FORMS = {"ring": ring_attention, "all-gather": all_gather_attention}
 HEADS = ((2, 2), (4, 2), (3, 1))
@@ -35,13 +34,8 @@ def run_part(form, layout, rank, tensors, causal, **options):
     """Output and gradients of this rank's part, and the bytes sent in forward and backward."""
     q, k, v, grad = (shard_sequence(tensor, layout, rank, 2) for tensor in tensors)
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-    entries = rank_context().ledger.entries
-    entries.clear()
-    out = form(*leaves, layout, causal=causal, **options)
-    forward = sum(entry.sent for entry in entries.values())
-    entries.clear()
-    grads = torch.autograd.grad(out, leaves, grad)
-    backward = sum(entry.sent for entry in entries.values())
+    out, forward = sent(lambda: form(*leaves, layout, causal=causal, **options))
+    grads, backward = sent(lambda: torch.autograd.grad(out, leaves, grad))
     return [out.detach(), *grads], (forward, backward)
 
 

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from cp_runs import ORACLE, assert_close, attention_bounds, draw, floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import kept
 
 from dualpipe_lab.cp.closed_forms import AttentionSizes
 from dualpipe_lab.cp.closed_forms import saved_bytes as saved_bytes_form
 from dualpipe_lab.cp.flash_attention import FlashTiles, flash_attention
-from dualpipe_lab.cp.torch_flash import TorchFlash
 from dualpipe_lab.dp.measure import storage_bytes
 
 MASKS = {"none": None, "top_left": "top_left", "bottom_right": "bottom_right"}
@@ -93,10 +93,7 @@ def test_narrow_types_are_no_further_off_than_rounding_explains(dtype):
 def saved_bytes(function, length, heads=4, kv_heads=2, size=8):
     """Bytes that a forward keeps for its backward, each storage once."""
     q, k, v = (draw(1, number, length, size).float().requires_grad_() for number in (heads, kv_heads, kv_heads))
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        function(q, k, v)
-    return storage_bytes(tensor.detach() for tensor in kept)
+    return storage_bytes(tensor.detach() for tensor in kept(lambda: function(q, k, v)))
 
 
 def naive(q, k, v):
@@ -160,7 +157,6 @@ def attend(q, k, **options):
         (lambda: attend((1, 2, 4, 2), (1, 0, 4, 2)), "2 do not divide among 0"),
         (lambda: attend((1, 1, 2, 2), (1, 1, 2, 2), causal=True), "is None, top_left or bottom_right, got True"),
         (lambda: FlashTiles(0, 4), "at least 1 query and 1 key, got 0 x 4"),
-        (lambda: TorchFlash().forward(*[torch.zeros(1, 1, 2, 4)] * 3, 1, 1.0), "got offset=1; use FlashTiles"),
     ],
 )
 def test_what_does_not_fit_is_named(call, message):

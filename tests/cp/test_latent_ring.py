@@ -7,16 +7,15 @@ import torch
 import torch.nn.functional as F
 from attention_runs import join
 from cp_runs import assert_close, draw
-from runs import RANKS, assert_refused, launch
+from runs import RANKS, assert_refused, kept, launch, sent
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualpipe_lab.cp.closed_forms import latent_sent_bytes, unfolding_flops
-from dualpipe_lab.cp.latent_ring import LatentRing, latent_ring_attention, sends_latents
+from dualpipe_lab.cp.latent_ring import LatentRing
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import shard_sequence
-from dualpipe_lab.launch.context import rank_context
-from dualpipe_lab.tp.latent_attention import LatentSizes
+from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 BATCH, HEADS = 2, 3
 SIZES = {
@@ -45,33 +44,30 @@ def unfolded(c, w, sizes):
     return torch.cat((heads[..., : sizes.content], shared), -1), heads[..., sizes.content :]
 
 
-def reference(length, sizes, causal, dtype=torch.float64):
+def reference(length, sizes, dtype=torch.float64):
     """Output and gradients of torch's attention on one process, by autograd, in float64."""
     q, c, grad, w = (x.double() for x in inputs(length, sizes, dtype))
     leaves = [x.requires_grad_() for x in (q, c, w)]
-    out = F.scaled_dot_product_attention(q, *unfolded(c, w, sizes), is_causal=causal)
+    out = F.scaled_dot_product_attention(q, *unfolded(c, w, sizes), is_causal=True)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
 def cases(num_ranks):
     found = []
-    for name, length, causal, kind in itertools.product(LAYOUTS, LENGTHS[num_ranks], (True, False), SIZES):
+    for name, length, kind in itertools.product(LAYOUTS, LENGTHS[num_ranks], SIZES):
         if name != "zigzag" or length % (2 * num_ranks) == 0:
-            found.append((make_layout(name, length, num_ranks), causal, SIZES[kind]))
+            found.append((make_layout(name, length, num_ranks), SIZES[kind]))
     return found
 
 
 def measured(action):
     """Its result, the bytes that this rank sends in it, and the FLOPs of its products but those of scores."""
-    entries = rank_context().ledger.entries
-    entries.clear()
     with FlopCounterMode(display=False) as counter:
-        result = action()
-    flops = counter.get_flop_counts().get("Global", {}).get(torch.ops.aten.mm, 0)  # scores are batched: bmm
-    return result, sum(entry.sent for entry in entries.values()), flops
+        found = sent(action)
+    return *found, counter.get_flop_counts().get("Global", {}).get(torch.ops.aten.mm, 0)  # scores are batched: bmm
 
 
-def part(layout, causal, sizes, rank, dtype=torch.float64):
+def part(layout, sizes, rank, dtype=torch.float64):
     """Output and gradients of a rank, the bytes that it sends, and FLOPs of its products with the weight."""
     q, c, grad, w = inputs(layout.length, sizes, dtype)
     q, c, grad = (
@@ -80,7 +76,7 @@ def part(layout, causal, sizes, rank, dtype=torch.float64):
         shard_sequence(grad, layout, rank, 2),
     )
     leaves = [x.clone().requires_grad_() for x in (q, c, w)]
-    out, *forward = measured(lambda: latent_ring_attention(*leaves, sizes, layout, causal))
+    out, *forward = measured(lambda: LatentRing(layout).of_latents(*leaves, sizes))
     grads, *backward = measured(lambda: torch.autograd.grad(out, leaves, grad))
     return [out.detach(), *grads], *zip(forward, backward, strict=True)
 
@@ -98,14 +94,14 @@ def test_output_gradients_bytes_and_flops_equal_one_process_and_the_closed_forms
     def fn(rank, world_size):
         return [part(*case, rank) for case in chosen]
 
-    for (layout, causal, sizes), results in zip(chosen, zip(*launch(fn, num_ranks), strict=True), strict=True):
-        parts, sent, flops = zip(*results, strict=True)
-        case = f"{layout} causal={causal} {sizes}"
-        for name, mine, other in zip(NAMES, whole(parts, layout), reference(layout.length, sizes, causal), strict=True):
+    for (layout, sizes), results in zip(chosen, zip(*launch(fn, num_ranks), strict=True), strict=True):
+        parts, moved, flops = zip(*results, strict=True)
+        case = f"{layout} {sizes}"
+        for name, mine, other in zip(NAMES, whole(parts, layout), reference(layout.length, sizes), strict=True):
             assert_close(mine, other, case=f"{case} {name}")
         for rank in range(num_ranks):
-            assert sent[rank] == latent_sent_bytes(sizes, layout, rank, BATCH, 8, 8), case
-            assert flops[rank] == unfolding_flops(sizes, HEADS, layout, rank, BATCH, causal), case
+            assert moved[rank] == latent_sent_bytes(sizes, layout, rank, BATCH, 8, 8), case
+            assert flops[rank] == unfolding_flops(sizes, HEADS, layout, rank, BATCH), case
 
 
 def test_no_keys_or_values_are_kept_for_the_backward():
@@ -119,7 +115,7 @@ def test_no_keys_or_values_are_kept_for_the_backward():
         latents = [x.requires_grad_() for x in (q, c, w)]
         full = [x.detach().requires_grad_() for x in (q, k, v)]
         return (
-            kept_numbers(lambda: latent_ring_attention(*latents, sizes, layout)),
+            kept_numbers(lambda: LatentRing(layout).of_latents(*latents, sizes)),
             kept_numbers(lambda: ring_attention(*full, layout)),
         )
 
@@ -131,11 +127,7 @@ def test_no_keys_or_values_are_kept_for_the_backward():
 
 
 def kept_numbers(action):
-    """How many numbers autograd keeps for the backward of an action."""
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        action()
-    return sum(kept)
+    return sum(tensor.numel() for tensor in kept(action))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -144,20 +136,19 @@ def test_narrow_types_are_summed_in_fp32(dtype):
     sizes, layout = SIZES["narrow values"], make_layout("zigzag", 32, 2)
 
     def fn(rank, world_size):
-        return part(layout, True, sizes, rank, dtype)
+        return part(layout, sizes, rank, dtype)
 
-    parts, sent, _ = zip(*launch(fn, 2), strict=True)
-    for name, mine, right in zip(NAMES, whole(parts, layout), reference(32, sizes, True, dtype), strict=True):
+    parts, moved, _ = zip(*launch(fn, 2), strict=True)
+    for name, mine, right in zip(NAMES, whole(parts, layout), reference(32, sizes, dtype), strict=True):
         assert mine.dtype == dtype
         assert_close(mine, right, 16 * torch.finfo(dtype).eps, f"{name} {dtype}")
-    assert list(sent) == [latent_sent_bytes(sizes, layout, rank, BATCH, dtype.itemsize, 4) for rank in range(2)]
+    assert list(moved) == [latent_sent_bytes(sizes, layout, rank, BATCH, dtype.itemsize, 4) for rank in range(2)]
 
 
 def test_auto_sends_what_is_shorter():
-    sizes = SIZES["narrow values"]  # 7 numbers; keys and values of one head 12
-    assert sends_latents(sizes, 1)
-    assert not sends_latents(LatentSizes(kv_rank=10, content=4, position=2, value=3), 1)
     layout = make_layout("striped", 7, 1)
+    assert LatentRing(layout).takes_latents(SIZES["narrow values"], 1)  # 7 numbers; keys and values of one head 12
+    assert not LatentRing(layout).takes_latents(LatentSizes(kv_rank=10, content=4, position=2, value=3), 1)
     taken = {
         sends: LatentRing(layout, sends=sends).takes_latents(LatentSizes(), 1) for sends in ("auto", "latents", "keys")
     }
@@ -181,6 +172,6 @@ REFUSED = [
 def test_what_does_not_fit_is_refused():
     def attend(change):
         shapes, layout = {0: (2, 3, 12, 6), 1: (2, 12, 7), 2: (21, 5)} | change, make_layout("contiguous", 12, 1)
-        latent_ring_attention(*(torch.zeros(shapes[i]) for i in range(3)), SIZES["narrow values"], layout)
+        LatentRing(layout).of_latents(*(torch.zeros(shapes[i]) for i in range(3)), SIZES["narrow values"])
 
     assert_refused(1, [(lambda change=change: attend(change), words) for change, words in REFUSED])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_runs import BATCH, FORMS, SIZE, inputs, reference, run_part, whole
 from cp_runs import assert_close, draw
-from runs import launch, rounding
+from runs import kept, launch, rounding
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -16,7 +16,6 @@ from dualpipe_lab.cp.flash_attention import FlashTiles
 from dualpipe_lab.cp.layouts import MessageTimes, make_layout, ring_backward_ns, ring_forward_ns, visible_pairs
 from dualpipe_lab.cp.ring_attention import merge, ring_attention
 from dualpipe_lab.cp.sequence import shard_sequence
-from dualpipe_lab.cp.torch_flash import TorchFlash
 from dualpipe_lab.dp.measure import live_tensors, storage_bytes
 from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.viz import Steps
@@ -97,11 +96,8 @@ def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
                     shard_sequence(tensor, layout, rank, 2).requires_grad_()
                     for tensor in inputs(total, heads, heads)[:3]
                 ]
-                kept = []
-                pack = lambda tensor, kept=kept: kept.append(tensor) or tensor  # noqa: E731
-                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                    form(*leaves, layout)
-                found[name, total] = storage_bytes(tensor.detach() for tensor in kept)
+                saved = kept(lambda form=form, leaves=leaves, layout=layout: form(*leaves, layout))
+                found[name, total] = storage_bytes(tensor.detach() for tensor in saved)
         return found, most_held(rank, world_size)
 
     def most_held(rank, world_size):
@@ -129,14 +125,14 @@ def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
         assert most == [2 * block + queries + out_lse] * num_ranks
 
 
-def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():
+def test_blocks_of_any_tiles_and_huge_scores():
     """LSE of two blocks may differ by more than 700, where a plain exponential of it would overflow."""
     layout = make_layout("zigzag", 24, 3)
     q, k, v, grad = inputs(24, 4, 2)
     tensors = [q * torch.linspace(0, 900, 24)[:, None], k, v, grad]
 
     def fn(rank, world_size):
-        kernels = (FlashTiles(), FlashTiles(1, 1), FlashTiles(3, 5), TorchFlash())
+        kernels = (FlashTiles(), FlashTiles(1, 1), FlashTiles(3, 5))
         return [run_part(ring_attention, layout, rank, tensors, True, kernel=kernel)[0] for kernel in kernels]
 
     expected = reference(*tensors, causal=True)
@@ -181,7 +177,7 @@ def test_the_trace_shows_blocks_that_go_round_and_gradients_that_come_home():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("short", r"(?s)rank 1 of the ring holds 4 positions of <zigzag layout.*got 3 in axis 2.*shard\(x, layout"),
+        ("short", r"(?s)rank 1 of the ring holds 4 positions of <zigzag.*got 3 in axis 2.*shard_sequence\(x, layout"),
         ("keys", r"rank 1 of the ring holds 4 positions .* got 2 in axis 2"),
         ("heads", "3 do not divide among 2"),
         ("ranks", "used by a group of 2 ranks; make the layout for 2"),

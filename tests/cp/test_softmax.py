@@ -7,12 +7,11 @@ import torch
 from cp_runs import ORACLE, assert_close, draw, floats
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import RANKS, launch
+from runs import RANKS, kept, launch, sent
 
 from dualpipe_lab.cp.online_softmax import SoftmaxStats, online_average, online_softmax
 from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax
 from dualpipe_lab.cp.softmax import Softmax, softmax, softmax_backward
-from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record import traffic
 
 INF = float("inf")
@@ -42,10 +41,7 @@ def test_softmax_and_its_backward_equal_the_oracle_and_torch():
     Softmax.apply(x).backward(draw(*ROWS.shape))
     assert x.grad[-1].tolist() == [0] * 6
     assert x.grad.isfinite().all()
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.shape), lambda packed: packed):
-        Softmax.apply(draw(5, 7).requires_grad_())
-    assert saved == [(5, 7)]
+    assert [saved.shape for saved in kept(lambda: Softmax.apply(draw(5, 7).requires_grad_()))] == [(5, 7)]
 
 
 def test_16_bit_scores_are_summed_in_fp32():
@@ -103,15 +99,12 @@ def test_ring_softmax_equals_one_process_with_the_bytes_of_the_formula(num_ranks
     dy = draw(*ROWS.shape, seed=1)
 
     def fn(rank, world_size):
-        found, entries = [], rank_context().ledger.entries
+        found = []
         for function in (ring_softmax, all_reduce_softmax):
             x = ROWS.split(widths, -1)[rank].clone().requires_grad_()
-            entries.clear()
-            y = function(x)
-            forward = sum(entry.sent for entry in entries.values())
-            entries.clear()
-            y.backward(dy.split(widths, -1)[rank].clone())
-            found.append((y.detach(), x.grad, forward, sum(entry.sent for entry in entries.values())))
+            y, forward = sent(lambda function=function, x=x: function(x))
+            _, backward = sent(lambda y=y: y.backward(dy.split(widths, -1)[rank].clone()))
+            found.append((y.detach(), x.grad, forward, backward))
         return found
 
     out, rows = launch(fn, num_ranks), len(ROWS)
@@ -121,8 +114,8 @@ def test_ring_softmax_equals_one_process_with_the_bytes_of_the_formula(num_ranks
     for found, forward in zip(
         zip(*out, strict=True), ([(num_ranks - 1) * 2 * 8 * rows] * num_ranks, [2 * n for n in reduced]), strict=True
     ):
-        y, dx, sent, sent_back = zip(*found, strict=True)
+        y, dx, there, back = zip(*found, strict=True)
         assert_close(torch.cat(y, -1), EXPECTED)
         assert_close(torch.cat(dx, -1), softmax_backward(EXPECTED, dy))
-        assert list(sent) == forward
-        assert list(sent_back) == reduced
+        assert list(there) == forward
+        assert list(back) == reduced

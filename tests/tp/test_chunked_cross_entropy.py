@@ -4,14 +4,13 @@ from math import prod
 
 import pytest
 import torch
-from runs import RANKS, Made, assert_a1, counted, distances, draw, launch, leaf
+from runs import RANKS, Made, assert_a1, counted, distances, draw, kept, launch, leaf
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from tp_runs import local
 
 from dualpipe_lab.tp import (
     LMHead,
-    LossOptions,
     TensorParallel,
     VocabParallelEmbedding,
     chunked_cross_entropy,
@@ -24,13 +23,11 @@ OPTIONS = {
     "mean": {},
     "sum": {"reduction": "sum"},
     "none": {"reduction": "none"},
-    "smoothing": {"options": LossOptions(label_smoothing=0.1)},
-    "all smoothing": {"options": LossOptions(label_smoothing=1.0, packed=False), "reduction": "sum"},
-    "z loss": {"options": LossOptions(z_loss=0.01, packed=False), "reduction": "sum"},
-    "z loss of each": {"options": LossOptions(z_loss=0.01), "reduction": "none"},
-    "both": {"options": LossOptions(label_smoothing=0.3, z_loss=0.01)},
+    "all smoothing": {"label_smoothing": 1.0, "reduction": "sum"},
+    "smoothing of each": {"label_smoothing": 0.1, "reduction": "none"},
+    "smoothing": {"label_smoothing": 0.3},
     "of a step": {"num_tokens": 50},
-    "ignored 5": {"options": LossOptions(ignored=5)},
+    "ignored 5": {"ignore_index": 5},
 }
 
 
@@ -57,14 +54,13 @@ def weighted(loss):
     return (loss * (torch.arange(loss.numel(), dtype=loss.dtype).view(loss.shape) + 1)).sum()
 
 
-def plain(x, weight, targets, options=None, reduction="mean", num_tokens=None):
+def plain(x, weight, targets, ignore_index=IGNORE, label_smoothing=0.0, reduction="mean", num_tokens=None):
     """The loss of the full weight in plain torch, with raw gradients."""
-    options, x, weight = options or LossOptions(), leaf(x), leaf(weight)
+    x, weight = leaf(x), leaf(weight)
     logits, flat = (x @ weight.t()).flatten(0, 1), targets.flatten()
-    how = {"ignore_index": options.ignored, "label_smoothing": options.label_smoothing}
+    how = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     losses = functional.cross_entropy(logits, flat, reduction="none", **how)
-    losses = losses + torch.where(flat == options.ignored, 0.0, options.z_loss * logits.logsumexp(1).square())
-    count = max(int((flat != options.ignored).sum()), 1) if num_tokens is None else num_tokens
+    count = max(int((flat != ignore_index).sum()), 1) if num_tokens is None else num_tokens
     loss = {"none": losses.view(targets.shape), "sum": losses.sum(), "mean": losses.sum() / count}[reduction]
     weighted(loss).backward()
     return {"loss": loss.detach(), "dx": x.grad, "dW": weight.grad}
@@ -107,7 +103,7 @@ def test_it_equals_plain_torch(world_size):
         for mode, settings in modes.items():
             tp = TensorParallel(**settings)
             for case, (x, targets) in cases().items():
-                names = OPTIONS if case == "gaps" else ("mean", "both")
+                names = OPTIONS if case == "gaps" else ("mean", "smoothing")
                 for name, options in ((name, OPTIONS[name]) for name in names):
                     aimed = targets.clamp(min=0) if name == "ignored 5" else targets
                     theirs = plain(x, weight_of(), aimed, **options)
@@ -121,9 +117,9 @@ def test_it_equals_plain_torch(world_size):
                 tied(ids, weight_of(), targets, 5, tp), plain_tied(ids, weight_of(), targets)
             )
             few = targets.clamp(max=1)  # 2 words: the last of 3 ranks has none
-            theirs = plain(x, weight_of(2), few, OPTIONS["both"]["options"])
+            theirs = plain(x, weight_of(2), few, **OPTIONS["smoothing"])
             theirs["dx"] = local(theirs["dx"], 1, tp, tp.sequence_parallel)
-            found[mode, "few"] = distances(ours(x, weight_of(2), few, 5, tp, **OPTIONS["both"]), theirs)
+            found[mode, "few"] = distances(ours(x, weight_of(2), few, 5, tp, **OPTIONS["smoothing"]), theirs)
         return found
 
     assert_a1(launch(fn, world_size))
@@ -140,21 +136,17 @@ def test_messages_what_is_kept_and_no_tensor_of_all_logits():
             tp = TensorParallel(sequence_parallel=is_sharded)
             head = LMHead(HIDDEN, words, tp=tp, dtype=torch.float64)
             for chunk in (None, 8, 16, 64):
-                x, losses, kept = leaf(draw(1, tokens // (world_size if is_sharded else 1), HIDDEN)), [], []
+                x, losses, messages = leaf(draw(1, tokens // (world_size if is_sharded else 1), HIDDEN)), [], []
 
                 def forward(head=head, x=x, chunk=chunk, losses=losses):
                     losses.append(head.loss(x, targets, chunk=chunk))
 
-                def keep(saved, kept=kept):
-                    kept.append(saved)
-                    return saved
-
-                with Made() as sizes, torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-                    messages = [counted(forward)]
+                with Made() as sizes:
+                    saved = kept(lambda forward=forward, messages=messages: messages.append(counted(forward)))
                 with sizes:
                     messages.append(counted(losses[0].backward))
                 known = {x.data_ptr(), head.weight.data_ptr(), targets.data_ptr()}
-                numbers = sum(tensor.numel() for tensor in kept if tensor.data_ptr() not in known and tensor.dim())
+                numbers = sum(tensor.numel() for tensor in saved if tensor.data_ptr() not in known and tensor.dim())
                 found[is_sharded, chunk] = messages, numbers, max(map(prod, sizes.shapes))
         return found
 
@@ -177,11 +169,11 @@ def test_a_chunk_without_a_target_costs_no_operation():
     def fn(rank, world_size):
         found, targets = {}, torch.arange(tokens) % words
         head = LMHead(HIDDEN, words, dtype=torch.float64)
-        for name, kept in (("all", tokens), ("half", tokens // 2), ("one", 1), ("none", 0)):
+        for name, few in (("all", tokens), ("half", tokens // 2), ("one", 1), ("none", 0)):
             for chunk in (None, 8):
                 x = leaf(draw(1, tokens, HIDDEN))
                 with FlopCounterMode(display=False) as counter:
-                    head.loss(x, targets.masked_fill(torch.arange(tokens) >= kept, IGNORE), chunk=chunk).backward()
+                    head.loss(x, targets.masked_fill(torch.arange(tokens) >= few, IGNORE), chunk=chunk).backward()
                 found[name, chunk] = counter.get_total_flops()
         return found
 
@@ -219,24 +211,24 @@ def test_16_bits_and_frozen_parts():
 
 
 def test_bad_input_is_refused_before_any_message():
+    x, targets = torch.zeros(2, 6), torch.arange(2)
+    given = {"x": x, "weight": torch.zeros(4, 6), "targets": targets, "vocabulary_size": 7, "chunk": 3}
     wrong = {
-        r"a number of tokens of at least 1, got 0; use 1024": lambda x, w, y: (x, w, y, 7, 0),
-        r"at least 1, got True": lambda x, w, y: (x, w, y, 7, True),
-        r"need a weight of shape \(4, 6\) for 6 features, got \(2, 6\)": lambda x, w, y: (x, w[:2], y, 7, 3),
-        r"needs targets of shape \(2,\), got \(1,\)": lambda x, w, y: (x, w, y[:1], 7, 3),
-        r"targets run from 0 to 6, got 7": lambda x, w, y: (x, w, y + 7, 7, 3),
-        r"targets are whole numbers, got torch.float32": lambda x, w, y: (x, w, y.float(), 7, 3),
-        r"mean, sum or none, got 'avg'": lambda x, w, y: (x, w, y, 7, 3, None, None, "avg"),
+        r"a number of tokens of at least 1, got 0; use 1024": {"chunk": 0},
+        r"at least 1, got True": {"chunk": True},
+        r"need a weight of shape \(4, 6\) for 6 features, got \(2, 6\)": {"weight": x},
+        r"needs targets of shape \(2,\), got \(1,\)": {"targets": targets[:1]},
+        r"targets run from 0 to 6, got 7": {"targets": targets + 7},
+        r"targets are whole numbers, got torch.float32": {"targets": targets.float()},
+        r"mean, sum or none, got 'avg'": {"reduction": "avg"},
+        r"from 0 to 1, got -0.1": {"label_smoothing": -0.1},
     }
 
     def fn(rank, world_size):
-        x, weight, targets = torch.zeros(2, 6), torch.zeros(TensorParallel().span(7)[1] - 4 * rank, 6), torch.arange(2)
-
         def refused():
-            for message, arguments in wrong.items():
-                if rank == 0:
-                    with pytest.raises(ValueError, match=message):
-                        chunked_cross_entropy(*arguments(x, weight, targets))
+            for message, change in wrong.items() if rank == 0 else ():
+                with pytest.raises(ValueError, match=message):
+                    chunked_cross_entropy(**given | change)
 
         return counted(refused)
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from runs import ORACLES, RANKS, assert_a1, assert_refused, counted, distances, draw, launch, leaf, rounding
+from runs import ORACLES, RANKS, assert_a1, assert_refused, counted, distances, draw, kept, launch, leaf, rounding
 from torch.nn import functional
 from tp_runs import TOKENS, tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, gather_ratio
-from dualpipe_lab.tp.cross_entropy import LossOptions, cross_entropy
+from dualpipe_lab.tp.cross_entropy import cross_entropy
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.shard import Shard, TensorParallel, full_state_dict, full_tensor, load_full_state_dict
 
@@ -42,8 +42,7 @@ def plain(logits, targets):
 
 ORACLE_OPTIONS = {
     "sum_reduction": {"reduction": "sum"},
-    "label_smoothing_0.1": {"options": LossOptions(label_smoothing=0.1)},
-    "z_loss_0.001": {"options": LossOptions(z_loss=0.001)},
+    "label_smoothing_0.1": {"label_smoothing": 0.1},
 }
 PLAIN = [name for name in CASES if "logits" in CASES[name] and "H" not in CASES[name]]
 
@@ -104,31 +103,24 @@ def test_three_numbers_per_token_travel_and_none_in_the_backward(world_size):
         tp, found = TensorParallel(), {}
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             part = leaf(draw(1, tokens, vocabulary // world_size).to(dtype))
-            for packed in (False, True):
-                for smoothing in (0.0, 0.1):
-                    options, losses = LossOptions(label_smoothing=smoothing, packed=packed), []
+            for smoothing in (0.0, 0.1):
+                targets, losses = torch.zeros(tokens, dtype=torch.int64), []
 
-                    def forward(part=part, options=options, losses=losses):
-                        losses.append(
-                            cross_entropy(part, torch.zeros(tokens, dtype=torch.int64), vocabulary, tp, options)
-                        )
+                def forward(part=part, smoothing=smoothing, targets=targets, losses=losses):
+                    losses.append(cross_entropy(part, targets, vocabulary, tp, label_smoothing=smoothing))
 
-                    sent = counted(forward)
-                    found[dtype, packed, smoothing] = sent, counted(losses[0].backward)
+                found[dtype, smoothing] = counted(forward), counted(losses[0].backward)
             whole = torch.empty(tokens * vocabulary, dtype=dtype)
             found[dtype] = counted(lambda whole=whole, part=part: comm.all_gather_single(whole, part.detach().view(-1)))
         return found
 
     for found in launch(fn, world_size):
         for dtype, width in ((torch.float32, 4), (torch.bfloat16, 4), (torch.float64, 8)):
-            for packed in (False, True):
-                for smoothing in (0.0, 0.1):
-                    numbers = 4 if smoothing else 3
-                    sent = cross_entropy_bytes(tokens, world_size, numbers, width)
-                    expected = {"all_reduce": (2 if packed else numbers, sent)}
-                    assert found[dtype, packed, smoothing] == (expected, {})
+            for smoothing, numbers in ((0.0, 3), (0.1, 4)):
+                sent = cross_entropy_bytes(tokens, world_size, numbers, width)
+                assert found[dtype, smoothing] == ({"all_reduce": (2, sent)}, {})
             gathered = found[dtype]["all_gather_single"][1]
-            sent = found[dtype, True, 0.0][0]["all_reduce"][1]
+            sent = found[dtype, 0.0][0]["all_reduce"][1]
             assert gathered == gather_ratio(vocabulary, dtype.itemsize, width) * sent
 
 
@@ -136,10 +128,8 @@ def test_only_the_logits_and_two_numbers_per_token_are_kept():
     def fn(rank, world_size):
         logits = leaf(draw(1, TOKENS, 20 // world_size))
         targets = torch.zeros(TOKENS, dtype=torch.int64)
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
-            cross_entropy(logits, targets, 20, reduction="none")
-        return sorted(value.numel() for value in kept if value.data_ptr() != logits.data_ptr())
+        saved = kept(lambda: cross_entropy(logits, targets, 20, reduction="none"))
+        return sorted(value.numel() for value in saved if value.data_ptr() != logits.data_ptr())
 
     assert launch(fn, 2) == [[TOKENS] * 3] * 2  # the targets, the largest logit, the log of the sum
 
@@ -151,10 +141,6 @@ def test_wrong_targets_and_logits_are_refused():
         (lambda: cross_entropy(torch.zeros(2, 7), torch.tensor([0, 1]), 8), r"need logits of shape \(2, 4\)"),
         (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0.0]), 8), "targets are whole numbers"),
         (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0]), 8, reduction="avg"), "mean, sum or none"),
+        (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0]), 8, label_smoothing=1.5), "from 0 to 1, got 1.5"),
     ]
     assert_refused(2, cases)
-
-
-def test_wrong_options_are_refused_without_a_rank():
-    with pytest.raises(ValueError, match=r"label_smoothing from 0 to 1 and z_loss from 0, got 1.5 and 0"):
-        LossOptions(label_smoothing=1.5)

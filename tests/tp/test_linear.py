@@ -6,7 +6,7 @@ import pytest
 import torch
 from runs import RANKS, assert_a1, assert_refused, counted, distance, distances, draw, launch, leaf
 from torch import nn
-from tp_runs import TOKENS, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes, oracle, step, tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.ep import DeepSeekRouter, ExpertParallel, Experts, GShardMoE, TopKRouter
@@ -35,26 +35,21 @@ def whole_layer(inputs, outputs, bias):
     return layer
 
 
-def run(module, x, dy):
-    """Output, gradient of the input, whole gradients of the parameters."""
+def plain(full, x, dy):
+    """Output, gradients of the input and of the parameters."""
     x = leaf(x)
-    y = module(x)
+    y = full(x)
     y.backward(dy)
-    tp = getattr(module, "tp", None)
-    if tp is None:
-        grads = {name: parameter.grad for name, parameter in module.named_parameters()}
-    else:
-        grads = full_state_dict(module, tp.group, "grad")
-    return {"y": y.detach(), "dx": x.grad, **grads}
+    return {"y": y.detach(), "dx": x.grad} | {name: parameter.grad for name, parameter in full.named_parameters()}
 
 
 def column_case(tp, inputs, outputs, bias, shape, gather_output=False):
     full = whole_layer(inputs, outputs, bias)
     x, dy = draw(1, *shape, inputs), draw(2, *shape, outputs)
-    expected = run(full, x, dy)
+    expected = plain(full, x, dy)
     layer = ColumnParallelLinear.from_full(full, tp, gather_output=gather_output)
     cut = tp.sequence_parallel
-    found = run(layer, local(x, -2, tp, cut), dy if gather_output else local(dy, -1, tp))
+    found = step(layer, local(x, -2, tp, cut), dy if gather_output else local(dy, -1, tp))
     expected["y"] = expected["y"] if gather_output else local(expected["y"], -1, tp)
     expected["dx"] = local(expected["dx"], -2, tp, cut)
     return distances(found, expected)
@@ -63,9 +58,9 @@ def column_case(tp, inputs, outputs, bias, shape, gather_output=False):
 def row_case(tp, inputs, outputs, bias, shape):
     full = whole_layer(inputs, outputs, bias)
     x, dy = draw(1, *shape, inputs), draw(2, *shape, outputs)
-    expected = run(full, x, dy)
+    expected = plain(full, x, dy)
     cut = tp.sequence_parallel
-    found = run(RowParallelLinear.from_full(full, tp), local(x, -1, tp), local(dy, -2, tp, cut))
+    found = step(RowParallelLinear.from_full(full, tp), local(x, -1, tp), local(dy, -2, tp, cut))
     expected["y"], expected["dx"] = local(expected["y"], -2, tp, cut), local(expected["dx"], -1, tp)
     return distances(found, expected)
 
@@ -119,7 +114,7 @@ def test_a_pair_of_layers_sends_one_sum_each_way():
     tokens, hidden, wide = 12, 8, 16
     whole = tokens * hidden * 8
 
-    def step(tp):
+    def pair(tp):
         layers = nn.Sequential(
             ColumnParallelLinear(hidden, wide, bias=False, tp=tp), RowParallelLinear(wide, hidden, bias=False, tp=tp)
         )
@@ -127,7 +122,7 @@ def test_a_pair_of_layers_sends_one_sum_each_way():
         layers.double()(x).sum().backward()
 
     def fn(rank, world_size):
-        return {mode: counted(lambda tp=tp: step(tp)) for mode, tp in modes().items()}
+        return {mode: counted(lambda tp=tp: pair(tp)) for mode, tp in modes().items()}
 
     for world_size in (2, 4):
         part = whole * (world_size - 1) // world_size

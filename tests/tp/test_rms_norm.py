@@ -3,12 +3,12 @@
 import pytest
 import torch
 from runs import RANKS, assert_a1, counted, distances, draw, launch, leaf
-from tp_runs import TOKENS, local, oracle, tensor
+from tp_runs import TOKENS, local, oracle, step, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict
 
 DIMS = {"none": None, "tokens": -2, "hidden": -1}
 
@@ -23,12 +23,7 @@ def plain(x, gamma, dy, eps):
 def ours(cut, x, gamma, dy, eps, tp):
     norm = RMSNorm(len(gamma), eps, tp=tp, sharded=cut, dtype=torch.float64)
     load_full_state_dict(norm, {"weight": gamma})
-    part = [value if DIMS[cut] is None else local(value, DIMS[cut], tp) for value in (x, dy)]
-    x = leaf(part[0])
-    y = norm(x)
-    y.backward(part[1])
-    sum_partial_gradients(norm)
-    return {"y": y.detach(), "dx": x.grad} | full_state_dict(norm, tp.group, "grad")
+    return step(norm, *(value if DIMS[cut] is None else local(value, DIMS[cut], tp) for value in (x, dy)))
 
 
 @pytest.mark.parametrize("world_size", RANKS)

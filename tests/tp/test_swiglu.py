@@ -4,10 +4,10 @@ import pytest
 import torch
 from runs import RANKS, assert_a1, distances, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import TOKENS, local, modes, oracle, tensor
+from tp_runs import TOKENS, local, modes, oracle, step, tensor
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp.shard import TensorParallel, full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 NAMES = ("gate.weight", "up.weight", "down.weight")
@@ -19,13 +19,6 @@ def plain(x, weights, dy):
     y = (functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
     y.backward(dy)
     return {"y": y.detach(), "dx": x.grad} | dict(zip(NAMES, (gate.grad, up.grad, down.grad), strict=True))
-
-
-def ours(layer, x, dy):
-    x = leaf(x)
-    y = layer(x)
-    y.backward(dy)
-    return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, layer.tp.group, "grad")
 
 
 @pytest.mark.parametrize("world_size", RANKS)
@@ -42,14 +35,14 @@ def test_it_equals_plain_torch_and_the_oracle(world_size):
                 expected = plain(x, weights, dy)
                 expected |= {key: local(expected[key], -2, tp, cut) for key in ("y", "dx")}
                 part = local(x, -2, tp, cut), local(dy, -2, tp, cut)
-                found[name, ffn] = distances(ours(SwiGLU.from_full(*weights, tp), *part), expected)
+                found[name, ffn] = distances(step(SwiGLU.from_full(*weights, tp), *part), expected)
                 packed = SwiGLU.from_packed(torch.cat(weights[:2]), weights[2], tp)
-                found[name, ffn, "packed"] = distances(ours(packed, *part), expected)
+                found[name, ffn, "packed"] = distances(step(packed, *part), expected)
         block = oracle("swiglu")
         expected = {name: tensor(value) for name, value in block["expected"].items()}
         names = dict(zip(("dWg", "dWu", "dWd"), NAMES, strict=True))
         layer = SwiGLU.from_full(*(tensor(block[name]) for name in ("Wg", "Wu", "Wd")))
-        results = ours(layer, tensor(block["x"]), tensor(block["dy"]))
+        results = step(layer, tensor(block["x"]), tensor(block["dy"]))
         found["oracle"] = distances(results, {names.get(name, name): value for name, value in expected.items()})
         return found
 

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from runs import ORACLES, leaf
+from runs import ORACLES, kept, leaf
 
 from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import TensorParallel, full_state_dict
@@ -28,14 +28,19 @@ def local(x, dim, tp, is_sharded=True):
     return x.narrow(dim, start, stop - start)
 
 
-def attention_step(layer, x, dy, positions):
-    """Output and all gradients of an attention layer on its rank: of the full weights, of its tokens of x and y."""
-    tp = layer.tp
-    x = leaf(local(x, 1, tp, tp.sequence_parallel))
-    y = layer(x, positions)
-    y.backward(local(dy, 1, tp, tp.sequence_parallel))
+def step(layer, x, dy, *arguments):
+    """Output and all gradients of a layer on its rank, those of the weights in full."""
+    x = leaf(x)
+    y = layer(x, *arguments)
+    y.backward(dy)
     sum_partial_gradients(layer)
-    return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, tp.group, "grad")
+    return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, layer.tp.group, "grad")
+
+
+def attention_step(layer, x, dy, positions):
+    """The same of an attention layer, which is given its tokens of x and dy."""
+    x, dy = (local(value, 1, layer.tp, layer.tp.sequence_parallel) for value in (x, dy))
+    return step(layer, x, dy, positions)
 
 
 MODES = {
@@ -53,15 +58,6 @@ def modes():
 def kept_bytes(forward, module):
     """Bytes of the distinct storages that autograd keeps for the backward, weights left out."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    kept = {}
-
-    def pack(saved):
-        storage = saved.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = saved, storage.nbytes()
-        return saved
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        output = forward()
-    del output
-    return sum(size for _, size in kept.values())
+    saved = kept(forward)  # alive until the end, so that no two share an address
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in saved)}
+    return sum(size for address, size in sizes.items() if address not in weights)
