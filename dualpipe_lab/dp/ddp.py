@@ -23,7 +23,7 @@ from dualpipe_lab.dp.buckets import (
     assign_buckets,
     make_buckets,
 )
-from dualpipe_lab.dp.guarded import SealedGrad, check_sealed
+from dualpipe_lab.dp.sealed import SealedGrad, check_sealed
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 

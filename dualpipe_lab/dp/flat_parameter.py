@@ -18,7 +18,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import Bucket, local_shard
-from dualpipe_lab.dp.guarded import AbsentWeight
+from dualpipe_lab.dp.sealed import AbsentWeight
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 
 

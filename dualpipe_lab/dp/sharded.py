@@ -220,17 +220,6 @@ class Reducer(Protocol):
         """Set the gradients to zero and start a step of so many backwards."""
 
 
-class _Number(float):
-    """A default of AdamW: it is not handed on to another optimizer, which has its own."""
-
-
-class _Betas(tuple[float, float]):
-    """The default of AdamW, as `_Number`."""
-
-
-_LR, _EPS, _DECAY, _BETAS = _Number(1e-3), _Number(1e-8), _Number(0.01), _Betas((0.9, 0.999))
-
-
 class ShardedOptimizer(Optimizer):  # type: ignore[misc]
     """What `DDP`, `Zero1`, `Zero2` and `Zero3` share: an optimizer composed of a reducer and a `ShardUpdater`.
 
@@ -253,10 +242,10 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         *,
         params: Iterable[Any] | None = None,
         optimizer: Callable[..., Optimizer] | None = None,
-        lr: float = _LR,
-        betas: tuple[float, float] = _BETAS,
-        eps: float = _EPS,
-        weight_decay: float = _DECAY,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
         max_norm: float | None = None,
         master: bool = False,
         rounding_seed: int | None = None,
@@ -279,10 +268,10 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
                 with every trained parameter in exactly one; None (default) for one group.
             optimizer: a class of torch.optim, or of your own, that updates every element by itself, whatever its
                 neighbours are; None (default) for `AdamW`.
-            lr: the learning rate (default of AdamW: 1e-3; of all four, another optimizer has its own defaults).
-            betas: decay of the two running means (default of AdamW: 0.9, 0.999).
-            eps: is added to the denominator (default of AdamW: 1e-8).
-            weight_decay: the part of a weight that a step subtracts, times `lr` (default of AdamW: 0.01).
+            lr: the learning rate; None (default) of these four for the optimizer's own default, AdamW: 1e-3.
+            betas: decay of the two running means (AdamW: 0.9, 0.999).
+            eps: is added to the denominator (AdamW: 1e-8).
+            weight_decay: the part of a weight that a step subtracts, times `lr` (AdamW: 0.01).
             max_norm: clip the gradient of the full model to this norm; None (default) for no clipping.
             master: keep fp32 weights for 16-bit parameters (default: False).
             rounding_seed: instead, round bf16 weights at random, from this seed (default: None).
@@ -313,7 +302,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.max_norm, self.num_backwards = max_norm, num_backwards
         self.bucket_bytes, self.grad_dtype = bucket_bytes, grad_dtype
         given: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        numbers = {name: value for name, value in given.items() if not isinstance(value, _Number | _Betas)}
+        numbers = {name: value for name, value in given.items() if value is not None}
         kind: Callable[..., Optimizer] = optimizer or AdamW
         make = partial(kind, **numbers, **hyperparameters)
         groups = _param_groups(self.names, params)

@@ -25,7 +25,7 @@ from dualpipe_lab.dp.buckets import (
     make_buckets,
     reduce_scatter_async,
 )
-from dualpipe_lab.dp.guarded import SealedGrads
+from dualpipe_lab.dp.sealed import SealedGrads
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import GradShard, Synchronizer, register_grad_hook
 

@@ -24,7 +24,7 @@ from dualpipe_lab._private import call_after_backward, tree_leaves
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
-from dualpipe_lab.dp.guarded import SealedGrads
+from dualpipe_lab.dp.sealed import SealedGrads
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import GradShard, Synchronizer
 from dualpipe_lab.launch.mesh import Mesh
