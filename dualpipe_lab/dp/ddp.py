@@ -23,7 +23,7 @@ from dualpipe_lab.dp.buckets import (
     assign_buckets,
     make_buckets,
 )
-from dualpipe_lab.dp.sealed import SealedGrad, check_sealed
+from dualpipe_lab.dp.sealed import SealedGrad, check_sealed, new_grad
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 
@@ -245,7 +245,7 @@ class GradientReducer(Synchronizer):
         if parameter.grad is None:
             view.zero_()
         elif parameter.grad is not view and parameter.grad is not sealed:
-            view.copy_(parameter.grad.detach())  # zero_grad(set_to_none=True) or a split backward made a new tensor
+            view.copy_(new_grad(parameter))  # zero_grad(set_to_none=True) or a split backward made a new tensor
         parameter.grad = sealed
         self._closed.add(parameter)
 

@@ -127,6 +127,22 @@ def _before_accumulation(grads: ReferenceType[SealedGrads], parameter: Reference
         owner.open([found])
 
 
+def new_grad(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient that a backward has left.
+
+    Raises:
+        ValueError: another hook has taken it.
+    """
+    grad = parameter.grad
+    if grad is None or isinstance(grad, SealedGrad):
+        raise ValueError(
+            f"the gradient of a parameter of shape {tuple(parameter.shape)} was taken by another optimizer or hook; "
+            "train a module with one optimizer, whose params= has a group for each learning rate, and delete one "
+            "before making it anew"
+        )
+    return grad.detach()
+
+
 def check_sealed(parameter: nn.Parameter, sealed: SealedGrad) -> None:
     """Raise ValueError unless a parameter has its sealed gradient."""
     if parameter.grad is not sealed:

@@ -147,6 +147,42 @@ def test_units_that_do_not_fit_are_refused():
     launch(fn, 1)
 
 
+class Modal(nn.Module):
+    """Two encoders of one size; each batch names those it runs, in its order."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x, names):
+        for name in names:
+            x = getattr(self, name)(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_ranks_that_run_different_units_of_one_size_are_refused_and_equal_ones_are_not(reshard):
+    """In step 1 and in step 3."""
+
+    def fn(rank, world_size):
+        optimizer = Zero3(Modal(), reshard_after_forward=reshard)
+        found = []
+        different = [["image"], ["text"]][rank]
+        for names in (different, ["image", "text"], ["text"], ["text", "image"], different, ["image", "text"]):
+            optimizer.zero_grad()
+            optimizer.module(torch.ones(2, 4), names).sum().backward()
+            try:
+                optimizer.step()
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    for found in launch(fn, 2):
+        assert len(found) == 2
+        assert all("different units of ZeRO-3, [[0, 2], [1, 2]] by rank" in sentence for sentence in found)
+
+
 @pytest.mark.parametrize("reshard", [True, False])
 def test_averages_reach_weights_that_are_gathered_already_and_leave_them_again(reshard):
     def fn(rank, world_size):
