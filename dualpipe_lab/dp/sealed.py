@@ -94,7 +94,7 @@ class SealedGrads:
 
     def close(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Seal the gradients of some parameters (default: all), which a backward has summed."""
-        for parameter in self._sealed if parameters is None else parameters:
+        for parameter in {*(self._sealed if parameters is None else parameters)} - self._closed:
             parameter.grad = self._sealed[parameter]
             self._closed.add(parameter)
 

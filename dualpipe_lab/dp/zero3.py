@@ -34,7 +34,7 @@ class Zero3(ShardedOptimizer):
     """Gather each unit when it works, free it afterwards, reduce-scatter its gradients, update the local shard.
 
     Every rank must run the same units, forward and backward; a rank without data runs them on any input with a loss
-    of weight 0.
+    of weight 0.  `torch.func.vmap` over the module needs `reshard_after_forward=False`.
 
     Args:
         units: submodules in the order of the forward, none inside of another; None (default) for the direct children
@@ -137,7 +137,7 @@ class UnitReducer(Synchronizer):
     def __init__(
         self, module: nn.Module, group: Group | None, names: dict[nn.Parameter, str], reshard_after_forward: bool
     ) -> None:
-        self.group, self.units = group, list[_Unit]()
+        self.group, self.units, self.flats = group, list[_Unit](), list[FlatParameter]()
         self._module, self._names, self._reshard = module, names, reshard_after_forward
         self._unit_of: dict[nn.Parameter, _Unit] = {}
         self._flat_of: dict[nn.Parameter, FlatParameter] = {}
@@ -152,21 +152,13 @@ class UnitReducer(Synchronizer):
         """Register the hooks of the next unit, or of the root."""
         unit = _Unit(self, len(self.units), flats)
         self.units.append(unit)
+        self.flats += flats
+        self.root = unit  # the last: of the parameters that are in none of the others, or in several
         module.register_forward_pre_hook(unit.before_forward, prepend=True)  # a weight norm's hook reads the weights
         module.register_forward_hook(unit.after_forward)
         for flat in flats:
             self._flat_of |= dict.fromkeys(flat.bucket.parameters, flat)
             self._unit_of |= dict.fromkeys(flat.bucket.parameters, unit)
-
-    @property
-    def root(self) -> "_Unit":
-        """The unit of the parameters that are in none of the others, or in several."""
-        return self.units[-1]
-
-    @property
-    def flats(self) -> list[FlatParameter]:
-        """All flat parameters, the root's last."""
-        return [flat for unit in self.units for flat in unit.flats]
 
     def seal(self) -> None:
         """Let nothing but backwards use the gradients of the units, once all have been added."""
@@ -403,6 +395,11 @@ class _Unit:
             self.free()
 
     def _before_backward(self, grad: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "a backward with create_graph=True is differentiated once more, by weights that ZeRO-3 has freed then; "
+                "use Zero2 for gradient penalties and second derivatives"
+            )
         self.reducer.open(self)
 
 

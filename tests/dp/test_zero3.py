@@ -9,6 +9,7 @@ from zero_runs import BATCHES, Blocks
 
 from dualpipe_lab.dp.ema import ShardedEMA
 from dualpipe_lab.dp.flat_parameter import is_absent
+from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero3 import Zero3
 
 TOKENS, TARGETS = BATCHES[0]
@@ -145,6 +146,25 @@ def test_units_that_do_not_fit_are_refused():
                 Zero3(model, units=units(model))
 
     launch(fn, 1)
+
+
+def test_a_second_derivative_is_refused_and_the_next_step_is_right():
+    def fn(rank, world_size):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+        optimizer, found = Zero3(model), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            found.append(full_gradients(optimizer)["0.weight"].abs().sum().item())
+            optimizer.zero_grad()
+            x = torch.ones(2, 3, requires_grad=True)
+            with pytest.raises(ValueError, match=r"create_graph=True .* use Zero2 for gradient penalties"):
+                torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            optimizer.zero_grad()
+        return found
+
+    for found in launch(fn, 2):
+        assert found[0] == found[1] == found[2] > 0
 
 
 class Modal(nn.Module):
