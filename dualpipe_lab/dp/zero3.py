@@ -145,7 +145,7 @@ class UnitReducer(Synchronizer):
         self._due: list[_Unit] | None = None  # units that have to scatter in this backward; None: a pipeline says
         self._borders: set[int] = set()  # units with which a stage begins: no prefetch across them
         self._in_flight: list[Pending[None]] = []
-        self.forwards: list[int] = []  # the units that this step has run, by number, without the root
+        self.forwards: list[int] = []  # the units that this step has trained, by number, without the root
         self._is_pipelined = self.is_final = self.in_backward = False
 
     def add_unit(self, module: nn.Module, flats: list[FlatParameter]) -> None:
@@ -382,8 +382,9 @@ class _Unit:
         if not self.reducer.in_backward:  # else it is recomputed, and the units before it come next
             following = 0
             if self is not self.reducer.root:
-                self.reducer.forwards.append(self.index)
                 following = self.index + 1
+                if torch.is_grad_enabled():  # however long an evaluation is
+                    self.reducer.forwards.append(self.index)
             self.reducer.prefetch(following, following)
 
     def after_forward(self, module: nn.Module, inputs: object, outputs: object) -> None:
