@@ -104,8 +104,8 @@ class Synchronizer:
     def outside_of_backwards(self) -> str:
         """Return the sentence for gradients that no backward of this reducer's has announced."""
         return (
-            f"{self.name} has got gradients that belong to no backward, as one that raised leaves them, or W outside of "
-            "autograd's engine; call zero_grad() of the optimizer after an exception, and run the stages of a pipeline "
+            f"{self.name} has got gradients that belong to no backward, as one that raised leaves them, or W outside "
+            "of autograd's engine; after an exception call zero_grad() of the optimizer, and for W run the stages "
             "with a PipelineRuntime, and nothing else in the same step"
         )
 
