@@ -101,6 +101,14 @@ class Synchronizer:
                 "a reducer, before it: the module's own zero_grad() does not reach them"
             )
 
+    def outside_of_backwards(self) -> str:
+        """Return the sentence for gradients that no backward of this reducer's has announced."""
+        return (
+            f"{self.name} has got gradients that belong to no backward, as one that raised leaves them, or W outside "
+            "of autograd's engine; after an exception call zero_grad() of the optimizer, and for W run the stages "
+            "with a PipelineRuntime, and nothing else in the same step"
+        )
+
     def check_addition(self, parameters: Collection[nn.Parameter]) -> None:
         """Raise ValueError if nothing can be added to these gradients now, because their sum has been launched."""
 

@@ -111,10 +111,16 @@ class AdamW(Optimizer):  # type: ignore[misc]
         """Check the numbers of a group and make the moments of its parameters."""
         super().add_param_group(param_group)
         lr, betas, eps, weight_decay = (self.param_groups[-1][name] for name in _NAMES)
-        if not (all(0 <= beta < 1 for beta in betas) and all(0 <= number < inf for number in (lr, eps, weight_decay))):
+        try:
+            beta1, beta2 = betas
+            fits = all(0 <= beta < 1 for beta in (beta1, beta2))
+            fits = fits and all(0 <= number < inf for number in (lr, eps, weight_decay))
+        except TypeError:  # one is no number
+            fits = False
+        if not fits:
             raise ValueError(
                 "AdamW needs betas in [0, 1), and finite lr, eps and weight_decay of at least 0, got "
-                f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}"
+                f"lr={lr!r}, betas={betas!r}, eps={eps!r}, weight_decay={weight_decay!r}"
             )
         for parameter in self.param_groups[-1]["params"]:
             if parameter.requires_grad:
@@ -174,6 +180,7 @@ class OptimizerShard:
         self._make = partial(optimizer, **hyperparameters)
         self._optimizer = self._make([self._parameter])
         self.name = type(self._optimizer).__name__
+        self._group: dict[str, Any] = {}  # the values that the optimizer has been given last
         self._is_lazy = not self.state  # the first step makes the state
         self.extra: dict[str, Tensor] = {}  # further state of the shard by name, such as a moving average
         if generator is not None:
@@ -181,12 +188,18 @@ class OptimizerShard:
 
     def take_values(self, group: dict[str, Any]) -> None:
         """Go on with the values of a param group, such as a learning rate that a scheduler has set."""
-        values = self._optimizer.param_groups[0]
-        values.update({name: value for name, value in group.items() if name != "params"})
-        check_eps(self._parameter.dtype, values.get("eps"))
+        if group != self._group:
+            self._group = dict(group)
+            check_eps(self._parameter.dtype, group.get("eps"))
+            self._optimizer.param_groups[0].update({**group, "params": [self._parameter]})
 
     def step(self, grad: Tensor, scale: float = 1.0) -> None:
-        """Update the shard with its shard of the gradient, multiplied by `scale`."""
+        """Update the shard with its shard of the gradient, multiplied by `scale`.
+
+        Weights that somebody has changed since, as load_state_dict() does, are changed in their master copy first.
+        """
+        if self.weight is not self.working:  # compared by value: no version counts what is changed through .data
+            torch.where(self.weight.to(self.working.dtype) == self.working, self.weight, self.working, out=self.weight)
         if self._generator is not None:
             self._parameter.data = self.working.float()
         grad = grad.to(self._parameter.dtype)
@@ -196,12 +209,12 @@ class OptimizerShard:
         if self._generator is not None:
             self.working.copy_(stochastic_round(self._parameter.detach(), self._generator))
             self._parameter.data = self._parameter.new_empty(0)
-        self.round()
+        if self.weight is not self.working:
+            self.round()
 
     def round(self) -> None:
         """Round the master copy to the working weights."""
-        if self.weight is not self.working:
-            self.working.copy_(self.weight)
+        self.working.copy_(self.weight)
 
     @property
     def state(self) -> dict[str, Any]:

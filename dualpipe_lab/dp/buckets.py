@@ -43,7 +43,6 @@ class Bucket:
         self.layout = Layout([parameter.numel() for parameter in self.parameters], num_shards)
         self.dtype = dtype or self.parameters[0].dtype
         self.device = self.parameters[0].device
-        self.addresses: list[int] = []  # of the weights, where they lie in a flat buffer
 
     def allocate(self) -> Tensor:
         """Allocate a full flat buffer of zeros."""
@@ -64,7 +63,6 @@ class Bucket:
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.addresses = [parameter.data_ptr() for parameter in self.parameters]
         return flat
 
     def grad_shards(self, shard: Tensor, rank: int) -> dict[nn.Parameter, GradShard]:

@@ -23,7 +23,7 @@ from dualpipe_lab.dp.buckets import (
     assign_buckets,
     make_buckets,
 )
-from dualpipe_lab.dp.guarded import SealedGrad, check_sealed
+from dualpipe_lab.dp.sealed import SealedGrad, check_sealed, new_grad
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 
@@ -36,18 +36,26 @@ class DDP(ShardedOptimizer):
     reducer: "GradientReducer"
 
     def _take(self, module: nn.Module) -> "GradientReducer":
-        reducer = GradientReducer(
-            module.parameters(),
-            self.group,
-            num_backwards=self.num_backwards,
-            bucket_bytes=self.bucket_bytes,
-            dtype=self.grad_dtype,
-            kind=self.updater.kind,
-            group_of=self.spec.group_of,
-        )
+        reducer = reducer_of(self)
         for bucket in reducer.buckets:
             self.updater.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
         return reducer
+
+
+def reducer_of(
+    optimizer: ShardedOptimizer, reduce_async: Callable[[Tensor, Group | None], Pending[Tensor]] = all_reduce_async
+) -> "GradientReducer":
+    """Return the reducer of an optimizer's module."""
+    return GradientReducer(
+        optimizer.module.parameters(),
+        optimizer.group,
+        num_backwards=optimizer.num_backwards,
+        bucket_bytes=optimizer.bucket_bytes,
+        dtype=optimizer.grad_dtype,
+        kind=optimizer.updater.kind,
+        reduce_async=reduce_async,
+        group_of=optimizer.spec.group_of,
+    )
 
 
 class GradientReducer(Synchronizer):
@@ -97,6 +105,9 @@ class GradientReducer(Synchronizer):
         for index, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
             self._views |= dict(zip(bucket.parameters, bucket.views(flat), strict=True))
             self._bucket_of |= dict.fromkeys(bucket.parameters, index)
+        for parameter, view in self._views.items():
+            if view.dtype != parameter.dtype:
+                parameter.grad_dtype = view.dtype
         self._sealed = {parameter: view.as_subclass(SealedGrad) for parameter, view in self._views.items()}
         self._hooks = [register_grad_hook(parameter, self._accumulated, self) for parameter in self._views]
         self._summed: set[nn.Parameter] = set()  # gradients that are final: nothing may be added to them
@@ -123,9 +134,10 @@ class GradientReducer(Synchronizer):
                 f"step, and num_backwards={self.num_backwards}; set num_backwards to the microbatches of a step, and "
                 "begin every step with zero_grad() of the optimizer"
             )
-        self._seal(parameter)
         if self._count[parameter] == self.num_backwards:
             self.ready([parameter])
+        else:
+            self._seal(parameter)
 
     def ready(self, parameters: Iterable[nn.Parameter]) -> None:
         """Declare the gradients of these parameters complete, and launch the sums of the buckets that are full now.
@@ -133,9 +145,9 @@ class GradientReducer(Synchronizer):
         A pipeline calls this when a stage's gradients are complete; it is implied after `num_backwards` backwards.
         """
         for parameter in parameters:
-            if parameter in self._views:
+            if parameter in self._views and parameter not in self._complete:
                 self._seal(parameter)
-                if self._is_last_step and parameter not in self._complete:
+                if self._is_last_step:
                     self._complete.add(parameter)
                     self._missing[self._bucket_of[parameter]] -= 1
         # All ranks must launch their collectives in one order, so a full bucket waits for those before it.  A parameter
@@ -245,13 +257,11 @@ class GradientReducer(Synchronizer):
         if parameter.grad is None:
             view.zero_()
         elif parameter.grad is not view and parameter.grad is not sealed:
-            view.copy_(parameter.grad.detach())  # zero_grad(set_to_none=True) or a split backward made a new tensor
+            view.copy_(new_grad(parameter))  # zero_grad(set_to_none=True) or a split backward made a new tensor
         parameter.grad = sealed
         self._closed.add(parameter)
 
     def _attach(self) -> None:
         self._closed.clear()
         for parameter, view in self._views.items():
-            if view.dtype != parameter.dtype:
-                parameter.grad_dtype = view.dtype
             parameter.grad = view

@@ -18,7 +18,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import Bucket, local_shard
-from dualpipe_lab.dp.guarded import AbsentWeight
+from dualpipe_lab.dp.sealed import AbsentWeight, new_grad
 from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 
 
@@ -116,8 +116,14 @@ class FlatParameter:
         if self._grads is None:
             buffer = self.bucket.allocate()
             self._grads = buffer, dict(zip(self.bucket.parameters, self.bucket.views(buffer), strict=True))
-        self._grads[1][parameter].add_(parameter.grad.detach())
+        self._grads[1][parameter].add_(new_grad(parameter))
         parameter.grad = None
+
+    def zero_grad(self) -> None:
+        """Set the gradient shard to zero, and drop gradients that have not been reduce-scattered."""
+        self._grads = None
+        if self.grad is not None:
+            self.grad.zero_()
 
     def scatter_async(self) -> Pending[None]:
         """Launch the reduce-scatter of the gradients, whose shard is added to `grad`; unused parameters send zeros."""

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,13 +25,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualpipe_lab import comm
-from dualpipe_lab._private import version_of
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.dp.adam import AdamW, OptimizerShard, check_elementwise, check_eps
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.param_specs import ModelSpec
+from dualpipe_lab.grad_ready import Absent
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
 
@@ -71,20 +72,6 @@ class LocalShard:
     optimizer: OptimizerShard
     group: int
     counts: bool
-
-    def __post_init__(self) -> None:
-        self._versions = [version_of(parameter) for parameter in self.bucket.parameters]
-
-    def take_changes(self) -> None:
-        """Copy weights that somebody has changed in place, as load_state_dict() does, to their fp32 masters."""
-        versions = [version_of(parameter) for parameter in self.bucket.parameters]
-        if versions != self._versions and self.optimizer.weight is not self.optimizer.working:
-            for part in self.bucket.layout.tensors_between(self.start, self.stop):
-                if versions[part.tensor] != self._versions[part.tensor]:
-                    begin = self.bucket.layout.offsets[part.tensor] + part.start - self.start
-                    span = slice(begin, begin + part.stop - part.start)
-                    self.optimizer.weight[span] = self.optimizer.working[span]
-        self._versions = versions
 
 
 class ShardUpdater:
@@ -169,21 +156,20 @@ class ShardUpdater:
             scale *= clip_factor(norm, max_norm)
         self.num_steps += 1
         for shard, grad in zip(self.shards, gradients, strict=True):
-            self._seed_rounding(shard)
-            shard.take_changes()
+            if self._generator is not None:
+                self._seed_rounding(self._generator, shard)
             shard.optimizer.take_values(self._groups[shard.group])
             shard.optimizer.step(grad, scale)
         if scaler is not None:
             scaler.update(False)
         return UpdateResult(True, norm)
 
-    def _seed_rounding(self, shard: LocalShard) -> None:
+    def _seed_rounding(self, generator: torch.Generator, shard: LocalShard) -> None:
         """Draw by name, so that all copies round alike: mirrored stages come in another order, for one."""
-        if self._generator is not None:
-            first = self._spec.parameters[shard.bucket.parameters[0]]
-            part = None if first.shard is None else first.shard.start
-            key = f"{self._rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
-            self._generator.manual_seed(zlib.crc32(key.encode()))
+        first = self._spec.parameters[shard.bucket.parameters[0]]
+        part = None if first.shard is None else first.shard.start
+        key = f"{self._rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
+        generator.manual_seed(zlib.crc32(key.encode()))
 
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""
@@ -191,16 +177,6 @@ class ShardUpdater:
         held = zip(self.shards, gradients, strict=True)
         counted = [(grad, ("mesh",)) for shard, grad in held if shard.counts]
         return global_norm(counted, {"mesh": self._spec.mesh.everyone}, p)
-
-
-class _Taken(NamedTuple):
-    """A parameter as the optimizer found it: in which module, under which name, trained or frozen."""
-
-    name: str
-    module: nn.Module
-    key: str
-    parameter: nn.Parameter
-    was_trained: bool
 
 
 class Reducer(Protocol):
@@ -218,17 +194,6 @@ class Reducer(Protocol):
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradients to zero and start a step of so many backwards."""
-
-
-class _Number(float):
-    """A default of AdamW: it is not handed on to another optimizer, which has its own."""
-
-
-class _Betas(tuple[float, float]):
-    """The default of AdamW, as `_Number`."""
-
-
-_LR, _EPS, _DECAY, _BETAS = _Number(1e-3), _Number(1e-8), _Number(0.01), _Betas((0.9, 0.999))
 
 
 class ShardedOptimizer(Optimizer):  # type: ignore[misc]
@@ -253,10 +218,10 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         *,
         params: Iterable[Any] | None = None,
         optimizer: Callable[..., Optimizer] | None = None,
-        lr: float = _LR,
-        betas: tuple[float, float] = _BETAS,
-        eps: float = _EPS,
-        weight_decay: float = _DECAY,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
         max_norm: float | None = None,
         master: bool = False,
         rounding_seed: int | None = None,
@@ -270,6 +235,9 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
     ) -> None:
         """Take the trained parameters of a module, which have equal values on all ranks from here on.
 
+        Buffers are equal at first alone: what a forward moves, such as the means of BatchNorm, is each rank's own;
+        torch's `DistributedDataParallel` broadcasts rank 0's before every forward.
+
         Args:
             module: this rank's part of the model.
             mesh: the `Mesh`, on which every parameter is summed and sharded over its own copies, as the module
@@ -279,10 +247,11 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
                 with every trained parameter in exactly one; None (default) for one group.
             optimizer: a class of torch.optim, or of your own, that updates every element by itself, whatever its
                 neighbours are; None (default) for `AdamW`.
-            lr: the learning rate (default of AdamW: 1e-3; of all four, another optimizer has its own defaults).
-            betas: decay of the two running means (default of AdamW: 0.9, 0.999).
-            eps: is added to the denominator (default of AdamW: 1e-8).
-            weight_decay: the part of a weight that a step subtracts, times `lr` (default of AdamW: 0.01).
+            lr: the learning rate; None (default) of these four for the optimizer's own default, AdamW: 1e-3.
+            betas: decay of the two running means (AdamW: 0.9, 0.999).
+            eps: is added to the denominator (AdamW: 1e-8).
+            weight_decay: the part of a weight that a step subtracts, times `lr` (AdamW: 0.01); a weight that no rank
+                has used has gradient 0, and decays too.
             max_norm: clip the gradient of the full model to this norm; None (default) for no clipping.
             master: keep fp32 weights for 16-bit parameters (default: False).
             rounding_seed: instead, round bf16 weights at random, from this seed (default: None).
@@ -300,20 +269,22 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             hyperparameters: further arguments of the optimizer's class, such as `momentum=0.9` of torch.optim.SGD.
 
         Raises:
-            ValueError: no parameter needs a gradient, one is complex, one is in no group or in several, a number is out
-                of its range, or as `ModelSpec`; ranks of a group hold other shards of a layer than this rank, for one.
-            TypeError: the optimizer has no such argument.
+            ValueError: no parameter needs a gradient, one is complex, one is in no group or in several, a table has
+                `max_norm`, a number is out of its range, or as `ModelSpec`; ranks of a group hold other shards of a
+                layer than this rank, for one.
+            TypeError: `optimizer` is no class or function, or has no such argument.
         """
         if reduce not in ("mean", "sum"):
             raise ValueError(
                 f'gradients of data ranks have their "mean" or their "sum", got reduce={reduce!r}; use one'
             )
         self.module, self.names = module, {parameter: name for name, parameter in module.named_parameters()}
+        _check_arguments(module, optimizer, grad_dtype)
         clip_factor(1.0, max_norm)  # checks it
         self.max_norm, self.num_backwards = max_norm, num_backwards
         self.bucket_bytes, self.grad_dtype = bucket_bytes, grad_dtype
         given: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        numbers = {name: value for name, value in given.items() if not isinstance(value, _Number | _Betas)}
+        numbers = {name: value for name, value in given.items() if value is not None}
         kind: Callable[..., Optimizer] = optimizer or AdamW
         make = partial(kind, **numbers, **hyperparameters)
         groups = _param_groups(self.names, params)
@@ -336,12 +307,13 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.group = self.spec.dense.group
         self.updater = ShardUpdater(self.spec, self.param_groups, make, self.is_sharded, master, rounding_seed)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
-        self._taken = [
-            _Taken(self.names[parameter], part, key, parameter, parameter.requires_grad)
-            for part in module.modules()
-            for key, parameter in part.named_parameters(recurse=False)
-        ]
         self.reducer = self._take(module)
+        weights = (p for shard in self.local_shards for p in shard.bucket.parameters if not isinstance(p, Absent))
+        self._in_buffers = {parameter: parameter.data_ptr() for parameter in weights}  # ZeRO-3's are absent now
+        named = module.named_parameters(remove_duplicate=False)
+        self._taken = {name: (parameter, parameter.requires_grad) for name, parameter in named}
+        self._checked: tuple[list[int], list[bool], list[int]] | None = None  # as check_module found it last
+        self.check_module()
         self.reducer.divisor = self.spec.num_data_ranks() if reduce == "mean" else 1
         self.reducer.sums_tied = any(found.tied for found in self.spec.parameters.values())
         self.reducer.sums_partial = any(found.partial for found in self.spec.parameters.values())
@@ -405,7 +377,11 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         """Complete the gradients and return this rank's shards of them, one tensor for each of `local_shards`."""
         if self._finished is None or not self.reducer.is_final:
             self.check_module()
-            self._check_copies()
+            if self.reducer.lone_copies:
+                raise ValueError(
+                    f"stages {sorted(self.reducer.lone_copies)} have copies on other ranks of the pipeline, and nobody "
+                    "has added their gradients; leave out sum_copies=False, or call runtime.sum_copies() after its step"
+                )
             self.spec.pipeline = self.reducer.pipeline
             if self.reducer.divisor > 1 and len(copies := {*self.reducer.pipeline} & {*members(self.group)}) > 1:
                 raise ValueError(
@@ -413,7 +389,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
                     'as each copy has seen other microbatches of the batch; give the optimizer reduce="sum"'
                 )
             self._finished = self.reducer.finish()
-            firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
+            firsts = [shard.bucket.parameters[0] for shard in self.updater.shards]
             self.spec.complete_sums(list(zip(firsts, self._finished, strict=True)))
             if self.reducer.divisor > 1:
                 for grad in self._finished:
@@ -430,40 +406,38 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
 
     def check_module(self) -> None:
         """Refuse parameters that were frozen, unfrozen or replaced since the optimizer took the module."""
-        for name, part, key, parameter, was_trained in self._taken:
-            is_replaced = getattr(part, key, None) is not parameter
-            if is_replaced:
+        parameters = [*map(itemgetter(1), self.module.named_parameters(remove_duplicate=False))]
+        trained, places = map(attrgetter("requires_grad"), parameters), map(Tensor.data_ptr, self._in_buffers)
+        found = [*map(id, parameters)], [*trained], [*places]
+        if found != self._checked:
+            self._check_changes()
+            self._checked = found
+
+    def _check_changes(self) -> None:
+        kind, now = type(self).__name__, dict(self.module.named_parameters(remove_duplicate=False))
+        for name, (parameter, was_trained) in self._taken.items():
+            if name not in now or now[name] is not parameter:
                 raise ValueError(
-                    f"{name} was replaced since {type(self).__name__} took the module, and would not be trained; load "
-                    "with load_state_dict(assign=False), change weights in place, or make the optimizer anew"
+                    f"{name} was replaced since {kind} took the module, and would not be trained; load with "
+                    "load_state_dict(assign=False), change weights in place, or make the optimizer anew"
                 )
             if parameter.requires_grad != was_trained:
                 words = ("frozen", "trained")
                 raise ValueError(
-                    f"{name} was {words[was_trained]} when {type(self).__name__} took the module and is "
+                    f"{name} was {words[was_trained]} when {kind} took the module and is "
                     f"{words[parameter.requires_grad]} now; make the optimizer anew after requires_grad_()"
                 )
-
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in now.items():
             if parameter.requires_grad and parameter not in self.names:
                 raise ValueError(
-                    f"{name} was added since {type(self).__name__} took the module, and would not be trained; make the "
-                    "optimizer anew"
+                    f"{name} was added since {kind} took the module, and would not be trained; make the optimizer anew"
                 )
-        for bucket in (shard.bucket for shard in self.local_shards):
-            for parameter, address in zip(bucket.parameters, bucket.addresses, strict=False):  # ZeRO-3 has none
-                if parameter.data_ptr() != address:
-                    raise ValueError(
-                        f"{self.names[parameter]} has got other memory since {type(self).__name__} took the module, "
-                        "and would not be trained; call to(), half() and the like before, and do not assign .data"
-                    )
-
-    def _check_copies(self) -> None:
-        if self.reducer.lone_copies:
-            raise ValueError(
-                f"stages {sorted(self.reducer.lone_copies)} have copies on other ranks of the pipeline, and nobody has "
-                "added their gradients; leave out sum_copies=False, or call runtime.sum_copies() after its step"
-            )
+        for parameter, place in self._in_buffers.items():
+            if parameter.data_ptr() != place:
+                raise ValueError(
+                    f"{self.names[parameter]} has got other memory since {kind} took the module, and would not be "
+                    "trained; call to(), half() and the like before, and do not assign .data"
+                )
 
     def zero_grad(self, set_to_none: bool = True, *, num_backwards: int | None = None) -> None:
         """Set the gradients to zero; due before the first backward after a step.
@@ -489,6 +463,13 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         )
 
     load_state_dict = state_dict
+
+    def __reduce__(self) -> Any:
+        """Refuse copies and pickles: buffers, hooks and groups of ranks are this module's and this process's."""
+        raise ValueError(
+            f"a {type(self).__name__} cannot be copied or pickled, with its hooks on a module and groups of ranks; "
+            "save it with dp.checkpoint.save, or hand on dp.full_weights(optimizer)"
+        )
 
     def all_gather_weights(self) -> None:
         """Give every rank the updated weights; does nothing in `DDP`, where all ranks updated them."""
@@ -524,6 +505,19 @@ def _param_groups(names: dict[nn.Parameter, str], params: Iterable[Any] | None) 
     if foreign:
         raise ValueError(f"params= has a parameter of shape {foreign[0]} that is not the module's; leave it out")
     return groups
+
+
+def _check_arguments(module: nn.Module, optimizer: object, grad_dtype: torch.dtype | None) -> None:
+    if optimizer is not None and not callable(optimizer):
+        raise TypeError(f"optimizer= takes a class such as torch.optim.SGD, got {optimizer!r}")
+    if grad_dtype is not None and not grad_dtype.is_floating_point:
+        raise ValueError(f"gradients are floating-point numbers, got grad_dtype={grad_dtype}; use torch.float32")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            raise ValueError(
+                f"{name or 'the module'} has max_norm={part.max_norm}, by which a forward changes rows of the table in "
+                "place, on each rank those of its own batch; leave it out, and scale what the table returns"
+            )
 
 
 def _listed(params: Any) -> list[nn.Parameter]:

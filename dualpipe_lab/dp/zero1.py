@@ -11,7 +11,7 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.1.
 from torch import nn
 
 from dualpipe_lab.dp.buckets import all_gather_async, reduce_scatter_async
-from dualpipe_lab.dp.ddp import GradientReducer
+from dualpipe_lab.dp.ddp import GradientReducer, reducer_of
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 
 
@@ -21,16 +21,7 @@ class Zero1(ShardedOptimizer):
     reducer: GradientReducer
 
     def _take(self, module: nn.Module) -> GradientReducer:
-        reducer = GradientReducer(
-            module.parameters(),
-            self.group,
-            num_backwards=self.num_backwards,
-            bucket_bytes=self.bucket_bytes,
-            dtype=self.grad_dtype,
-            kind=self.updater.kind,
-            reduce_async=reduce_scatter_async,
-            group_of=self.spec.group_of,
-        )
+        reducer = reducer_of(self, reduce_scatter_async)
         reducer.name = "Zero1"
         self.flats = [bucket.flatten_weights() for bucket in reducer.buckets]
         self.updater.add_shards(reducer.buckets, self.flats)

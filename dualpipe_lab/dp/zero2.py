@@ -25,7 +25,7 @@ from dualpipe_lab.dp.buckets import (
     make_buckets,
     reduce_scatter_async,
 )
-from dualpipe_lab.dp.guarded import SealedGrads
+from dualpipe_lab.dp.sealed import SealedGrads, new_grad
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import GradShard, Synchronizer, register_grad_hook
 
@@ -88,7 +88,7 @@ class BucketReducer(Synchronizer):
         if index not in self._filling:
             buffer = self.buckets[index].allocate()
             self._filling[index] = buffer, self.buckets[index].views(buffer)
-        self._filling[index][1][position].add_(parameter.grad.detach())
+        self._filling[index][1][position].add_(new_grad(parameter))
         parameter.grad = None
 
     def _launch(self, index: int) -> None:
@@ -112,22 +112,31 @@ class BucketReducer(Synchronizer):
             ValueError: a gradient was touched since its backward, or belongs to no backward.
         """
         self._seals.check()
-        while not self._is_pipelined and self._num_done < self.num_backwards:
-            self.begin_backward(self._position, False)  # a rank without data ran no backward
-            self.end_backward(self._position)
+        self._complete_backwards()  # a rank without data ran none
         if self._filling:
-            raise ValueError(_OUTSIDE)
+            raise ValueError(self.outside_of_backwards())
         self.is_final = True
         self._seals.close()
         return self.shards
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradient shards to zero and start a step of so many backwards."""
+        if self._is_running:  # a backward raised; ranks that stopped elsewhere have launched other buckets
+            self.end_backward(())
+        if self._num_done:
+            self._complete_backwards()
+        self._filling.clear()
         self._num_done, self._is_pipelined, self.is_final = 0, False, False
         self.num_backwards = self.num_backwards if num_backwards is None else num_backwards
         self._seals.clear()
         for shard in self.shards:
             shard.zero_()
+
+    def _complete_backwards(self) -> None:
+        """Send zeros for the backwards of this step that this rank has not run."""
+        while not self._is_pipelined and self._num_done < self.num_backwards:
+            self.begin_backward(self._position, False)
+            self.end_backward(self._position)
 
     def begin_step(self, stages: Collection[Collection[nn.Parameter]], num_microbatches: int) -> None:
         """Let a pipeline say when a backward begins and ends."""
@@ -164,7 +173,7 @@ class BucketReducer(Synchronizer):
     def before_weight_grad(self, parameter: nn.Parameter, is_made: bool) -> None:
         """Raise ValueError for a W outside of a backward that a pipeline has announced."""
         if not self._is_running:
-            raise ValueError(_OUTSIDE)
+            raise ValueError(self.outside_of_backwards())
 
     def grad_shards(self) -> dict[nn.Parameter, GradShard]:
         """Return, by parameter, the elements of the sums that this rank keeps."""
@@ -183,14 +192,10 @@ class BucketReducer(Synchronizer):
         try:
             call_after_backward(partial(self.end_backward, self._position))
         except RuntimeError as error:
-            raise ValueError(_OUTSIDE) from error
+            raise ValueError(self.outside_of_backwards()) from error
         self.begin_backward(self._position, False)
 
 
-_OUTSIDE = (
-    "ZeRO-2 has got gradients that belong to no backward, as W makes them outside of autograd's engine; run the stages "
-    "with a PipelineRuntime, and nothing else in the same step"
-)
 _RUNS = (
     "each run of autograd's engine counts as one, so a microbatch must not take several: where W is apart from I, run "
     "the stages with a PipelineRuntime, and recompute with pp.recompute, or with torch's and use_reentrant=False"

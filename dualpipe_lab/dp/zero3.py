@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import Signature, signature
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from dualpipe_lab._private import call_after_backward, tree_leaves
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
-from dualpipe_lab.dp.guarded import SealedGrads
+from dualpipe_lab.dp.sealed import SealedGrads
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.grad_ready import GradShard, Synchronizer
 from dualpipe_lab.launch.mesh import Mesh
@@ -34,7 +34,7 @@ class Zero3(ShardedOptimizer):
     """Gather each unit when it works, free it afterwards, reduce-scatter its gradients, update the local shard.
 
     Every rank must run the same units, forward and backward; a rank without data runs them on any input with a loss
-    of weight 0.
+    of weight 0.  `torch.func.vmap` over the module needs `reshard_after_forward=False`.
 
     Args:
         units: submodules in the order of the forward, none inside of another; None (default) for the direct children
@@ -137,7 +137,7 @@ class UnitReducer(Synchronizer):
     def __init__(
         self, module: nn.Module, group: Group | None, names: dict[nn.Parameter, str], reshard_after_forward: bool
     ) -> None:
-        self.group, self.units = group, list[_Unit]()
+        self.group, self.units, self.flats = group, list[_Unit](), list[FlatParameter]()
         self._module, self._names, self._reshard = module, names, reshard_after_forward
         self._unit_of: dict[nn.Parameter, _Unit] = {}
         self._flat_of: dict[nn.Parameter, FlatParameter] = {}
@@ -145,27 +145,20 @@ class UnitReducer(Synchronizer):
         self._due: list[_Unit] | None = None  # units that have to scatter in this backward; None: a pipeline says
         self._borders: set[int] = set()  # units with which a stage begins: no prefetch across them
         self._in_flight: list[Pending[None]] = []
+        self.forwards: list[int] = []  # the units that this step has trained, by number, without the root
         self._is_pipelined = self.is_final = self.in_backward = False
 
     def add_unit(self, module: nn.Module, flats: list[FlatParameter]) -> None:
         """Register the hooks of the next unit, or of the root."""
         unit = _Unit(self, len(self.units), flats)
         self.units.append(unit)
+        self.flats += flats
+        self.root = unit  # the last: of the parameters that are in none of the others, or in several
         module.register_forward_pre_hook(unit.before_forward, prepend=True)  # a weight norm's hook reads the weights
         module.register_forward_hook(unit.after_forward)
         for flat in flats:
             self._flat_of |= dict.fromkeys(flat.bucket.parameters, flat)
             self._unit_of |= dict.fromkeys(flat.bucket.parameters, unit)
-
-    @property
-    def root(self) -> "_Unit":
-        """The unit of the parameters that are in none of the others, or in several."""
-        return self.units[-1]
-
-    @property
-    def flats(self) -> list[FlatParameter]:
-        """All flat parameters, the root's last."""
-        return [flat for unit in self.units for flat in unit.flats]
 
     def seal(self) -> None:
         """Let nothing but backwards use the gradients of the units, once all have been added."""
@@ -234,19 +227,47 @@ class UnitReducer(Synchronizer):
     def finish(self) -> list[Tensor]:
         """Return the gradient shards: every backward has completed its sums."""
         self._seals.check()
+        self._check_forwards()
         if any(flat.has_gradients for flat in self.flats):
-            raise ValueError(_OUTSIDE)
+            raise ValueError(self.outside_of_backwards())
         self.is_final = True
         self._seals.close()
         return [flat.grad for flat in self.flats if flat.grad is not None]
 
     def zero(self, num_backwards: int | None = None) -> None:
         """Set the gradient shards to zero."""
+        for unit in self.units:
+            unit.num_holds = 0
+        if self.in_backward or self._due is not None:  # a backward raised
+            self._complete_backward()
         self._is_pipelined = self.is_final = False
+        self.forwards.clear()
         self._seals.clear()
         for flat in self.flats:
-            if flat.grad is not None:
-                flat.grad.zero_()
+            flat.zero_grad()
+
+    def _complete_backward(self) -> None:
+        """Visit the units that a backward has not reached: ranks that stopped elsewhere have, or will in `zero`."""
+        if not self._is_pipelined:
+            reached = min((unit.index for unit in self._open), default=self.root.index)
+            for unit in reversed(self.units[:reached]):
+                self.open(unit)
+        self._end_backward()
+
+    def _check_forwards(self) -> None:
+        """Raise ValueError if ranks have run other units; those that have run all in order send nothing."""
+        starts = self._borders | {0}
+        ends = starts | {self.root.index}
+        steps = pairwise([-1, *self.forwards, 0])
+        if all(unit == last + 1 or (last + 1 in ends and unit in starts) for last, unit in steps):
+            return
+        ran = comm.all_gather_object(self.forwards, self.group)
+        if any(units != self.forwards for units in ran):
+            raise ValueError(
+                f"ranks have run different units of ZeRO-3, {ran} by rank and number, and gathered and summed one with "
+                "another; run the same units in one order on every rank, without data on any input and with a loss of "
+                "weight 0, or use Zero2"
+            )
 
     def check_stage(self, module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
         """Refuse a stage that is a part of the module and whose weights are not all in units.
@@ -299,7 +320,7 @@ class UnitReducer(Synchronizer):
     def before_weight_grad(self, parameter: nn.Parameter, is_made: bool) -> None:
         """Gather the weights of a parameter's unit: those of a weight norm are needed once more."""
         if self._due is None:
-            raise ValueError(_OUTSIDE)
+            raise ValueError(self.outside_of_backwards())
         unit = self._unit_of[parameter]
         if unit.num_holds:
             return  # the pieces of a B: it ends with all its units
@@ -359,7 +380,11 @@ class _Unit:
     def before_forward(self, module: nn.Module, inputs: object) -> None:
         self.gather()
         if not self.reducer.in_backward:  # else it is recomputed, and the units before it come next
-            following = 0 if self is self.reducer.root else self.index + 1
+            following = 0
+            if self is not self.reducer.root:
+                following = self.index + 1
+                if torch.is_grad_enabled():  # however long an evaluation is
+                    self.reducer.forwards.append(self.index)
             self.reducer.prefetch(following, following)
 
     def after_forward(self, module: nn.Module, inputs: object, outputs: object) -> None:
@@ -371,6 +396,11 @@ class _Unit:
             self.free()
 
     def _before_backward(self, grad: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "a backward with create_graph=True is differentiated once more, by weights that ZeRO-3 has freed then; "
+                "use Zero2 for gradient penalties and second derivatives"
+            )
         self.reducer.open(self)
 
 
@@ -421,9 +451,3 @@ def _listed_units(units: Iterable[nn.Module]) -> list[nn.Module]:
     if not all(isinstance(unit, nn.Module) for unit in listed):
         raise TypeError(f"ZeRO-3 takes a list of modules, units=[block, ...], got {units!r}")
     return listed
-
-
-_OUTSIDE = (
-    "ZeRO-3 has got gradients that belong to no backward, as W makes them outside of autograd's engine; run the stages "
-    "with a PipelineRuntime, and nothing else in the same step"
-)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 import re
 
 import pytest
@@ -336,12 +337,12 @@ def test_weights_that_are_loaded_into_a_16_bit_model_reach_its_masters():
             units = {"units": list(model.children())[::3]} if stage is Zero3 else {}
             optimizer = stage(model, **units, lr=0.0, master=True)
             for shard in optimizer.local_shards:
-                shard.optimizer.weight.add_(1e-5)
+                shard.optimizer.weight.mul_(1 + 1e-4)  # less than half of the distance to the next bf16 number
             with optimizer.gathered(), torch.no_grad():
                 model[3].load_state_dict({name: p * 2 for name, p in model[3].state_dict().items()})
             model(torch.ones(1, 6).bfloat16()).sum().backward()
             optimizer.step()
-            masters = [float(shard.optimizer.weight.float().sum()) for shard in optimizer.local_shards]
+            masters = [float(shard.optimizer.weight.float().abs().sum()) for shard in optimizer.local_shards]
             found.append((full_weights(optimizer)["3.weight"], sum(masters)))
         return found
 
@@ -349,9 +350,60 @@ def test_weights_that_are_loaded_into_a_16_bit_model_reach_its_masters():
     expected = right[3].weight.detach() * 2
     for found in launch(fn, 1):
         assert all(torch.equal(weight, expected) for weight, _ in found)
-        total = sum(float(p.detach().float().sum()) for p in right.parameters())
-        total += sum(float(p.detach().float().sum()) for p in right[3].parameters()) + 1e-5 * (42 + 12)
+        first, norm, last = (
+            sum(float(p.detach().float().abs().sum()) for p in right[n].parameters()) for n in (0, 2, 3)
+        )
+        total = (first + norm) * (1 + 1e-4) + 2 * last
         assert all(abs(masters - total) < 2e-5 for _, masters in found)
+
+
+@pytest.mark.parametrize("through", [lambda p: p.data, lambda p: p.detach()], ids=["data", "detach"])
+def test_clamped_weights_of_16_bits_reach_their_masters_by_either_name(through):
+    """As WGAN does after every step: with lr 0 the weights stay as they were clamped."""
+
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            model = make_model().bfloat16()
+            optimizer = stage(model, lr=0.0, master=True)
+            with optimizer.gathered():
+                for parameter in model.parameters():
+                    through(parameter).clamp_(-0.05, 0.05)
+            model(torch.ones(1, 6).bfloat16()).sum().backward()
+            optimizer.step()
+            found.append(max(float(weight.abs().max()) for weight in full_weights(optimizer).values()))
+        return found
+
+    assert all(found == [float(torch.tensor(0.05).bfloat16())] * 4 for found in launch(fn, 2))
+
+
+TABLES = {"embedding": nn.Embedding(4, 2, max_norm=1.0), "bag": nn.EmbeddingBag(4, 2, max_norm=1.0)}
+BAD_OPTIONS = [
+    (ValueError, r"embedding has max_norm=1\.0, by which a forward changes rows", {"table": "embedding"}),
+    (ValueError, r"bag has max_norm=1\.0, by which a forward changes rows", {"table": "bag"}),
+    (TypeError, "optimizer= takes a class such as torch.optim.SGD, got 'adam'", {"optimizer": "adam"}),
+    (ValueError, "floating-point numbers, got grad_dtype=torch.int32", {"grad_dtype": torch.int32}),
+    (ValueError, "AdamW needs betas in .* lr='0.1'", {"lr": "0.1"}),
+    (ValueError, "AdamW needs betas in .* betas=0.9", {"betas": 0.9}),
+]
+
+
+def test_options_and_tables_that_cannot_be_trained_are_refused_and_so_are_copies_of_an_optimizer():
+    def fn(rank, world_size):
+        for stage in STAGES:
+            for kind, message, options in BAD_OPTIONS:
+                named = dict(options)
+                table = named.pop("table", None)
+                model = nn.ModuleDict({table: copy.deepcopy(TABLES[table])}) if table else make_model()
+                with pytest.raises(kind, match=message):
+                    stage(model, **named)
+            optimizer = make(stage, lr=None)
+            assert optimizer.param_groups[0]["lr"] == 1e-3
+            for duplicate in (copy.deepcopy, pickle.dumps):
+                with pytest.raises(ValueError, match=r"cannot be copied or pickled.*dp\.checkpoint\.save"):
+                    duplicate(optimizer)
+
+    launch(fn, 1)
 
 
 def test_a_mode_that_watches_operations_is_no_user_of_gradients():
@@ -372,3 +424,23 @@ def test_a_mode_that_watches_operations_is_no_user_of_gradients():
 
     right = one_process(steps=2, backwards=2)
     assert all(worst(weights, right) < 1e-12 for found in launch(fn, 2) for weights in found)
+
+
+def test_a_frozen_parameter_that_is_added_is_no_change_and_later_changes_are_refused():
+    def fn(rank, world_size):
+        for stage in STAGES:
+            optimizer = make(stage)
+            model = optimizer.module
+            for step in range(3):
+                if step == 1:
+                    model.register_parameter("extra", nn.Parameter(torch.ones(2), requires_grad=False))
+                optimizer.zero_grad()
+                backward(model, step, rank, world_size)
+                optimizer.step()
+            model.extra.requires_grad_(True)
+            optimizer.zero_grad()
+            backward(model, 3, rank, world_size)
+            with pytest.raises(ValueError, match=r"extra was added since"):
+                optimizer.step()
+
+    launch(fn, 2)

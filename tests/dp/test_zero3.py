@@ -9,6 +9,7 @@ from zero_runs import BATCHES, Blocks
 
 from dualpipe_lab.dp.ema import ShardedEMA
 from dualpipe_lab.dp.flat_parameter import is_absent
+from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero3 import Zero3
 
 TOKENS, TARGETS = BATCHES[0]
@@ -97,6 +98,7 @@ def test_evaluation_leaves_nothing_behind_and_absent_weights_are_known():
         with torch.no_grad():
             loss = loss_of(model).item()
         left = whole(optimizer)
+        assert not optimizer.reducer.forwards  # which a long evaluation would let grow
         absent = is_absent(model.head.weight)
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
         with optimizer.gathered():
@@ -145,6 +147,61 @@ def test_units_that_do_not_fit_are_refused():
                 Zero3(model, units=units(model))
 
     launch(fn, 1)
+
+
+def test_a_second_derivative_is_refused_and_the_next_step_is_right():
+    def fn(rank, world_size):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+        optimizer, found = Zero3(model), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            found.append(full_gradients(optimizer)["0.weight"].abs().sum().item())
+            optimizer.zero_grad()
+            x = torch.ones(2, 3, requires_grad=True)
+            with pytest.raises(ValueError, match=r"create_graph=True .* use Zero2 for gradient penalties"):
+                torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            optimizer.zero_grad()
+        return found
+
+    for found in launch(fn, 2):
+        assert found[0] == found[1] == found[2] > 0
+
+
+class Modal(nn.Module):
+    """Two encoders of one size; each batch names those it runs, in its order."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x, names):
+        for name in names:
+            x = getattr(self, name)(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_ranks_that_run_different_units_of_one_size_are_refused_and_equal_ones_are_not(reshard):
+    """In step 1 and in step 3."""
+
+    def fn(rank, world_size):
+        optimizer = Zero3(Modal(), reshard_after_forward=reshard)
+        found = []
+        different = [["image"], ["text"]][rank]
+        for names in (different, ["image", "text"], ["text"], ["text", "image"], different, ["image", "text"]):
+            optimizer.zero_grad()
+            optimizer.module(torch.ones(2, 4), names).sum().backward()
+            try:
+                optimizer.step()
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    for found in launch(fn, 2):
+        assert len(found) == 2
+        assert all("different units of ZeRO-3, [[0, 2], [1, 2]] by rank" in sentence for sentence in found)
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -94,7 +94,7 @@ class SealedGrads:
 
     def close(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Seal the gradients of some parameters (default: all), which a backward has summed."""
-        for parameter in self._sealed if parameters is None else parameters:
+        for parameter in {*(self._sealed if parameters is None else parameters)} - self._closed:
             parameter.grad = self._sealed[parameter]
             self._closed.add(parameter)
 
@@ -125,6 +125,22 @@ def _before_accumulation(grads: ReferenceType[SealedGrads], parameter: Reference
     owner, found = grads(), parameter()
     if owner is not None and found is not None:
         owner.open([found])
+
+
+def new_grad(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient that a backward has left.
+
+    Raises:
+        ValueError: another hook has taken it.
+    """
+    grad = parameter.grad
+    if grad is None or isinstance(grad, SealedGrad):
+        raise ValueError(
+            f"the gradient of a parameter of shape {tuple(parameter.shape)} was taken by another optimizer or hook; "
+            "train a module with one optimizer, whose params= has a group for each learning rate, and delete one "
+            "before making it anew"
+        )
+    return grad.detach()
 
 
 def check_sealed(parameter: nn.Parameter, sealed: SealedGrad) -> None:
