@@ -7,9 +7,10 @@ layer, the first copy of a KV head, an expert once along tp, the first of two mi
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
@@ -18,6 +19,7 @@ from dualpipe_lab.comm.groups import Group, group_of, members
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.dp.sums import BACKWARD, STEP, GradientSum, ParamSpec, copy_axes, copy_ranks, on_pipeline, sums_of
 from dualpipe_lab.grad_sums import all_reduce_together_async, sum_stages
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.tp.grads import partial_of
@@ -104,6 +106,7 @@ class ModelSpec:
     Attributes:
         parameters: what the module says about each.
         dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
+        replicated: where there is tp, the parameters that no layer shards: they are equal on all its ranks.
         sums: the sums of this rank's gradients; of those, `complete_sums` runs what comes after the backwards.
         pipeline: the ranks of the pipeline that ran the module, once one has.
 
@@ -122,6 +125,8 @@ class ModelSpec:
         dense, experts = copy_axes(mesh.topology)
         self.dense = _copy_groups(mesh, dense, hybrid)
         self.experts = self.dense if experts == dense else _copy_groups(mesh, experts, hybrid)
+        shared = [parameter for parameter, spec in self.parameters.items() if spec.shard is None]
+        self.replicated = shared if mesh.size("tp") > 1 else []
         self.pipeline: Collection[int] = ()
         self.sums = sums_of(self.parameters.values(), mesh, program.holders if program else None, hybrid)
 
@@ -214,6 +219,8 @@ class ModelSpec:
             broadcast_over(parameter, self.copies(parameter))
         for buffer in self.module.buffers():
             broadcast_over(buffer, self.dense)
+        for parameter in self.replicated:
+            broadcast_over(parameter, CopyGroups(self.mesh.group("tp")))  # layers of one's own may start apart
         mirrored = [(found.stage or 0, found.holders, parameter) for parameter, found in self.parameters.items()]
         for _, holders, parameter in sorted(mirrored, key=lambda found: found[0]):  # in one order on both mirrors
             if len(holders) > 1:
@@ -222,6 +229,32 @@ class ModelSpec:
             mine = [(found, parameter.detach()) for parameter, found in self.parameters.items() if found.tied]
             first = [weight for found, weight in mine if found.stage == found.tied[0] and self._adds(found, one)]
             sum_stages([weight for _, weight in mine], first, one.ranks)
+
+    def check_replicated(self, grads: Iterable[tuple[nn.Parameter, Tensor]], is_sharded: bool) -> None:
+        """Raise ValueError if gradients of parameters that no layer shards differ over tp; `grads` may be parts.
+
+        Two numbers per parameter are compared, to the rounding of an operation that adds in no order.
+        """
+        rows = {parameter: row for row, parameter in enumerate(self.replicated)}
+        mine = torch.zeros(len(rows), 2, dtype=torch.float64, device=device())
+        for parameter, grad in grads:
+            if parameter in rows:
+                mine[rows[parameter]] += torch.stack((grad.double().square().sum(), grad.double().sum()))
+        if is_sharded:
+            comm.all_reduce(mine, group=self.dense.group)
+        mine[:, 0].sqrt_()
+        first = mine.clone()
+        comm.broadcast(first, self.mesh.ranks("tp")[0], self.mesh.group("tp"))
+        apart = ((mine - first).abs() > 1e-3 * first[:, :1]).any(1).int()
+        comm.all_reduce(apart, "max", self.mesh.group("tp"))
+        names = [self.parameters[one].name for one, far in zip(rows, apart.tolist(), strict=True) if far]
+        if names:
+            raise ValueError(
+                f"gradients of {', '.join(names[:3])} differ on ranks {list(self.mesh.ranks('tp'))} of tp, which hold "
+                "these parameters in full: let dropout and noise draw the same numbers on all of them (one generator), "
+                'give token shards to tp.RMSNorm(sharded="tokens") or gather them before a layer of your own '
+                "(tp.gather_tokens), and feed all ranks of tp the same batch"
+            )
 
     def _adds(self, found: ParamSpec, tied: GradientSum) -> bool:
         """Whether this rank's gradient of a tied weight is in the sum over stages: of mirrors, the first one's is."""

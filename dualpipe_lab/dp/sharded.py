@@ -306,6 +306,7 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
         self.spec.broadcast()
         self.group = self.spec.dense.group
         self.updater = ShardUpdater(self.spec, self.param_groups, make, self.is_sharded, master, rounding_seed)
+        self._compared = False  # replicated gradients over tp, in the first step
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
         self.reducer = self._take(module)
         weights = (p for shard in self.local_shards for p in shard.bucket.parameters if not isinstance(p, Absent))
@@ -391,6 +392,15 @@ class ShardedOptimizer(Optimizer):  # type: ignore[misc]
             self._finished = self.reducer.finish()
             firsts = [shard.bucket.parameters[0] for shard in self.updater.shards]
             self.spec.complete_sums(list(zip(firsts, self._finished, strict=True)))
+            if self.spec.replicated and not self._compared:
+                self._compared = True
+                parts = [
+                    (shard.bucket.parameters[tensor], grad[offset + start : offset + stop])
+                    for shard, grad in zip(self.updater.shards, self._finished, strict=True)
+                    for tensor, start, stop in shard.bucket.layout.tensors_between(shard.start, shard.stop)
+                    for offset in [shard.bucket.layout.offsets[tensor] - shard.start]
+                ]
+                self.spec.check_replicated(parts, self.is_sharded)
             if self.reducer.divisor > 1:
                 for grad in self._finished:
                     grad /= self.reducer.divisor

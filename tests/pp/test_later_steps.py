@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import dualpipe_lab as lab
-from dualpipe_lab import dp, schedules
+from dualpipe_lab import dp, pp, schedules
+from dualpipe_lab.pp.runtime.rank_plan import plan_rank
 
 ROWS, WIDTH, MICROBATCHES = 8, 6, 4
 
@@ -158,6 +159,14 @@ def test_a_forward_leaves_before_the_backward_of_its_pair_begins():
         for pair in pairs:
             begun = spans[str(pair.backward)].start if is_early else spans[str(pair)].end
             assert (sent[str(pair.forward)] <= begun) is is_early
+
+
+def test_a_first_stage_ends_with_the_i_that_is_its_whole_backward():
+    """So data parallelism sums while it runs, and not behind the W that has nothing left to do."""
+    program = schedules.build("zero_bubble_h1", 2, MICROBATCHES)
+    work = [one for planned in plan_rank(pp.lower(program), 0, 2) for one in planned.work]
+    assert [one.label for one in work if one.ends_stage and one.is_full_backward] == ["0I3", "0W3"]
+    assert [one.label for one in work if one.ends_stage and not one.is_full_backward] == []
 
 
 def sum_later(rank, world_size):

@@ -176,6 +176,7 @@ def test_the_repository_s_address_stands_in_one_place():
 
 # ---- modules
 
+
 def test_a_header_has_at_most_twelve_lines():
     """A reader meets the first statement soon; why a line is as it is stands beside it."""
     root = ROOT / "dualpipe_lab"
