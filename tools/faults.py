@@ -46,27 +46,25 @@ class Fault(NamedTuple):
     old: str
     new: str
     wrong: str
-    now: tuple[str, str] | None = None  # both lines again, as they read in later commits
 
-    def find(self, tree: Path) -> tuple[Path, int, str]:
-        """Return file, index and wrong line; the line is looked for in its file, and then in all of the library."""
+    def find(self, tree: Path) -> tuple[Path, int]:
+        """Return the file and the index of the line, which is looked for in its file, and then in all of the library."""
         everywhere = [path for part in LIBRARY for path in sorted((tree / part).rglob("*.py"))]
-        for old, new in [(self.old, self.new), *([self.now] if self.now else [])]:
-            for files in ([tree / self.file], everywhere):
-                found = [(path, at, new) for path in files for at, line in enumerate(code_of(path)) if line == old]
-                if len(found) == 1:
-                    return found[0]
+        for files in ([tree / self.file], everywhere):
+            found = [(path, at) for path in files for at, line in enumerate(code_of(path)) if line == self.old]
+            if len(found) == 1:
+                return found[0]
         problem = f"{len(found)} lines read" if found else "no line reads"
         raise ValueError(f"{self.name}: {problem} {self.old!r}; write down a line that stands once in the library")
 
     @contextmanager
     def planted(self, tree: Path) -> Iterator[Path]:
         """Put the wrong line into its file, and the right one back."""
-        path, place, new = self.find(tree)
+        path, place = self.find(tree)
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines(keepends=True)
         indentation = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
-        lines[place] = f"{indentation}{new}\n"
+        lines[place] = f"{indentation}{self.new}\n"
         path.write_text("".join(lines), encoding="utf-8")
         try:
             yield path
