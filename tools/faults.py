@@ -48,7 +48,7 @@ class Fault(NamedTuple):
     wrong: str
 
     def find(self, tree: Path) -> tuple[Path, int]:
-        """Return the file and the index of the line, which is looked for in its file, and then in all of the library."""
+        """Return the file and the index of the line; it is looked for in its file, and then in all of the library."""
         everywhere = [path for part in LIBRARY for path in sorted((tree / part).rglob("*.py"))]
         for files in ([tree / self.file], everywhere):
             found = [(path, at) for path in files for at, line in enumerate(code_of(path)) if line == self.old]
