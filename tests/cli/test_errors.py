@@ -28,7 +28,7 @@ ERRORS = [
     (
         ["convert", "missing", "there", "--to", "onnx"],
         1,
-        "there is no form 'onnx' of weights; use one of published, checkpoint, torch",
+        "there is no form 'onnx' of weights; use one of published, checkpoint",
     ),
     (["convert", "missing", "there"], 2, "Missing option '--to'"),
     (
