@@ -104,9 +104,16 @@ class StaleMasters(Resumed):
     """A load of weights leaves the optimizer's fp32 masters as they were."""
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Take the weights, and nothing else; under `.data` the optimizer does not see that they have changed."""
+        """Take the weights, and nothing else."""
+        self.known = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        self.model.load_state_dict(weights)
+
+    def update(self, norm: float) -> None:
+        """Update the weights that the masters were made from: the library's optimizer would see that others came."""
         for name, parameter in self.model.named_parameters():
-            parameter.data.copy_(weights[name])
+            if name in self.known:
+                parameter.data.copy_(self.known.pop(name))
+        super().update(norm)
 
 
 class KeptUnits(FullySharded):
