@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the folder")
     parser.add_argument("--elastic", action="store_true", help="--resume if there is one, with as many ranks as come")
     parser.add_argument("--save-every", type=int, default=50, help="steps between two checkpoints")
-    parser.add_argument("--traces", help="a folder for the traces of the ranks; `dualpipe-lab traces` merges them")
+    parser.add_argument("--traces", help="a folder for the traces of the ranks; lab.read_traces merges them")
     parser.add_argument("--trace-every", type=int, default=100, help="steps between two that are recorded")
     parser.add_argument("--csv", help="a file for the metrics")
     parser.add_argument("--sample", default="A rank ", help="a beginning that the model in --folder continues")
