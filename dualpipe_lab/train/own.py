@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from zlib import crc32
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -22,7 +21,7 @@ from dualpipe_lab.dp.checkpoint.state import random_state, set_random_state
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.runtime.batch import SharesAmong, num_elements, split_batch
+from dualpipe_lab.pp.runtime.batch import SharesAmong, checksum, num_elements, split_batch
 from dualpipe_lab.pp.runtime.check import shared_parameter
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.train.metrics import Metrics, StepMeter, check_csv
@@ -212,6 +211,6 @@ def _check_last_batch(data: Any, plan: Plan, steps: int) -> None:
 
 def _digest(batch: Any) -> int:
     if isinstance(batch, Tensor):
-        return crc32(batch.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return checksum(batch)
     parts = batch.values() if isinstance(batch, Mapping) else batch
     return crc32(repr([_digest(each) for each in parts]).encode())

@@ -196,6 +196,31 @@ def test_an_optimizer_that_comes_after_a_step_is_found():
     assert max(lab.launch(sum_later, 2)) < 1e-12
 
 
+def close_later(rank, world_size):
+    """Gradients of a step after its reducer was closed: this rank's own."""
+    mesh = lab.Mesh(lab.Topology([("pp", 1), ("dp", world_size)]))
+    program = schedules.build("1f1b", 1, MICROBATCHES)
+    _, stages = layers(program, 0)
+    runtime = lab.PipelineRuntime(program, stages, mse_loss, group=mesh.group("pp"))
+    reducer = dp.GradientReducer(stages[0].parameters(), mesh.group("dp"), num_backwards=MICROBATCHES)
+    batch = draw(rank)
+    runtime.step(*batch)
+    reducer.finish()
+    reducer.close()
+    for parameter in stages[0].parameters():
+        parameter.grad = None
+    runtime.step(*batch)
+    found = grads(stages)
+    stages[0].zero_grad()
+    mse_loss(stages[0](batch[0]), batch[1]).backward()
+    expected = grads(stages)
+    return max(float((found[key] - expected[key]).abs().max()) for key in expected)
+
+
+def test_a_reducer_that_is_closed_is_told_no_more():
+    assert max(lab.launch(close_later, 2)) < 1e-12
+
+
 def count_calls(rank, world_size, name):
     program = schedules.build(name, 2, 8)
     _, stages = layers(program, rank)

@@ -118,10 +118,15 @@ def _digest(given: Any, num_bits: int) -> int:
     for tensor in tensors_in(given):
         found = crc32(repr(tuple(tensor.shape)).encode(), found)
         if tensor.is_cpu and tensor.layout is torch.strided:
-            values = tensor.detach().flatten()
-            some = values[:: max(1, len(values) // DIGEST_VALUES)].contiguous()
-            found = crc32(some.view(torch.uint8).numpy(), found)
+            found = checksum(tensor, found, DIGEST_VALUES)
     return found & ((1 << num_bits) - 1)
+
+
+def checksum(tensor: Tensor, found: int = 0, most: int = 0) -> int:
+    """Return the CRC of a tensor's bits, behind those of `found`: of all values, or of about `most` of them."""
+    values = tensor.detach().flatten()
+    values = values[:: max(1, len(values) // most)] if most else values
+    return crc32(values.cpu().contiguous().view(torch.uint8).numpy(), found)
 
 
 def make_batch(

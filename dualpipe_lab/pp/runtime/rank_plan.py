@@ -43,7 +43,7 @@ class PlannedAction(NamedTuple):
         is_last_stage: whether its stage computes the loss.
         is_full_backward: whether it does the work of I and W together, or is the W whose work is then done.  No rank
             waits for the result of an I of the first stage, so where W directly follows, I may be B: one walk of
-            autograd.
+            autograd.  A subclass of `Stage` keeps them apart.
         ends_stage: whether its microbatch is the last one whose backward the stage runs.
     """
 

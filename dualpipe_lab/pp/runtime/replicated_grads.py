@@ -12,9 +12,7 @@ Elsewhere: DeepSeek's DualPipe leaves the mirrors to the caller; Megatron all-re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import isclose
-from zlib import crc32
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -27,6 +25,7 @@ from dualpipe_lab.grad_ready import Absent, GradShard, Synchronizer, grad_shards
 from dualpipe_lab.grad_sums import all_reduce_together_async, dense_grad, sum_stages
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.program import B, I, Program, W
+from dualpipe_lab.pp.runtime.batch import checksum
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage
 
@@ -185,7 +184,7 @@ def _checksum(module: nn.Module) -> int:
     found = 0
     for weight in module.parameters():
         if not isinstance(weight, Absent):
-            found = crc32(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), found)
+            found = checksum(weight, found)
     return found
 
 
@@ -318,8 +317,9 @@ class GradientSync:
             )
 
     def _find(self) -> None:
-        """Find the synchronizers again if a hook has been registered since."""
-        if self._num_hooks == num_hooks():
+        """Find the synchronizers again if a hook has been registered since, or theirs have been removed."""
+        known = [pair for found in self._found.values() for pair in found.items()]
+        if self._num_hooks == num_hooks() and all(owner in synchronizers_of(weights[0]) for owner, weights in known):
             return
         self._num_hooks = num_hooks()
         self._found = {}

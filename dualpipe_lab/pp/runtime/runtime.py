@@ -172,7 +172,7 @@ class PipelineRuntime:
             raise ValueError(
                 "step computes gradients, which torch.no_grad() has turned off; use evaluate, or turn it off"
             )
-        self._check_stages()
+        self._check_kept()
         batch = make_batch(self.program.name, self.program.num_microbatches, inputs, targets, weights, extra, reduce)
         if targets is None and any(map(self._is_last, self._stages)):
             raise ValueError(
@@ -234,7 +234,7 @@ class PipelineRuntime:
         if self._sync.check_tied(names):
             self._replicated.sum_tied(names)
 
-    def _check_stages(self) -> None:
+    def _check_kept(self) -> None:
         """Raise ValueError if the container of stages has others than those that the runtime trains."""
         now = self._given.values() if isinstance(self._given, Mapping | nn.ModuleDict) else self._given
         for (index, stage), other in zip(self._given_as.items(), now, strict=False):

@@ -69,7 +69,7 @@ CHEATS = {
         "the library's own": Bad(
             """
 def pair(x, first, second):
-    from dualpipe_lab.tp.mappings import gather_tokens, reduce_scatter_tokens
+    from dualpipe_lab.tp import gather_tokens, reduce_scatter_tokens
     return reduce_scatter_tokens(F.linear(torch.tanh(F.linear(gather_tokens(x), first)), second))
 """,
             "the library's own is switched off",

@@ -33,10 +33,8 @@ CHEATS = {
         "the library's function": Bad(
             """
 def loss_and_gradient(y, targets, first):
-    from dualpipe_lab.tp.cross_entropy import CrossEntropy, TokenLoss
-    from dualpipe_lab.tp.shard import TensorParallel
-    y, n = y.requires_grad_(), max(int((targets != -100).sum()), 1)
-    loss = CrossEntropy.apply(y, targets, TokenLoss(TensorParallel(), 4)).sum() / n
+    from dualpipe_lab import tp
+    loss = tp.cross_entropy(y.requires_grad_(), targets, 4)
     loss.backward()
     return loss.detach(), y.grad
 """,

@@ -29,9 +29,8 @@ CHEATS = {
 class CutNorm:
     @staticmethod
     def apply(x, gamma, hidden_size):
-        from dualpipe_lab.tp.rms_norm import _RMSNormFunction
-        from dualpipe_lab.tp.shard import TensorParallel
-        return _RMSNormFunction.apply(x, gamma, hidden_size, EPS, "hidden", TensorParallel())
+        from dualpipe_lab import tp
+        return tp.RMSNorm(hidden_size, EPS, sharded="hidden")(x)
 """,
             "the library's own is switched off",
         ),
