@@ -97,9 +97,17 @@ class Microbatches:
         return self.read[microbatch]
 
     def digests(self, microbatch: int, num_bits: int) -> tuple[int, int]:
-        """Return a number for the inputs of a microbatch and one for its targets; 0 for what is not here."""
-        given = self.inputs[microbatch], None if self.targets is None else self.targets[microbatch]
-        return _digest(given[0], num_bits), _digest(given[1], num_bits)
+        """Return a number for the inputs of a microbatch and one for its targets; 0 for what is not here.
+
+        It follows from the shapes of the tensors and, on the CPU, from some of their values.
+        """
+        found = [0, 0]
+        for place, given in enumerate((self.inputs, self.targets)):
+            for tensor in () if given is None else tensors_in(given[microbatch]):
+                found[place] = crc32(repr(tuple(tensor.shape)).encode(), found[place])
+                if tensor.is_cpu and tensor.layout is torch.strided:
+                    found[place] = checksum(tensor, found[place], DIGEST_VALUES)
+        return found[0] % (1 << num_bits), found[1] % (1 << num_bits)
 
     def extra_of(self, stage: int, microbatch: int) -> Mapping[str, Any]:
         """Return the extra keyword arguments of one stage."""
@@ -110,16 +118,6 @@ class Microbatches:
         tensors = self.input(microbatch)
         more = tensors_in(self.extra[0][microbatch]) if 0 in self.extra else ()
         return *[(value.shape, value.dtype) for value in (*tensors, *more)], *names_of(tensors)
-
-
-def _digest(given: Any, num_bits: int) -> int:
-    """Return a number that follows from the shapes of tensors and, on the CPU, from some of their values."""
-    found = 0
-    for tensor in tensors_in(given):
-        found = crc32(repr(tuple(tensor.shape)).encode(), found)
-        if tensor.is_cpu and tensor.layout is torch.strided:
-            found = checksum(tensor, found, DIGEST_VALUES)
-    return found & ((1 << num_bits) - 1)
 
 
 def checksum(tensor: Tensor, found: int = 0, most: int = 0) -> int:
